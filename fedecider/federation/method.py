@@ -1,0 +1,65 @@
+"""The five concepts of the shared runner: Tree, Block, Download / Upload, FederatedMethod.
+
+Shape legend: C clients of a block, N all clients of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+"""Flat dotted names to tensors: the only thing that is sent, noised, aggregated or saved."""
+
+
+class Block(NamedTuple):
+    """Clients handled together: one domain is a block of one, a thousand users may be a block of a thousand."""
+
+    clients: Tensor
+    """(C,) int64 client numbers, ascending."""
+    data: Any
+    """The private data of these clients, in whatever form the method understands."""
+
+
+class Download(NamedTuple):
+    """What the server sends to the clients of one block."""
+
+    shared: Tree
+    """Sent alike to each client."""
+    per_client: Tree = {}
+    """Every tensor leads with C: row c goes to client c only."""
+
+
+class Upload(NamedTuple):
+    """What leaves the clients of one block. Nothing else does."""
+
+    clients: Tensor
+    """(C,) int64 client numbers."""
+    weights: Tensor
+    """(C,) float client weights (example counts)."""
+    tensors: Tree
+    """Every tensor leads with C."""
+
+
+class FederatedMethod(NamedTuple):
+    """A federated algorithm as pure functions; hyper-parameters and the seed are closed over.
+
+    ``round`` counts from 1. ``own`` is the client's rows of the local state, which is never uploaded.
+    """
+
+    name: str
+    init: Callable[[], tuple[Tree, Tree]]
+    """() -> server tree, local tree (every local tensor leads with N)."""
+    broadcast: Callable[[int, Tree, Tensor], Download]
+    """round, server, clients (C,) -> download for the training of this round."""
+    client_update: Callable[[int, Download, Tree, Block], tuple[Upload, Tree, list[dict]]]
+    """round, download, own rows, block -> upload, new own rows, one log record per client."""
+    server_aggregate: Callable[[int, Tree, Iterable[Upload]], Tree]
+    """round, server, uploads in client order -> new server tree. Consumes the uploads as a stream."""
+    positions: Callable[[str, Download, Tree, Block, str], list[Tensor]]
+    """view, download, own rows, block, split ("valid" | "test") -> per client, the 0-based place of each
+    held-out item (int64, ``NOT_RANKED`` when it was not returned)."""
+    views: tuple[str, ...]
+    """Models that are evaluated and logged each round; the first one is the reported one."""

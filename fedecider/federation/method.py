@@ -28,7 +28,7 @@ class Download(NamedTuple):
 
     shared: Tree
     """Sent alike to each client."""
-    per_client: Tree = {}
+    per_client: Tree = {}  # noqa: RUF012 (never written to)
     """Every tensor leads with C: row c goes to client c only."""
 
 

@@ -1,0 +1,42 @@
+# make demo and make test need only Python 3.10+ and make: both set up .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: venv demo test check lint format slow clean
+
+venv: $(VENV)/.installed
+
+# torch first and pinned: a range, or a bare "torch", may pull another build with several gigabytes of CUDA.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: venv
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		scripts/federate.py --domains crime,comics,children
+
+test: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+slow: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'slow or not slow'
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint test
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,50 @@
+"""Who takes part: cohorts of clients, blocks over processes, gathering in client order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+
+from fedecider.federation.method import Block
+from fedecider.federation.streams import stream
+
+
+class Processes(NamedTuple):
+    """This process among those of the run; ``Processes()`` is a run of one process."""
+
+    index: int = 0
+    count: int = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """``value`` of every process, in process order, on every process."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+
+def sample_cohort(num_clients: int, participation: float, seed: int, round: int) -> set[int]:
+    """The clients of this round: ``ceil(participation * num_clients)`` of them, without replacement."""
+    if participation >= 1.0:
+        return set(range(num_clients))
+    size = max(1, -int(-participation * num_clients // 1))
+    order = torch.randperm(num_clients, generator=stream(seed, "cohort", round))
+    return set(order[:size].tolist())
+
+
+def in_client_order(
+    blocks: Sequence[Block], work: Callable[[Block], Any], processes: Processes
+) -> Iterator[tuple[Block, Any]]:
+    """``(block, work(block))`` for every block in order, on every process; process p computes every P-th block.
+
+    Works in waves of one block per process, so that at most P results are in memory at once.
+    """
+    for start in range(0, len(blocks), processes.count):
+        wave = blocks[start : start + processes.count]
+        mine = wave[processes.index] if processes.index < len(wave) else None
+        results = processes.gather(None if mine is None else work(mine))
+        yield from zip(wave, results[: len(wave)], strict=True)

@@ -1,0 +1,133 @@
+"""The only round loop: cohort -> broadcast -> client_update -> wire -> server_aggregate -> record -> save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedecider.federation.method import Block, FederatedMethod, Tree, Upload
+from fedecider.federation.parties import Processes, in_client_order, sample_cohort
+from fedecider.federation.record import Recorder
+from fedecider.federation.state import RunState, load_state, save_state
+from fedecider.federation.wire import Traffic, check_upload, group_traffic, measure
+
+
+class RoundSettings(NamedTuple):
+    """What the loop itself needs to know; everything else belongs to the method."""
+
+    num_rounds: int
+    seed: int
+    participation: float = 1.0
+    select_by: str = "ndcg@10"
+    fingerprint: str = ""
+
+
+def run_rounds(
+    method: FederatedMethod,
+    blocks: Sequence[Block],
+    settings: RoundSettings,
+    summarise: Callable[[Tensor], dict[str, float]],
+    *,
+    recorder: Recorder | None = None,
+    checkpoints: Path | None = None,
+    resume: bool = False,
+    processes: Processes | None = None,
+    on_round: Callable[[dict], None] = lambda record: None,
+) -> RunState:
+    """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
+
+    After each round every view of the method is evaluated on the validation split; ``summarise`` turns the
+    positions of one client into metrics, and the round with the best mean ``select_by`` of the first view (earliest
+    on ties) is kept. With several processes every process sees the same uploads in the same order, so all of them
+    hold the same state; only process 0 writes ``checkpoints``.
+    """
+    processes, recorder = processes or Processes(), recorder or Recorder(None)
+    state = load_state(checkpoints, settings.fingerprint) if resume and checkpoints else None
+    if state is None:
+        server, local = method.init()
+        state = RunState(0, server, local, 0, -1.0, server, local)
+    recorder.rewind(state.round)
+    for round in range(state.round + 1, settings.num_rounds + 1):
+        started = time.perf_counter()
+        num_clients = sum(len(block.clients) for block in blocks)
+        cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
+        present = [block for block in blocks if cohort.issuperset(block.clients.tolist())]
+        server, local, clients, traffic, train_s = _train(method, round, state, present, processes)
+        trained = time.perf_counter()
+        scores = {
+            view: [summarise(p_U) for p_U in evaluate(method, round, view, "valid", server, local, blocks, processes)]
+            for view in method.views
+        }
+        score = sum(client[settings.select_by] for client in scores[method.views[0]]) / num_clients
+        if score > state.best_score:
+            state = state._replace(best_round=round, best_score=score, best_server=server, best_local=local)
+        state = state._replace(round=round, server=server, local=local)
+        evaluated = time.perf_counter()
+        if checkpoints and processes.index == 0:
+            save_state(state, checkpoints, settings.fingerprint)
+        seconds = {"train_s": train_s, "loop_s": trained - started - train_s, "evaluate_s": evaluated - trained}
+        seconds["save_s"] = time.perf_counter() - evaluated
+        record = {"round": round, "score": score, "valid": scores, "clients": clients, "traffic": traffic, **seconds}
+        recorder.write(record)
+        on_round(record)
+    return state
+
+
+def evaluate(
+    method: FederatedMethod,
+    round: int,
+    view: str,
+    split: str,
+    server: Tree,
+    local: Tree,
+    blocks: Sequence[Block],
+    processes: Processes | None = None,
+) -> list[Tensor]:
+    """Positions of every client in client order: one int64 tensor per client."""
+
+    def work(block: Block) -> list[Tensor]:
+        download = method.broadcast(round + 1, server, block.clients)
+        return method.positions(view, download, _own(local, block), block, split)
+
+    results = in_client_order(blocks, work, processes or Processes())
+    return [position_U for _, clients in results for position_U in clients]
+
+
+def _train(
+    method: FederatedMethod, round: int, state: RunState, blocks: Sequence[Block], processes: Processes
+) -> tuple[Tree, Tree, list[dict], list[dict], float]:
+    """Local training of the cohort and aggregation -> server, local, log per client, traffic, training seconds."""
+    local = {name: tensor.clone() for name, tensor in state.local.items()}
+    logs: list[dict] = []
+    traffic: list[tuple[int, Traffic]] = []
+    train_s = 0.0
+
+    def work(block: Block) -> tuple[Upload, Tree, list[dict], list[Traffic], float]:
+        download = method.broadcast(round, state.server, block.clients)
+        started = time.perf_counter()
+        upload, own, client_logs = method.client_update(round, download, _own(state.local, block), block)
+        seconds = time.perf_counter() - started
+        check_upload(upload, state.local, block.clients)
+        return upload, own, client_logs, measure(download, upload), seconds
+
+    def uploads() -> Iterator[Upload]:
+        nonlocal train_s
+        for block, (upload, own, client_logs, client_traffic, seconds) in in_client_order(blocks, work, processes):
+            for name, tensor in own.items():
+                local[name][block.clients] = tensor.to(local[name])
+            clients = block.clients.tolist()
+            logs.extend({"client": client, **log} for client, log in zip(clients, client_logs, strict=True))
+            traffic.extend(zip(clients, client_traffic, strict=True))
+            train_s += seconds
+            yield upload
+
+    server = method.server_aggregate(round, state.server, uploads())
+    return server, local, logs, group_traffic(traffic), train_s
+
+
+def _own(local: Tree, block: Block) -> Tree:
+    return {name: tensor[block.clients] for name, tensor in local.items()}

@@ -1,0 +1,69 @@
+"""Crash-safe save, load and resume of a run: safetensors + JSON, written aside and renamed.
+
+A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both and
+``state.json``. It is written under a temporary name and renamed when complete, so a kill at any moment leaves
+the previous checkpoint intact.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import load_file, save_file
+
+from fedecider.federation.method import Tree
+
+_TREES = ("server", "local", "best_server", "best_local")
+
+
+class RunState(NamedTuple):
+    """Everything a run needs to go on: the round just finished, both trees, and the best round so far."""
+
+    round: int
+    server: Tree
+    local: Tree
+    best_round: int
+    best_score: float
+    best_server: Tree
+    best_local: Tree
+
+
+def save_state(state: RunState, folder: Path, fingerprint: str) -> None:
+    """Write ``folder/round_NNNNN`` and remove older checkpoints. ``fingerprint`` names the configuration."""
+    final = folder / f"round_{state.round:05d}"
+    scratch = folder / f".{final.name}.tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    for name in _TREES:
+        tree = {key: tensor.detach().cpu().contiguous() for key, tensor in getattr(state, name).items()}
+        save_file(tree, scratch / f"{name}.safetensors")
+    numbers = {"round": state.round, "best_round": state.best_round, "best_score": state.best_score}
+    (scratch / "state.json").write_text(json.dumps({**numbers, "fingerprint": fingerprint}, indent=1))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(scratch, final)
+    for old in folder.glob("round_*"):
+        if old != final:
+            shutil.rmtree(old)
+
+
+def load_state(folder: Path, fingerprint: str) -> RunState | None:
+    """The newest complete checkpoint of ``folder``; None when there is none.
+
+    Raises:
+        ValueError: the checkpoint was written by another configuration.
+    """
+    complete = sorted(path for path in folder.glob("round_*") if (path / "state.json").is_file())
+    if not complete:
+        return None
+    numbers = json.loads((complete[-1] / "state.json").read_text())
+    if numbers["fingerprint"] != fingerprint:
+        raise ValueError(
+            f"{folder} belongs to a run with another configuration (got {fingerprint}, expected "
+            f"{numbers['fingerprint']}). Resume with the settings in run.json, or choose another --output"
+        )
+    trees = {name: load_file(complete[-1] / f"{name}.safetensors") for name in _TREES}
+    return RunState(numbers["round"], best_round=numbers["best_round"], best_score=numbers["best_score"], **trees)

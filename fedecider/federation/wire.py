@@ -1,0 +1,119 @@
+"""What crosses the wire: checked and counted in one place, for every method.
+
+Sizes are those of the message a deployment would send: one safetensors blob per client and direction
+(8 bytes header length, JSON header padded to 8 bytes, raw tensors), without transport framing.
+
+Shape legend: C clients of a block.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.method import Download, Tree, Upload
+
+_DTYPE_NAMES = {  # in the order of the format's dtype ranks: a blob holds higher ranks first
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
+_DTYPE_RANK = {dtype: rank for rank, dtype in enumerate(_DTYPE_NAMES)}
+
+
+class Traffic(NamedTuple):
+    """Bytes of one client in one round, per direction; payload per tensor and the header of the message."""
+
+    down: dict[str, int]
+    up: dict[str, int]
+    header_down: int
+    header_up: int
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(self.down.values()) + self.header_down
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(self.up.values()) + self.header_up
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def header_bytes(tree: Tree) -> int:
+    """Size of the safetensors header for ``tree`` in bytes, without building the blob.
+
+    Tensors are laid out by descending dtype rank, then by name, as the format's writer does.
+    """
+    if not tree:
+        return 0
+    offset, header = 0, {}
+    for name, tensor in sorted(tree.items(), key=lambda entry: (-_DTYPE_RANK[entry[1].dtype], entry[0])):
+        end = offset + tensor_bytes(tensor)
+        header[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + (length + 7) // 8 * 8
+
+
+def rows(tree: Tree, index: int) -> Tree:
+    """Row ``index`` of every tensor: what belongs to one client of a block."""
+    return {name: tensor[index] for name, tensor in tree.items()}
+
+
+def measure(download: Download, upload: Upload) -> list[Traffic]:
+    """Exact traffic of each client of a block, in the order of ``upload.clients``."""
+    traffic = []
+    for row in range(len(upload.clients)):
+        sent = {**download.shared, **rows(download.per_client, row)}
+        received = rows(upload.tensors, row)
+        traffic.append(
+            Traffic(
+                down={name: tensor_bytes(tensor) for name, tensor in sent.items()},
+                up={name: tensor_bytes(tensor) for name, tensor in received.items()},
+                header_down=header_bytes(sent),
+                header_up=header_bytes(received),
+            )
+        )
+    return traffic
+
+
+def group_traffic(traffic: list[tuple[int, Traffic]]) -> list[dict]:
+    """Records of ``{clients, down, up, header_down, header_up}``; clients with equal traffic share one record."""
+    groups: list[tuple[Traffic, list[int]]] = []
+    for client, one in traffic:
+        for known, members in groups:
+            if known == one:
+                members.append(client)
+                break
+        else:
+            groups.append((one, [client]))
+    return [{"clients": members, **one._asdict()} for one, members in groups]
+
+
+def check_upload(upload: Upload, local: Tree, block_clients: Tensor) -> None:
+    """Assert what every upload must satisfy: the block's clients, a client axis, nothing that is local state.
+
+    A non-finite upload is the method's to refuse (it knows what to use instead); a malformed one is a bug.
+    """
+    assert torch.equal(upload.clients, block_clients), "an upload names other clients than its block"
+    assert upload.weights.shape == upload.clients.shape, "one client weight per client"
+    leaked = sorted(set(upload.tensors) & set(local))
+    assert not leaked, f"local state in an upload: {leaked}"
+    for name, tensor in upload.tensors.items():
+        assert tensor.shape[:1] == upload.clients.shape, f"upload tensor {name} has no client axis"

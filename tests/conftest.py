@@ -1,0 +1,32 @@
+"""Shared fixtures: no network, one thread, the optional folder of real data."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets; skips with the reason when it is absent."""
+    folder = Path(os.environ.get("FEDECIDER_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder} (set FEDECIDER_DATA)")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_gpu(request):
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")

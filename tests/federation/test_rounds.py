@@ -1,0 +1,133 @@
+"""The round loop on a toy method: federated least squares with a private offset per client.
+
+Client c holds points y_c; it uploads one gradient step from the common mean and keeps a count of its rounds.
+"""
+
+import json
+
+import pytest
+import torch
+
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Upload
+from fedecider.federation.record import Recorder, read_records
+from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.state import load_state
+from fedecider.federation.streams import stream
+
+POINTS = [torch.tensor([1.0, 5.0]), torch.tensor([-4.0]), torch.tensor([2.0, 2.0, -7.0])]
+
+
+def toy(noise: float = 0.0) -> FederatedMethod:
+    def init():
+        return {"mean": torch.zeros(())}, {"seen": torch.zeros(3, dtype=torch.int64)}
+
+    def client_update(round, download, own, block):
+        new_C = torch.stack([download.shared["mean"] + 0.5 * (y.mean() - download.shared["mean"]) for y in block.data])
+        for row, client in enumerate(block.clients.tolist()):
+            new_C[row] += noise * torch.randn((), generator=stream(3, "noise", round, client))
+        weight_C = torch.tensor([float(len(y)) for y in block.data])
+        logs = [{"points": len(y)} for y in block.data]
+        return Upload(block.clients, weight_C, {"mean": new_C}), {"seen": own["seen"] + 1}, logs
+
+    def positions(view, download, own, block, split):
+        assert view == "global"
+        return [(y - download.shared["mean"]).abs().round().long() for y in block.data]
+
+    return FederatedMethod(
+        name="toy",
+        init=init,
+        broadcast=lambda round, server, clients: Download(server),
+        client_update=client_update,
+        server_aggregate=lambda round, server, uploads: weighted_mean(uploads, server),
+        positions=positions,
+        views=("global",),
+    )
+
+
+def blocks(*groups: tuple[int, ...]) -> list[Block]:
+    return [Block(torch.tensor(group), [POINTS[client] for client in group]) for group in groups]
+
+
+def summarise(position_U):
+    return {"ndcg@10": float((1 / (position_U + 1.0)).mean())}
+
+
+def run(groups=((0,), (1,), (2,)), rounds=4, noise=0.3, **kwargs):
+    return run_rounds(toy(noise), blocks(*groups), RoundSettings(rounds, seed=3), summarise, **kwargs)
+
+
+def test_hand_numbers():
+    state = run(rounds=1, noise=0.0)
+    # steps: 1.5, -2.0, -0.5 with weights 2, 1, 3
+    assert state.server["mean"].item() == pytest.approx((2 * 1.5 - 2.0 - 3 * 0.5) / 6)
+    assert state.local["seen"].tolist() == [1, 1, 1]
+
+
+def test_block_size_does_not_matter():
+    assert torch.equal(run().server["mean"], run(((0, 1, 2),)).server["mean"])
+
+
+def test_kill_and_resume_reproduces_the_uninterrupted_run(tmp_path):
+    whole = run(rounds=5, recorder=Recorder(tmp_path / "whole.jsonl"))
+    first = run(rounds=2, checkpoints=tmp_path / "checkpoints", recorder=Recorder(tmp_path / "parts.jsonl"))
+    with (tmp_path / "parts.jsonl").open("a") as file:
+        file.write('{"round": 3, "scor')  # what a kill leaves behind
+    (tmp_path / "checkpoints" / ".round_00003.tmp").mkdir()
+    second = run(
+        rounds=5, checkpoints=tmp_path / "checkpoints", recorder=Recorder(tmp_path / "parts.jsonl"), resume=True
+    )
+    assert first.round == 2
+    assert torch.equal(whole.server["mean"], second.server["mean"])
+    assert (whole.best_round, whole.best_score) == (second.best_round, second.best_score)
+    scores = [[record["score"] for record in read_records(tmp_path / f"{n}.jsonl")] for n in ("whole", "parts")]
+    assert len(scores[0]) == 5
+    assert scores[0] == scores[1]
+
+
+def test_resume_refuses_another_configuration(tmp_path):
+    run(rounds=1, checkpoints=tmp_path)
+    with pytest.raises(ValueError, match="another configuration"):
+        load_state(tmp_path, "something else")
+
+
+def test_absent_clients_are_untouched():
+    settings = RoundSettings(2, seed=3, participation=0.3)
+    state = run_rounds(toy(), blocks((0,), (1,), (2,)), settings, summarise)
+    assert sorted(state.local["seen"].tolist()) == [0, 1, 1] or sorted(state.local["seen"].tolist()) == [0, 0, 2]
+
+
+def test_nothing_local_may_be_uploaded():
+    method = toy()
+
+    def leaking(round, download, own, block):
+        upload, own, logs = method.client_update(round, download, own, block)
+        return upload._replace(tensors={"seen": own["seen"]}), own, logs
+
+    with pytest.raises(AssertionError, match="local state in an upload"):
+        run_rounds(method._replace(client_update=leaking), blocks((0,)), RoundSettings(1, seed=0), summarise)
+
+
+def test_best_round_is_the_earliest_maximum():
+    state = run_rounds(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), lambda position_U: {"ndcg@10": 0.25})
+    assert (state.best_round, state.best_score) == (1, 0.25)
+
+
+def test_records_are_strict_json_with_traffic(tmp_path):
+    run(rounds=1, recorder=Recorder(tmp_path / "rounds.jsonl"))
+    record = json.loads((tmp_path / "rounds.jsonl").read_text())
+    (group,) = record["traffic"]
+    assert group["clients"] == [0, 1, 2]
+    assert group["up"] == {"mean": 4}
+    assert {"train_s", "loop_s", "evaluate_s", "save_s"} <= set(record)
+    assert [client["points"] for client in record["clients"]] == [2, 1, 3]
+
+
+def test_weighted_mean_leaves_out_non_finite_clients():
+    upload = Upload(
+        torch.tensor([0, 1, 2]), torch.tensor([1.0, 2.0, 3.0]), {"x": torch.tensor([[1.0], [float("nan")], [5.0]])}
+    )
+    assert weighted_mean([upload], {})["x"].item() == pytest.approx((1 + 3 * 5) / 4)
+    assert weighted_mean([upload], {}, uniform=True)["x"].item() == pytest.approx(3.0)
+    broken = upload._replace(tensors={"x": torch.full((3, 1), float("inf"))})
+    assert weighted_mean([broken], {"x": torch.tensor([9.0])})["x"].item() == 9.0

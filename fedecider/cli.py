@@ -1,0 +1,56 @@
+"""From a command line to frozen configs and an exit code; all scripts go through ``run``.
+
+0: done. 2: bad input, told in one line (what was got, what was expected, what to do). 130: interrupted.
+Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile, ArgumentParser
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def build_parser(description: str, *config_classes: type, default_config: Path | None = None) -> ArgumentParser:
+    """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``."""
+    parser = ArgumentParser(
+        description=description,
+        default_config_files=[str(default_config)] if default_config else [],
+        parser_mode="yaml",
+    )
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of settings; options after it win")
+    for config_class in config_classes:
+        parser.add_class_arguments(config_class, as_group=True)
+    return parser
+
+
+def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: type) -> list[Any]:
+    """Parsed and checked instances of ``config_classes``; exits with code 2 on an unknown key or a bad value."""
+    values = parser.parse_args(None if argv is None else list(argv))
+    values = parser.instantiate_classes(values)
+    instances = []
+    for config_class in config_classes:
+        names = config_class.__dataclass_fields__  # type: ignore[attr-defined]
+        instances.append(config_class(**{name: values[name] for name in names}))
+    return instances
+
+
+def run(function: Callable[[], Any]) -> int:
+    """Call ``function`` and turn input errors into one line on stderr and exit code 2."""
+    try:
+        function()
+    except (ValueError, OSError, EOFError) as error:
+        if os.environ.get("FEDECIDER_TRACEBACK") == "1":
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; a run goes on with --resume true", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,164 @@
+"""What a prepared domain is: a catalogue, its private client users and a public pool, split by leave-last-out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+Value = TypeVar("Value")
+
+UNKNOWN_TIME = -1
+"""Timestamp of an event whose time is not known, in a group where other times are."""
+MIN_EVENTS = 3
+"""Leave-last-out needs one training event, one validation item and one test item."""
+
+
+class Events(NamedTuple):
+    """The users of one group; row u of the three fields belongs to ``users[u]``."""
+
+    users: list[str]
+    sequences: list[list[int]]
+    """Item numbers of each user, oldest first."""
+    timestamps: list[list[int]] | None
+    """Unix seconds of each event (``UNKNOWN_TIME`` where not known), or None when no time at all is known."""
+
+    @property
+    def num_events(self) -> int:
+        return sum(map(len, self.sequences))
+
+
+NO_EVENTS = Events([], [], None)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One product area, ready for training: catalogue, clients' events and public events. Errors: ``ValueError``."""
+
+    name: str
+    item_keys: list[str]
+    """Sorted; an item number is an index into this list."""
+    titles: list[str]
+    item_texts: list[str]
+    """What the ID generator reads, such as ``title: ...; brand: ...``, lower case, one line."""
+    clients: Events
+    """The private users of this client of the federation."""
+    public: Events
+    """Users for public pre-training; none of them is a client in any domain."""
+    card: dict[str, Any]
+    """Counts, ties, overlaps, checksums: the data card."""
+
+    def __post_init__(self) -> None:
+        _check_catalogue(self)
+        for group, events in (("client", self.clients), ("public", self.public)):
+            _check_events(self, group, events)
+        both = set(self.clients.users).intersection(self.public.users)
+        if both:
+            raise ValueError(
+                f"domain {self.name!r}: {len(both)} users such as {min(both)!r} are both clients and public; "
+                "expected disjoint groups. Prepare the data again."
+            )
+
+    def content_hash(self) -> str:
+        """Hexadecimal SHA-256 over everything that can influence a result (all but the card)."""
+        digest = hashlib.sha256()
+        parts = (self.name, self.item_keys, self.titles, self.item_texts, *self.clients, *self.public)
+        for part in parts:
+            digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def train_part(sequence: Sequence[Value]) -> Sequence[Value]:
+    """All but the last two events: the only ones a model may be trained on."""
+    return sequence[:-2]
+
+
+def valid_target(sequence: Sequence[Value]) -> Value:
+    """The last but one event."""
+    return sequence[-2]
+
+
+def test_target(sequence: Sequence[Value]) -> Value:
+    """The last event."""
+    return sequence[-1]
+
+
+test_target.__test__ = False  # type: ignore[attr-defined]  # the name is fixed; pytest must not collect it
+
+
+def history(sequence: Sequence[Value], split: Literal["valid", "test"]) -> Sequence[Value]:
+    """Everything before the target of ``split``: what a recommender may see of this user."""
+    if split not in ("valid", "test"):
+        raise ValueError(f"got split {split!r}; expected 'valid' or 'test'")
+    return sequence[:-2] if split == "valid" else sequence[:-1]
+
+
+def check_public_disjoint(domains: Mapping[str, Domain]) -> None:
+    """Raise ``ValueError`` when a user is a client of one domain and in the public pool of another."""
+    for private in domains.values():
+        clients = set(private.clients.users)
+        for other in domains.values():
+            both = clients.intersection(other.public.users)
+            if both:
+                raise ValueError(
+                    f"{len(both)} users such as {min(both)!r} are clients of {private.name!r} and public in "
+                    f"{other.name!r}; expected none, or private events would reach the backbone. "
+                    "Prepare these domains together, in one run of scripts/prepare_data.py."
+                )
+
+
+def _check_catalogue(domain: Domain) -> None:
+    keys = domain.item_keys
+    if not len(keys) == len(domain.titles) == len(domain.item_texts):
+        raise ValueError(
+            f"domain {domain.name!r}: got {len(keys)} item keys, {len(domain.titles)} titles and "
+            f"{len(domain.item_texts)} item texts; expected the same number of each."
+        )
+    if len(keys) < 2:
+        raise ValueError(
+            f"domain {domain.name!r} has {len(keys)} item(s); expected at least 2. "
+            "Lower k_core or min_length, or give more raw data."
+        )
+    for before, after in zip(keys, keys[1:], strict=False):
+        if before == after:
+            raise ValueError(f"domain {domain.name!r}: duplicate item key {after!r}; expected each key once.")
+        if before > after:
+            raise ValueError(f"domain {domain.name!r}: item keys are not sorted ({after!r} follows {before!r}).")
+    bad = [key for key, text in zip(keys, domain.item_texts, strict=True) if not text.strip()]
+    if bad:
+        raise ValueError(
+            f"domain {domain.name!r}: {len(bad)} items without text, such as {bad[0]!r}; "
+            "expected a title or another text field for each item."
+        )
+    torn = [key for key, text in zip(keys, domain.item_texts, strict=True) if "\n" in text]
+    if torn:
+        raise ValueError(f"domain {domain.name!r}: the text of item {torn[0]!r} has line breaks; expected one line.")
+
+
+def _check_events(domain: Domain, group: str, events: Events) -> None:
+    where = f"domain {domain.name!r}, {group} users"
+    if len(set(events.users)) != len(events.users):
+        raise ValueError(f"{where}: a user appears twice; expected each user once.")
+    if len(events.users) != len(events.sequences):
+        raise ValueError(f"{where}: got {len(events.users)} users and {len(events.sequences)} sequences.")
+    if group == "client" and len(events.users) < 2:
+        raise ValueError(
+            f"{where}: got {len(events.users)} user(s); expected at least 2. "
+            "Lower k_core or min_length, or give more raw data."
+        )
+    num_items = len(domain.item_keys)
+    for user, sequence in zip(events.users, events.sequences, strict=True):
+        if len(sequence) < MIN_EVENTS:
+            raise ValueError(
+                f"{where}: user {user!r} has {len(sequence)} events; expected at least {MIN_EVENTS} "
+                "(training, validation, test). Raise min_length."
+            )
+        if min(sequence) < 0 or max(sequence) >= num_items:
+            raise ValueError(f"{where}: user {user!r} has an item number outside 0..{num_items - 1}.")
+    if events.timestamps is not None:
+        lengths = list(map(len, events.sequences))
+        if list(map(len, events.timestamps)) != lengths:
+            raise ValueError(f"{where}: timestamps and sequences differ in length.")

@@ -1,0 +1,199 @@
+"""Prepared domains on disk: one folder per domain, Parquet tables and a data card, loadable with ``datasets``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fedecider.data.domain import Domain, Events, check_public_disjoint
+
+CARD_FILE = "card.json"
+TABLES = ("items", "clients", "public")
+
+
+def save_domain(domain: Domain, folder: str | Path) -> Path:
+    """Write ``domain`` to ``folder/<name>`` (tables, card.json, README.md); nothing half-written is ever visible.
+
+    An earlier prepared domain in the same place is replaced. Errors: ``ValueError`` when the place holds something else.
+    """
+    return save_domains({domain.name: domain}, folder)[domain.name]
+
+
+def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str, Path]:
+    """As ``save_domain`` for several: all are written before the first one is put in place."""
+    root = Path(folder)
+    targets = {name: root / name for name in domains}
+    for target in targets.values():
+        _check_replaceable(target)
+    root.mkdir(parents=True, exist_ok=True)
+    work = root / f".writing-{uuid.uuid4().hex}"
+    try:
+        for name, domain in domains.items():
+            _write(domain, work / name)
+        for name, target in targets.items():
+            _put_in_place(work / name, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return targets
+
+
+def load_domains(folder: str | Path, names: Iterable[str] | None = None) -> dict[str, Domain]:
+    """The prepared domains ``names`` (default: all) under ``folder``, in that order.
+
+    Errors: ``ValueError`` when one is missing, damaged (checksum), or a client is public in another domain.
+    """
+    root = Path(folder)
+    found = sorted(path.parent.name for path in root.glob(f"*/{CARD_FILE}")) if root.is_dir() else []
+    wanted = found if names is None else list(names)
+    missing = [name for name in wanted if name not in found]
+    if missing or not wanted:
+        raise ValueError(
+            f"no prepared data for {missing or 'any domain'} in {root}; found {found}. "
+            f"Run: python scripts/prepare_data.py --domains {','.join(missing) or 'NAME'} --output {root} (see --help)"
+        )
+    domains = {name: _read(root / name) for name in wanted}
+    check_public_disjoint(domains)
+    return domains
+
+
+def file_sha256(path: str | Path) -> str:
+    """Hexadecimal SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _check_replaceable(target: Path) -> None:
+    if target.exists() and not (target / CARD_FILE).is_file() and not (target.is_dir() and not any(target.iterdir())):
+        raise ValueError(
+            f"{target} exists and is no prepared domain (no {CARD_FILE}); expected a free place. "
+            "Choose another --output or remove it."
+        )
+
+
+def _put_in_place(source: Path, target: Path) -> None:
+    if not target.exists():
+        os.replace(source, target)
+        return
+    old = source.with_name(source.name + ".old")
+    os.replace(target, old)
+    try:
+        os.replace(source, target)
+    except OSError:
+        os.replace(old, target)
+        raise
+
+
+def _write(domain: Domain, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    tables = {
+        "items": pa.table(
+            {
+                "item": pa.array(range(len(domain.item_keys)), pa.int32()),
+                "key": pa.array(domain.item_keys, pa.string()),
+                "title": pa.array(domain.titles, pa.string()),
+                "text": pa.array(domain.item_texts, pa.string()),
+            }
+        ),
+        "clients": _events_table(domain.clients),
+        "public": _events_table(domain.public),
+    }
+    for name, table in tables.items():
+        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
+    card = {
+        **domain.card,
+        "content_hash": domain.content_hash(),
+        "tables_sha256": {f"{name}.parquet": file_sha256(folder / f"{name}.parquet") for name in TABLES},
+    }
+    (folder / CARD_FILE).write_text(json.dumps(card, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_readme(domain, card), encoding="utf-8")
+
+
+def _events_table(events: Events) -> pa.Table:
+    times = [None] * len(events.users) if events.timestamps is None else events.timestamps
+    return pa.table(
+        {
+            "user": pa.array(events.users, pa.string()),
+            "items": pa.array(events.sequences, pa.list_(pa.int32())),
+            "timestamps": pa.array(times, pa.list_(pa.int64())),
+        }
+    )
+
+
+def _read(folder: Path) -> Domain:
+    try:
+        card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder / CARD_FILE} cannot be read ({error}). Prepare this domain again.") from error
+    for file_name, expected in card.get("tables_sha256", {}).items():
+        path = folder / file_name
+        if not path.is_file() or file_sha256(path) != expected:
+            raise ValueError(f"{path} is missing or does not match its checksum in {CARD_FILE}. Prepare it again.")
+    items = pq.read_table(folder / "items.parquet").to_pydict()
+    return Domain(
+        name=folder.name,
+        item_keys=items["key"],
+        titles=items["title"],
+        item_texts=items["text"],
+        clients=_read_events(folder / "clients.parquet"),
+        public=_read_events(folder / "public.parquet"),
+        card=card,
+    )
+
+
+def _read_events(path: Path) -> Events:
+    columns = pq.read_table(path).to_pydict()
+    times = columns["timestamps"]
+    known = bool(times) and times[0] is not None
+    return Events(columns["user"], columns["items"], times if known else None)
+
+
+def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
+    configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in TABLES)
+    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card))
+    return f"""---
+pretty_name: {json.dumps(domain.name)}
+configs:
+{configs}
+---
+
+# {domain.name}
+
+Prepared by FeDecider for sequential recommendation. `items`: item number, key, title and item text.
+`clients` and `public`: one user a row, item numbers oldest first, timestamps in Unix seconds (-1: not known, null: no
+times in this group). The last item of a user is the test item, the last but one the validation item.
+The terms of the raw data apply to this copy as well.
+
+```python
+datasets.load_dataset("path/to/{domain.name}", "clients", split="train")
+```
+
+| what | value |
+| --- | --- |
+{rows}
+"""
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, inner in value.items():
+        label = f"{prefix}{key}"
+        if isinstance(inner, Mapping) and inner:
+            yield from _flat(inner, label + ".")
+        else:
+            yield label, inner
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,220 @@
+"""Named evaluation protocols: who is a candidate, where training negatives come from, which round is reported.
+
+The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
+tables of the federated matrix-factorisation line only: its training negatives avoid the held-out items, so that the
+held-out item is the one untrained item that is never a negative, and remembering the negatives is enough to find it.
+
+Shape legend: U users, B users of a batch, I items of the catalogue, K candidates of a user, P items of a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedecider.evaluation.metrics import NOT_RANKED, Ties, positions_from_scores
+
+SPLITS = ("valid", "test")
+Sequences = Sequence[Sequence[int]]
+ScoreUsers = Callable[[Tensor], Tensor]
+"""User numbers (B,) int64 -> scores of the whole catalogue (B, I)."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One named protocol, as data."""
+
+    name: str
+    negatives_avoid: Literal["train", "all"]
+    """Training negatives are outside the user's train items only, or outside train, valid and test items (a leak)."""
+    num_sampled: int | None = None
+    """Candidates sampled beside the held-out item; None: the whole catalogue."""
+    drop_seen: bool = True
+    """Items that the user already had are no candidates."""
+    selection: Literal["best_valid", "last"] = "best_valid"
+    """Which round is reported; with "last", as published, the best validation round is reported beside it."""
+    leaks: bool = False
+
+
+STRICT = Protocol("strict", "train")
+PROTOCOLS = {
+    "strict": STRICT,
+    "strict/keep_seen": Protocol("strict/keep_seen", "train", drop_seen=False),
+    "strict/sampled99": Protocol("strict/sampled99", "train", num_sampled=99),
+    "paper": Protocol("paper", "all", num_sampled=99, selection="last", leaks=True),
+}
+
+
+def get_protocol(name: str) -> Protocol:
+    """The protocol called ``name``; ``ValueError`` with the known names otherwise."""
+    if name not in PROTOCOLS:
+        raise ValueError(f"got protocol {name!r}, expected one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def stamp(protocol: Protocol, canary: float | None = None) -> str:
+    """What must stand under every table: the protocol's name and, when it leaks, what the memoriser gets."""
+    if protocol.leaks:
+        score = "was not run: do not publish" if canary is None else f"scores hit@10 {canary:.3f}"
+        return f"{protocol.name} protocol: LEAKS the held-out item; the memoriser {score}"
+    candidates = "whole catalogue" if protocol.num_sampled is None else f"{protocol.num_sampled} sampled candidates"
+    seen = "items seen by the user dropped" if protocol.drop_seen else "items seen by the user kept"
+    return f"protocol: {protocol.name} ({candidates}, {seen})"
+
+
+def check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"got split {split!r}, expected one of {SPLITS}")
+
+
+def check_sequences(sequences: Sequences, num_items: int) -> None:
+    """``ValueError`` unless every user has at least 3 events, numbered 0 to ``num_items - 1``."""
+    for user, sequence in enumerate(sequences):
+        if len(sequence) < 3:
+            raise ValueError(f"got {len(sequence)} events for user {user}, expected at least 3 (train, valid, test): "
+                             "drop such users when the data are prepared")  # fmt: skip
+        if min(sequence) < 0 or max(sequence) >= num_items:
+            raise ValueError(f"got item numbers {min(sequence)} to {max(sequence)} for user {user}, expected 0 to {num_items - 1}")
+
+
+def history_of(sequence: Sequence[int], split: str) -> Sequence[int]:
+    """What is known when the held-out item of ``split`` is asked for: train part; for test the valid item as well."""
+    check_split(split)
+    return sequence[:-2] if split == "valid" else sequence[:-1]
+
+
+def held_out(sequences: Sequences, split: str) -> Tensor:
+    """Held-out items, int64 (U,): the last event for test, the last but one for valid."""
+    check_split(split)
+    return torch.tensor([sequence[-2 if split == "valid" else -1] for sequence in sequences], dtype=torch.int64)
+
+
+def is_repeat(sequences: Sequences, split: str) -> Tensor:
+    """True for users who already had their held-out item, bool (U,).
+
+    Under ``drop_seen`` such an item is no candidate: no list without seen items can hold it, so its position is
+    ``NOT_RANKED`` for every method alike. Report the share beside the table.
+    """
+    target_U = held_out(sequences, split).tolist()
+    return torch.tensor([t in set(history_of(s, split)) for s, t in zip(sequences, target_U, strict=True)], dtype=torch.bool)
+
+
+def candidate_mask(sequences: Sequences, num_items: int, split: str, drop_seen: bool = True) -> Tensor:
+    """Candidates of each user, bool (U, I): the catalogue minus train items and, for test, the valid item.
+
+    The test item stays a candidate in validation: removing it would use knowledge of the future.
+    With ``drop_seen=False`` the whole catalogue.
+    """
+    candidate_UI = torch.ones(len(sequences), num_items, dtype=torch.bool)
+    if not drop_seen or not sequences:
+        return candidate_UI
+    histories = [history_of(sequence, split) for sequence in sequences]
+    user_E = torch.repeat_interleave(torch.tensor([len(h) for h in histories]))
+    candidate_UI[user_E, torch.tensor([item for h in histories for item in h])] = False
+    return candidate_UI
+
+
+def sampled_candidates(
+    sequences: Sequences, num_items: int, generator: torch.Generator, num_sampled: int = 99
+) -> dict[str, Tensor]:
+    """Fixed candidates of both splits, int64 (U, 1 + num_sampled): the held-out item, then items of no split of the user.
+
+    Distinct items, drawn uniformly; validation and test have separate draws. Drawn once per seed for all users, so
+    batches and shards of users see the same lists. ``ValueError`` when a user has too few unseen items.
+    """
+    check_sequences(sequences, num_items)
+    candidates: dict[str, Tensor] = {}
+    for split in SPLITS:
+        drawn = []
+        for user, sequence in enumerate(sequences):
+            pool_P = _outside(sequence, num_items)
+            if len(pool_P) < num_sampled:
+                raise ValueError(f"got {len(pool_P)} items that user {user} never touched, expected at least {num_sampled} "
+                                 "to sample candidates from: use the protocol strict (whole catalogue)")  # fmt: skip
+            drawn.append(pool_P[torch.randperm(len(pool_P), generator=generator)[:num_sampled]])
+        sampled_UK = torch.stack(drawn) if drawn else torch.empty(0, num_sampled, dtype=torch.int64)
+        candidates[split] = torch.cat([held_out(sequences, split)[:, None], sampled_UK], 1)
+    return candidates
+
+
+def negative_pool(sequence: Sequence[int], num_items: int, protocol: Protocol) -> Tensor:
+    """Items that may be training negatives of a user, ascending int64 (P,).
+
+    ``strict``: outside the TRAIN items only, because the sampler must not know what is held out. ``paper``: outside
+    all splits. ``ValueError`` when nothing is left.
+    """
+    pool_P = _outside(sequence if protocol.negatives_avoid == "all" else sequence[:-2], num_items)
+    if len(pool_P) == 0:
+        raise ValueError(f"got a user who touched all {num_items} items, expected one item at least to use as a negative")
+    return pool_P
+
+
+def draw_negatives(pool_P: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """``num`` training negatives, int64 (num,): uniform over the pool, independent, so repeats happen."""
+    return pool_P[torch.randint(len(pool_P), (num,), generator=generator)]
+
+
+def rank_held_out(
+    score: ScoreUsers,
+    sequences: Sequences,
+    num_items: int,
+    split: str,
+    protocol: Protocol = STRICT,
+    *,
+    candidates: dict[str, Tensor] | None = None,
+    users: Tensor | None = None,
+    ties: Ties = "expected",
+    batch_size: int = 256,
+) -> Tensor:
+    """Positions of the held-out items under ``protocol``, float64, one per entry of ``users`` (None: all).
+
+    ``score`` gives catalogue scores for user numbers; ``candidates`` comes from :func:`sampled_candidates` and is
+    required when the protocol samples. The held-out item of a repeat (see :func:`is_repeat`) is ``NOT_RANKED`` when the
+    protocol drops seen items. ``batch_size`` bounds memory and does not change the result.
+    """
+    check_sequences(sequences, num_items)
+    if protocol.num_sampled is not None and candidates is None:
+        raise ValueError(f"got no candidates, expected those of sampled_candidates(...) for the protocol {protocol.name}")
+    users = torch.arange(len(sequences)) if users is None else users
+    parts = []
+    for user_B in users.split(batch_size):
+        batch = [sequences[user] for user in user_B.tolist()]
+        score_BI = score(user_B)
+        if score_BI.shape != (len(batch), num_items):
+            raise ValueError(f"got scores {tuple(score_BI.shape)}, expected {(len(batch), num_items)}")
+        if protocol.num_sampled is None:
+            mask_BI = candidate_mask(batch, num_items, split, protocol.drop_seen).to(score_BI.device)
+            target_B = held_out(batch, split).to(score_BI.device)
+            parts.append(positions_from_scores(score_BI, target_B, mask_BI, ties).cpu())
+            continue
+        assert candidates is not None
+        candidate_BK = candidates[split][user_B].to(score_BI.device)
+        first_B = torch.zeros(len(batch), dtype=torch.int64, device=score_BI.device)  # the held-out item is column 0
+        position_B = positions_from_scores(score_BI.gather(1, candidate_BK), first_B, ties=ties).cpu()
+        if protocol.drop_seen:
+            position_B[is_repeat(batch, split)] = NOT_RANKED
+        parts.append(position_B)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+
+def chance_hit(sequences: Sequences, num_items: int, split: str, protocol: Protocol, k: int = 10) -> float:
+    """Expected hit@k of uniformly random scores: mean over users of min(1, k / candidates); 0 for a dropped repeat."""
+    if protocol.num_sampled is not None:
+        count_U = torch.full((len(sequences),), 1.0 + protocol.num_sampled, dtype=torch.float64)
+    else:
+        seen = [len(set(history_of(s, split))) if protocol.drop_seen else 0 for s in sequences]
+        count_U = num_items - torch.tensor(seen, dtype=torch.float64)
+    chance_U = (k / count_U).clamp(max=1.0)
+    if protocol.drop_seen:
+        chance_U[is_repeat(sequences, split)] = 0.0
+    return float(chance_U.mean())
+
+
+def _outside(sequence: Sequence[int], num_items: int) -> Tensor:
+    inside_I = torch.zeros(num_items, dtype=torch.bool)
+    inside_I[torch.tensor(list(sequence), dtype=torch.int64)] = True
+    return (~inside_I).nonzero()[:, 0]

@@ -1,0 +1,75 @@
+"""Processes, threads and devices of a run, as ``accelerate launch`` or ``torchrun`` set them up."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import NamedTuple
+
+import psutil
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+from fedecider.federation.parties import Processes
+
+
+class Launch(NamedTuple):
+    """Where this process runs."""
+
+    accelerator: Accelerator
+    processes: Processes
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.processes.index == 0
+
+
+def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> Launch:
+    """Join the process group, if there is one, and say when fewer processes run than were asked for.
+
+    Args:
+        num_threads: CPU threads per process; 0 leaves torch's choice. Sums are split over threads, so bit-equal
+            results need equal thread counts.
+        trackers: name of an accelerate tracker such as ``tensorboard``; empty for none.
+        project_dir: where that tracker writes.
+    """
+    if num_threads > 0:
+        torch.set_num_threads(num_threads)
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),
+        log_with=trackers or None,
+        project_dir=project_dir or None,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],  # other processes wait for pre-training
+    )
+    processes = Processes(accelerator.process_index, accelerator.num_processes)
+    asked = requested_processes(_ancestor_command_lines())
+    if processes.index == 0 and asked is not None and asked != processes.count:
+        print(
+            f"warning: --num_processes {asked} was asked for, but {processes.count} process runs: `accelerate launch "
+            f"--cpu` starts only one. For {asked} CPU processes use: torchrun --nproc_per_node {asked} "
+            f"scripts/federate.py ... (results are the same, only slower)",
+            file=sys.stderr,
+        )
+    return Launch(accelerator, processes, accelerator.device)
+
+
+def requested_processes(command_lines: list[list[str]]) -> int | None:
+    """The number after ``--num_processes`` / ``--num-processes`` in the first ``accelerate launch`` line, or None."""
+    for words in command_lines:
+        if not any("accelerate" in word for word in words[:3]) or "launch" not in words:
+            continue
+        for position, word in enumerate(words):
+            name, _, value = word.replace("-", "_").partition("=")
+            if name == "__num_processes":
+                value = value or (words[position + 1] if position + 1 < len(words) else "")
+                return int(value) if value.isdigit() else None
+    return None
+
+
+def _ancestor_command_lines() -> list[list[str]]:
+    try:
+        return [parent.cmdline() for parent in psutil.Process().parents()[:3]]
+    except psutil.Error:  # another user's process, or it ended meanwhile
+        return []

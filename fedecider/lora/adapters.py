@@ -1,0 +1,175 @@
+"""LoRA adapters as Trees: attach to a T5, read, write, stack over clients, common initialisation.
+
+Keys are ``<module path in the base model>.lora_a`` (R, I) and ``.lora_b`` (O, R); stacked trees lead with K clients.
+
+Shape legend: R rank, I in features, O out features, K clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fedecider.federation.method import Tree
+from fedecider.federation.streams import stream
+from fedecider.lora.fusion import FusedLinear, fused_layers
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Where and how large the adapters are.
+
+    Args:
+        rank: Rank r of every adapter.
+        targets: Names of the linear layers that get one; q, k, v, o are all attention projections of a T5.
+    """
+
+    rank: int = 8
+    targets: tuple[str, ...] = ("q", "k", "v", "o")
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"got lora_rank {self.rank}, expected at least 1; the paper uses 8 and 16")
+        if not self.targets:
+            raise ValueError("got no LoRA targets, expected at least one layer name, for instance q,k,v,o")
+
+
+class AdapterShape(NamedTuple):
+    """Sizes of one adapted layer."""
+
+    rank: int
+    in_features: int
+    out_features: int
+
+
+def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
+    """Freeze ``model`` and attach LoRA through PEFT: scaling 1, no dropout, no bias, ``FusedLinear`` layers.
+
+    ``lora_alpha`` equals the rank, so that ``dW = B A`` (Hu et al., 2022, with alpha / r = 1). The values are PEFT's
+    until ``load_plain`` or ``load_fusion`` writes others.
+    """
+    names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    missing = sorted(set(settings.targets) - names)
+    if missing:
+        raise ValueError(f"got LoRA targets {missing}, expected some of the linear layers {sorted(names)}; change targets")
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.rank,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=list(settings.targets),
+        task_type=TaskType.SEQ_2_SEQ_LM,
+    )
+    config._register_custom_module({nn.Linear: FusedLinear})
+    return cast(PeftModel, get_peft_model(model, config))
+
+
+def adapter_shapes(model: nn.Module) -> dict[str, AdapterShape]:
+    """Sizes of every adapted layer by path, sorted by path."""
+    shapes = {}
+    for name, layer in fused_layers(model).items():
+        own_a, own_b = layer.own_pair()
+        shapes[name] = AdapterShape(own_a.shape[0], own_a.shape[1], own_b.shape[0])
+    return shapes
+
+
+def adapter_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The trainable factors, A then B, layers sorted by path."""
+    return [parameter for layer in fused_layers(model).values() for parameter in layer.own_pair()]
+
+
+def initial_adapters(shapes: dict[str, AdapterShape], seed: int) -> Tree:
+    """The common start of all clients: A Kaiming-uniform as in PEFT, ``U(-1/sqrt(I), 1/sqrt(I))``, and B = 0.
+
+    Every layer draws from its own stream, so a layer's start does not depend on which other layers are adapted.
+    """
+    tree: Tree = {}
+    for name, shape in shapes.items():
+        uniform = torch.rand(shape.rank, shape.in_features, generator=stream(seed, "lora_a", name))
+        tree[f"{name}.lora_a"] = (2.0 * uniform - 1.0) / math.sqrt(shape.in_features)
+        tree[f"{name}.lora_b"] = torch.zeros(shape.out_features, shape.rank)
+    return tree
+
+
+def read_adapters(model: nn.Module) -> Tree:
+    """The own pairs of ``model`` as fp32 CPU copies."""
+    tree: Tree = {}
+    for name, layer in fused_layers(model).items():
+        own_a, own_b = layer.own_pair()
+        tree[f"{name}.lora_a"] = own_a.detach().float().cpu().clone()
+        tree[f"{name}.lora_b"] = own_b.detach().float().cpu().clone()
+    return tree
+
+
+def check_adapters(tree: Tree, shapes: dict[str, AdapterShape], num_clients: int | None = None) -> None:
+    """Raise ``ValueError`` unless ``tree`` holds exactly the adapters of ``shapes`` (stacked when a count is given)."""
+    lead = () if num_clients is None else (num_clients,)
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        expected[f"{name}.lora_a"] = (*lead, shape.rank, shape.in_features)
+        expected[f"{name}.lora_b"] = (*lead, shape.out_features, shape.rank)
+    odd = sorted(set(expected) ^ set(tree))
+    if odd:
+        raise ValueError(
+            f"got adapters for other layers than the backbone has (first difference {odd[0]}, {len(odd)} in all), "
+            f"expected {len(shapes)} layers; use the backbone that the adapters were trained on"
+        )
+    for key, shape in expected.items():
+        if tuple(tree[key].shape) != shape:
+            raise ValueError(
+                f"got {key} of shape {tuple(tree[key].shape)}, expected {shape}; the adapters belong to another "
+                "backbone, lora_rank or number of clients"
+            )
+
+
+def module_names(tree: Tree) -> list[str]:
+    """Paths of the adapted layers in ``tree``, sorted: the order of every sum over layers."""
+    return sorted(key[: -len(".lora_a")] for key in tree if key.endswith(".lora_a"))
+
+
+def num_scalars(tree: Tree) -> int:
+    """P, the number of scalars of one client's adapters (unstacked)."""
+    return sum(tensor.numel() for tensor in tree.values())
+
+
+def stack_trees(trees: Sequence[Tree]) -> Tree:
+    """One tree per client -> one tree whose tensors lead with K."""
+    return {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]}
+
+
+def take_row(tree: Tree, row: int) -> Tree:
+    """One client's tree out of a stacked one."""
+    return {key: tensor[row] for key, tensor in tree.items()}
+
+
+def with_prefix(tree: Tree, prefix: str) -> Tree:
+    """Every key gets ``prefix.`` in front."""
+    return {f"{prefix}.{key}": tensor for key, tensor in tree.items()}
+
+
+def without_prefix(tree: Tree, prefix: str) -> Tree:
+    """The entries under ``prefix.``, without it."""
+    return {key[len(prefix) + 1 :]: tensor for key, tensor in tree.items() if key.startswith(f"{prefix}.")}
+
+
+def base_hash(model: nn.Module) -> str:
+    """SHA-256 over names and values of everything frozen: equal before and after, or training touched the base."""
+    digest = hashlib.sha256()
+    own = {id(parameter) for parameter in adapter_parameters(model)}
+    for name, parameter in sorted(model.named_parameters()):
+        if id(parameter) not in own:
+            digest.update(name.encode())
+            digest.update(_bytes(parameter))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,140 @@
+"""Update directions: LoRA updates over their Frobenius norm, per client and module, kept as factors.
+
+All functions take trees stacked over clients and treat each client by itself, so a client that normalises its own
+update before the upload and a server that does it afterwards get the same bits.
+
+Shape legend: C clients, M modules (sorted by path), R rank, I in features, O out features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.method import Tree
+from fedecider.lora.adapters import module_names
+
+EPSILON = 1e-8
+"""Norms below it count as zero: an untrained module."""
+MAX_SCALE = 100.0
+"""Largest factor that is multiplied onto A and B; rarer, smaller updates get balanced factors instead."""
+
+
+class Directions(NamedTuple):
+    """Unit-norm factors and what was taken away."""
+
+    tree: Tree
+    """Stacked factors; ``||B A||_F = 1``, or 0 where ``zero_CM``."""
+    norm_CM: Tensor
+    """float64 magnitudes of the updates before normalisation."""
+    zero_CM: Tensor
+    """bool: the module was untrained, its direction is exactly zero (B = 0, A kept so that it can still learn)."""
+
+
+def update_norms(adapters: Tree) -> Tensor:
+    """(C, M) float64 Frobenius norms of ``B A`` without forming it.
+
+    ``||B A||_F^2 = tr((A A^T)(B^T B))``, in float64 since nearly cancelling columns lose everything in float32;
+    clamped at 0. Cost ``R^2 (I + O)`` per module.
+    """
+    names = module_names(adapters)
+    clients = len(adapters[f"{names[0]}.lora_a"])
+    norms = [
+        [_norm(adapters[f"{name}.lora_a"][client], adapters[f"{name}.lora_b"][client]) for name in names]
+        for client in range(clients)
+    ]
+    return torch.tensor(norms, dtype=torch.float64)
+
+
+def normalise(adapters: Tree, *, balanced: bool = False, epsilon: float = EPSILON) -> Directions:
+    """Split stacked updates into directions and magnitudes.
+
+    ``A <- s A, B <- s B`` with ``s = ||B A||_F^(-1/2)`` (FeDecider, section 3.1). ``balanced`` takes the canonical
+    factors ``U S^(1/2), S^(1/2) V^T`` of the product instead, so that the result depends on the product only and
+    ``||A||_F^2 = ||B||_F^2 <= sqrt(R)``. Differs from the paper: the zero case, and balanced factors where ``s``
+    would exceed ``MAX_SCALE``.
+
+    Raises:
+        ValueError: a factor is not finite; the caller decides what stands in for that client.
+    """
+    norm_CM = update_norms(adapters)
+    if not torch.isfinite(norm_CM).all():
+        bad = sorted({int(client) for client in (~torch.isfinite(norm_CM)).any(1).nonzero().flatten()})
+        raise ValueError(f"got non-finite adapters from clients {bad}, expected finite ones; lower the learning rate")
+    tree: Tree = {key: torch.empty_like(tensor) for key, tensor in adapters.items()}
+    for module, name in enumerate(module_names(adapters)):
+        key_a, key_b = f"{name}.lora_a", f"{name}.lora_b"
+        for client in range(len(norm_CM)):
+            pair = adapters[key_a][client], adapters[key_b][client]
+            unit_a, unit_b = _unit_pair(*pair, float(norm_CM[client, module]), balanced, epsilon)
+            tree[key_a][client], tree[key_b][client] = unit_a, unit_b
+    return Directions(tree, norm_CM, norm_CM < epsilon)
+
+
+def geometric_mean_norm(norm_M: Tensor, epsilon: float = EPSILON) -> float:
+    """Geometric mean of the norms of the trained modules; 1 when none was trained."""
+    trained = norm_M[norm_M >= epsilon].double()
+    return float(trained.log().mean().exp()) if len(trained) else 1.0
+
+
+def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
+    """(C, C') float64 cosines between the updates of ``adapters`` and ``others`` (default: themselves).
+
+    Modules are normalised first, so each trained module counts alike: the mean over modules of
+    ``<D_i, D_j> = sum((A_i A_j^T) * (B_i^T B_j))``. Pairs without a commonly trained module get 0.
+    """
+    others = adapters if others is None else others
+    names = module_names(adapters)
+    cosine_MCC = torch.stack([_module_cosines(adapters, others, name) for name in names])
+    trained_MC, others_MC = update_norms(adapters).T >= EPSILON, update_norms(others).T >= EPSILON
+    both_MCC = trained_MC[:, :, None] & others_MC[:, None, :]
+    return torch.where(both_MCC, cosine_MCC, 0.0).sum(0) / both_MCC.sum(0).clamp(min=1)
+
+
+def _norm(factor_a: Tensor, factor_b: Tensor) -> float:
+    a, b = factor_a.detach().cpu().double().contiguous(), factor_b.detach().cpu().double().contiguous()
+    return math.sqrt(max(float(((a @ a.T) * (b.T @ b)).sum()), 0.0)) if torch.isfinite(a).all() else math.nan
+
+
+def _module_cosines(adapters: Tree, others: Tree, name: str) -> Tensor:
+    left_a, left_b = adapters[f"{name}.lora_a"].double(), adapters[f"{name}.lora_b"].double()
+    right_a, right_b = others[f"{name}.lora_a"].double(), others[f"{name}.lora_b"].double()
+    inner = (torch.einsum("cri,dsi->cdrs", left_a, right_a) * torch.einsum("cor,dos->cdrs", left_b, right_b)).sum((2, 3))
+    left, right = (
+        torch.tensor([_norm(a, b) for a, b in zip(*pair, strict=True)], dtype=torch.float64)
+        for pair in ((left_a, left_b), (right_a, right_b))
+    )
+    return inner / (left[:, None] * right[None, :]).clamp(min=EPSILON**2)
+
+
+def _unit_pair(
+    factor_a: Tensor, factor_b: Tensor, norm: float, balanced: bool, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    if norm < epsilon:
+        return factor_a, torch.zeros_like(factor_b)
+    scale = norm**-0.5
+    if balanced or scale > MAX_SCALE:
+        return _balanced_pair(factor_a, factor_b)
+    return (scale * factor_a.double()).to(factor_a.dtype), (scale * factor_b.double()).to(factor_b.dtype)
+
+
+def _balanced_pair(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Canonical unit-norm factors by a thin SVD of the core ``R_b R_a^T`` of two QR decompositions, in float64.
+
+    Signs: the entry of largest absolute value in every column of U is positive. Equal singular values leave a
+    rotation open; that does not happen for trained updates.
+    """
+    q_b, r_b = torch.linalg.qr(factor_b.double())
+    q_a, r_a = torch.linalg.qr(factor_a.double().T)
+    left, value, right_t = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+    left, right_t = q_b @ left, right_t @ q_a.T
+    peak = left.gather(0, left.abs().argmax(0, keepdim=True)).squeeze(0)
+    sign = torch.where(peak < 0, -1.0, 1.0).double()
+    root = (value / value.square().sum().sqrt()).sqrt()
+    unit_a, unit_b = torch.zeros_like(factor_a), torch.zeros_like(factor_b)
+    unit_a[: len(root)] = ((sign * root)[:, None] * right_t).to(factor_a.dtype)
+    unit_b[:, : len(root)] = (left * (sign * root)).to(factor_b.dtype)
+    return unit_a, unit_b

@@ -1,0 +1,245 @@
+"""The fusion forward: own LoRA pair, frozen peer directions and their weights as one stacked low-rank product.
+
+``FusedLinear`` is PEFT's own ``lora.Linear`` with another ``forward``, put in place through PEFT's hook for custom
+modules. The model therefore stays an ordinary ``PeftModel`` (merge, disable and save go on working), and because the
+work is done in the forward of the module itself it is also done under any generation loop, which a hook of
+``PeftModel.forward`` would miss. A model without a bank of peers is plain LoRA, the degenerate case.
+
+Shape legend: N tokens of a batch, I in features, O out features, R own rank, P peers, S = P + 1 slots, K clients.
+Slot order is own first, then the peers by client number, so that two clients that hold the same numbers do the same
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from peft.tuners.lora.layer import Linear as LoraLinear
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fedecider.federation.method import Tree
+
+ADAPTER = "default"
+"""Name of the one PEFT adapter that holds the trainable pair."""
+
+
+class Bank(NamedTuple):
+    """What a layer adds to its own pair. Held outside of ``nn.Module`` bookkeeping: neither trained nor saved by it."""
+
+    peer_a: Tensor
+    """(P * R, I) frozen."""
+    peer_bt: Tensor
+    """(P * R, O) frozen, transposed factors."""
+    alpha: nn.Parameter
+    """(S,) shared by all layers, or (M, S) with one row per layer; fp32; slot order."""
+    row: int
+    """Row of this layer in an (M, S) alpha."""
+    separate: bool
+    """True: sum of products (the method). False: product of sums (the ablation w/o Sep)."""
+
+    def weight_S(self) -> Tensor:
+        return self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
+
+
+class FusedLinear(LoraLinear):
+    """``y = W0 x + B_cat (a * (A_cat x))``: PEFT's LoRA layer with an optional bank of frozen peers.
+
+    ``a`` repeats each fusion weight R times. Only the own pair and the weights get gradients; peers cost two wider
+    matrix products and no gradient of their own. Equation: FeDecider, section 3.1, with
+    ``dW_i = sum_j alpha_ij B_j A_j``. Differs from the paper: nothing.
+    """
+
+    bank: Bank | None = None
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.disable_adapters or self.merged or kwargs or args:
+            return super().forward(x, *args, **kwargs)
+        base = self.base_layer(x)
+        own_a, own_b = self.own_pair()
+        if self.bank is None:
+            return _LowRank.apply(base, x, own_a, own_b, None, None, None)
+        if self.bank.separate:
+            return _LowRank.apply(base, x, own_a, own_b, self.bank.peer_a, self.bank.peer_bt, self.bank.weight_S())
+        return _LowRank.apply(base, x, *self._mixed_factors(), None, None, None)
+
+    def own_pair(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """The trainable (R, I) and (O, R) factors."""
+        return self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+
+    def _mixed_factors(self) -> tuple[Tensor, Tensor]:
+        """``sum_j alpha_j A_j`` (R, I) and ``sum_j alpha_j B_j`` (O, R), differentiable in the own pair and alpha."""
+        assert self.bank is not None
+        own_a, own_b = self.own_pair()
+        weight_S = self.bank.weight_S()
+        peer_a = self.bank.peer_a.view(-1, *own_a.shape)
+        peer_bt = self.bank.peer_bt.view(-1, *own_b.t().shape)
+        mixed_a = weight_S[0] * own_a + torch.tensordot(weight_S[1:], peer_a, 1)
+        mixed_b = weight_S[0] * own_b + torch.tensordot(weight_S[1:], peer_bt, 1).t()
+        return mixed_a, mixed_b
+
+    @torch.no_grad()
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Everything the layer adds, as one LoRA pair with the weights folded into B: (S*R, I) and (O, S*R)."""
+        own_a, own_b = self.own_pair()
+        if self.bank is None:
+            return own_a.detach().clone(), own_b.detach().clone()
+        if not self.bank.separate:
+            return self._mixed_factors()
+        weight = self.bank.weight_S().repeat_interleave(own_a.shape[0])
+        return torch.cat([own_a, self.bank.peer_a]), torch.cat([own_b.t(), self.bank.peer_bt]).t() * weight
+
+    def get_delta_weight(self, adapter: str) -> Tensor:
+        """(O, I) dense update, peers included; PEFT's merge uses it."""
+        factor_a, factor_b = self.factors()
+        return factor_b @ factor_a
+
+
+class _LowRank(torch.autograd.Function):
+    """``base + B_cat (a * (A_cat x))`` with gradients for base, x, the own pair and the weights only.
+
+    Written by hand for three savings over a graph of small operations: the result is accumulated into ``base``
+    in place, what is kept for the backward pass is (N, S*R) and not (N, O), and peers get no weight gradients.
+    Products run in the dtype of ``base`` (bf16 under autocast); parameters, weights and their gradients stay fp32.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        base: Tensor,
+        x: Tensor,
+        own_a: Tensor,
+        own_b: Tensor,
+        peer_a: Tensor | None,
+        peer_bt: Tensor | None,
+        weight_S: Tensor | None,
+    ) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            x_NI = x.reshape(-1, x.shape[-1]).to(base.dtype)
+            if peer_a is None or peer_bt is None:
+                cat_a, cat_bt = own_a.to(base.dtype), own_b.t().to(base.dtype)
+            else:
+                cat_a, cat_bt = torch.cat([own_a, peer_a]).to(base.dtype), torch.cat([own_b.t(), peer_bt]).to(base.dtype)
+            hidden = x_NI @ cat_a.t()
+            scale = None if weight_S is None else weight_S.repeat_interleave(own_a.shape[0])
+            scaled = hidden if scale is None else (hidden * scale).to(base.dtype)
+            base.view(-1, base.shape[-1]).addmm_(scaled, cat_bt)
+        ctx.save_for_backward(x_NI, hidden, cat_a, cat_bt, scale)
+        ctx.x_shape, ctx.x_dtype, ctx.rank = x.shape, x.dtype, own_a.shape[0]
+        ctx.mark_dirty(base)
+        return base
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x_NI, hidden, cat_a, cat_bt, scale = ctx.saved_tensors
+        rank = ctx.rank
+        with torch.autocast(grad.device.type, enabled=False):
+            grad_NO = grad.reshape(-1, grad.shape[-1])
+            grad_scaled = grad_NO @ cat_bt.t()
+            grad_hidden = grad_scaled if scale is None else (grad_scaled * scale).to(cat_a.dtype)
+            grad_x = grad_a = grad_b = grad_weight = None
+            if ctx.needs_input_grad[1]:
+                grad_x = (grad_hidden @ cat_a).to(ctx.x_dtype).view(ctx.x_shape)
+            if ctx.needs_input_grad[2]:
+                grad_a = (grad_hidden[:, :rank].t() @ x_NI).float()
+            if ctx.needs_input_grad[3]:
+                grad_b = (grad_NO.t() @ hidden[:, :rank]).float()
+                grad_b = grad_b if scale is None else grad_b * scale[0]
+            if ctx.needs_input_grad[6]:
+                grad_weight = (grad_scaled.float() * hidden.float()).sum(0).view(-1, rank).sum(1)
+        return grad, grad_x, grad_a, grad_b, None, None, grad_weight
+
+
+def fused_layers(model: nn.Module) -> dict[str, FusedLinear]:
+    """The adapted layers of ``model`` by their path in the base model, sorted by path.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = {name: module for name, module in base.named_modules() if isinstance(module, FusedLinear)}
+    if not layers:
+        raise ValueError(f"got a {type(model).__name__} without adapters, expected one from attach_lora; call that first")
+    return dict(sorted(layers.items()))
+
+
+def load_fusion(
+    model: nn.Module,
+    directions: Tree,
+    own: int,
+    alpha_K: Tensor,
+    *,
+    own_pair: Tree | None = None,
+    train_alpha: bool = True,
+    separate: bool = True,
+) -> nn.Parameter:
+    """Put client ``own``'s fusion into ``model`` and return the shared fusion weights, in slot order.
+
+    ``directions`` holds K rows; row ``own`` (or ``own_pair`` when given) becomes the trainable pair, the others the
+    frozen bank. ``alpha_K`` is (K,), or (M, K) for one row per layer in sorted order. Weights and bank live on the
+    device of the layers; hand the returned parameter to the optimiser beside the LoRA parameters.
+    """
+    layers = fused_layers(model)
+    num_clients = alpha_K.shape[-1]
+    device = next(iter(layers.values())).own_pair()[0].device
+    alpha = nn.Parameter(slot_order(alpha_K, own).to(device, torch.float32).clone(), requires_grad=train_alpha)
+    peers = [client for client in range(num_clients) if client != own]
+    for row, (name, layer) in enumerate(layers.items()):
+        stacked_a, stacked_b = directions[f"{name}.lora_a"], directions[f"{name}.lora_b"]
+        if stacked_a.shape[0] != num_clients:
+            raise ValueError(
+                f"got {stacked_a.shape[0]} directions for {name} and {num_clients} fusion weights, expected one weight "
+                "per direction; rebuild alpha for the clients of this run"
+            )
+        source_a, source_b = stacked_a[own], stacked_b[own]
+        if own_pair is not None:
+            source_a, source_b = own_pair[f"{name}.lora_a"], own_pair[f"{name}.lora_b"]
+        _write_pair(layer, source_a, source_b)
+        layer.bank = Bank(
+            peer_a=stacked_a[peers].flatten(0, 1).to(device, torch.float32),
+            peer_bt=stacked_b[peers].transpose(1, 2).flatten(0, 1).to(device, torch.float32).contiguous(),
+            alpha=alpha,
+            row=row,
+            separate=separate,
+        )
+    return alpha
+
+
+def load_plain(model: nn.Module, adapters: Tree) -> None:
+    """Put one LoRA pair per layer into ``model`` and remove any bank: ``dW = B A``."""
+    for name, layer in fused_layers(model).items():
+        _write_pair(layer, adapters[f"{name}.lora_a"], adapters[f"{name}.lora_b"])
+        layer.bank = None
+
+
+def fused_factors(model: nn.Module) -> Tree:
+    """What the loaded model adds to its base, as one LoRA pair per layer (rank K*r, weights folded into B), on CPU."""
+    tree: Tree = {}
+    for name, layer in fused_layers(model).items():
+        factor_a, factor_b = layer.factors()
+        tree[f"{name}.lora_a"] = factor_a.cpu().contiguous()
+        tree[f"{name}.lora_b"] = factor_b.cpu().contiguous()
+    return tree
+
+
+def slot_order(alpha_K: Tensor, own: int) -> Tensor:
+    """Client order -> slot order (own first) along the last axis."""
+    return torch.cat([alpha_K[..., own : own + 1], alpha_K[..., :own], alpha_K[..., own + 1 :]], -1)
+
+
+def client_order(alpha_S: Tensor, own: int) -> Tensor:
+    """Slot order -> client order: the inverse of ``slot_order``."""
+    return torch.cat([alpha_S[..., 1 : own + 1], alpha_S[..., :1], alpha_S[..., own + 1 :]], -1)
+
+
+@torch.no_grad()
+def _write_pair(layer: FusedLinear, source_a: Tensor, source_b: Tensor) -> None:
+    for parameter, source in zip(layer.own_pair(), (source_a, source_b), strict=True):
+        if parameter.shape != source.shape:
+            raise ValueError(
+                f"got an adapter of shape {tuple(source.shape)}, expected {tuple(parameter.shape)}; "
+                "it belongs to another backbone or lora_rank"
+            )
+        parameter.copy_(source)

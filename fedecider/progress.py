@@ -1,0 +1,59 @@
+"""Progress for long steps: a rich bar on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+console = Console()
+
+_LINE_EVERY_S = 15.0
+
+
+class Report(Protocol):
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(title: str, enabled: bool = True) -> Iterator[Report]:
+    """Yield ``report(done, total, note)``; on a terminal it moves a bar, elsewhere it prints now and then."""
+    if not enabled:
+        yield lambda done, total, note="": None
+        return
+    if not console.is_terminal:
+        yield _plain_lines(title)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=False) as bar:
+        task = bar.add_task(title, total=None, note="")
+
+        def report(done: int, total: int, note: str = "") -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield report
+
+
+def _plain_lines(title: str) -> Report:
+    started = last = time.monotonic()
+    console.print(f"{title} ...", highlight=False)
+
+    def report(done: int, total: int, note: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done >= total or now - last >= _LINE_EVERY_S:
+            last = now
+            console.print(f"{title}: {done}/{total} {note} ({now - started:.0f} s)", highlight=False, soft_wrap=True)
+
+    return report

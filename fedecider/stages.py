@@ -1,0 +1,69 @@
+"""Stages of the pipeline, cached by content: a stage runs once per set of inputs and is reused afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Stage(NamedTuple):
+    """A finished stage: its folder, and whether it was found instead of built."""
+
+    folder: Path
+    reused: bool
+
+
+def content_key(inputs: Any) -> str:
+    """16 hex digits that depend on every value in ``inputs`` (dataclasses, dicts, lists, scalars)."""
+    text = json.dumps(as_plain(inputs), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def as_plain(value: Any) -> Any:
+    """Configs as nested dicts, ready for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def cached_stage(cache: Path, name: str, inputs: Any, build: Callable[[Path], None]) -> Stage:
+    """``cache/<name>-<key>``, built by ``build(folder)`` unless it is there already.
+
+    ``build`` fills a scratch folder that is renamed when it returns, so a killed build leaves nothing that could be
+    mistaken for a result. ``inputs.json`` in the folder says what the key stands for.
+    """
+    folder = cache / f"{name}-{content_key(inputs)}"
+    if (folder / "inputs.json").is_file():
+        return Stage(folder, True)
+    scratch = cache / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
+    scratch.mkdir(parents=True)
+    try:
+        build(scratch)
+        (scratch / "inputs.json").write_text(json.dumps(as_plain(inputs), indent=1, default=str) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Stage(folder, False)
+
+
+def file_digest(folder: Path) -> str:
+    """Digest over names and bytes of every file below ``folder`` (a model given as a local path)."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(str(path.relative_to(folder)).encode())
+        with path.open("rb") as file:
+            for chunk in iter(lambda: file.read(1 << 20), b""):
+                digest.update(chunk)
+    return digest.hexdigest()[:16]

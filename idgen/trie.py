@@ -1,0 +1,215 @@
+"""The catalogue as a prefix tree in flat arrays, and a vectorised mask for Hugging Face ``generate``.
+
+Shapes: N nodes (node 0 is the root), I items, T tokens of the longest ID with its end token, R rows (beams),
+C children of all rows together, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+IGNORED_LABEL = -100
+
+
+class Children(NamedTuple):
+    """The children of several nodes, one after the other: child c belongs to row ``row_C[c]`` of the question."""
+
+    row_C: Tensor
+    node_C: Tensor
+    token_C: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Trie:
+    """Prefix tree over the token sequences of a catalogue, every ID closed by the end token.
+
+    Nodes are numbered breadth first and, within a depth, in the order of their token sequences. The children of
+    node n are therefore the consecutive nodes ``first_child_N1[n] .. first_child_N1[n + 1] - 1`` with rising
+    tokens: one offset array (CSR) says it all. Build it with `Trie.build`.
+    """
+
+    first_child_N1: Tensor  # (N + 1,) offsets of the children
+    token_N: Tensor  # token that leads into the node; -1 for the root
+    item_N: Tensor  # item number of a leaf (the node after the end token); -1 for inner nodes
+    longest_N: Tensor  # length in tokens (with the end token) of the longest ID through the node
+    key_N: Tensor  # parent * stride + token: rises with the node number, so a child is found by bisection
+    label_IT: Tensor  # the IDs as labels: tokens, end token, then -100
+    length_I: Tensor  # tokens with the end token
+    stride: int
+    eos_token_id: int
+
+    @classmethod
+    def build(cls, sequences: Sequence[Sequence[int]], eos_token_id: int) -> Trie:
+        """Build the tree from the token sequences of items 0 .. I - 1, given WITHOUT the end token.
+
+        Raises ValueError for an empty catalogue, an empty ID, an ID that contains the end token or a negative
+        token, and for two items with the same ID.
+        """
+        token_IT = _padded_with_end(sequences, eos_token_id)
+        order_I = np.lexsort(token_IT.T[::-1])
+        sorted_IT = token_IT[order_I]
+        # A row opens a new node at depth t when its first t + 1 tokens differ from those of the row before.
+        new_IT = np.ones(sorted_IT.shape, dtype=bool)
+        new_IT[1:] = np.logical_or.accumulate(sorted_IT[1:] != sorted_IT[:-1], axis=1)
+        _refuse_duplicates(new_IT, order_I)
+        new_IT &= sorted_IT >= 0
+
+        length_I = (token_IT >= 0).sum(1)
+        parents, tokens, items = _levels(sorted_IT, new_IT, order_I, length_I[order_I])
+        parent_N, token_N, item_N = (np.concatenate([[-1], *parts]) for parts in (parents, tokens, items))
+        num_nodes = len(token_N)
+        longest_N = np.where(item_N >= 0, length_I[item_N], 0)
+        end = num_nodes
+        for parent_L in reversed(parents):  # from the deepest level up
+            np.maximum.at(longest_N, parent_L, longest_N[end - len(parent_L) : end])
+            end -= len(parent_L)
+        stride = int(token_N.max()) + 1
+        first_child_N1 = 1 + np.cumsum(np.bincount(parent_N[1:] + 1, minlength=num_nodes + 1))
+        return cls(
+            first_child_N1=torch.from_numpy(first_child_N1),
+            token_N=torch.from_numpy(token_N),
+            item_N=torch.from_numpy(item_N),
+            longest_N=torch.from_numpy(longest_N),
+            key_N=torch.from_numpy(parent_N * stride + token_N),
+            label_IT=torch.from_numpy(np.where(token_IT < 0, IGNORED_LABEL, token_IT)),
+            length_I=torch.from_numpy(length_I),
+            stride=stride,
+            eos_token_id=eos_token_id,
+        )
+
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self.length_I)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest ID with its end token."""
+        return self.label_IT.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_N.device
+
+    def to(self, device: torch.device | str) -> Trie:
+        """The same tree on another device (itself when it is there already)."""
+        if self.device == torch.device(device):
+            return self
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
+
+    def num_children(self, node_R: Tensor) -> Tensor:
+        """Number of children of each node, (R,)."""
+        return self.first_child_N1[node_R + 1] - self.first_child_N1[node_R]
+
+    def children(self, node_R: Tensor) -> Children:
+        """All children of the nodes, row after row and with rising tokens inside a row."""
+        count_R = self.num_children(node_R)
+        row_C = torch.repeat_interleave(torch.arange(len(node_R), device=node_R.device), count_R)
+        before_R = torch.cumsum(count_R, 0) - count_R
+        node_C = torch.arange(len(row_C), device=node_R.device) + (self.first_child_N1[node_R] - before_R)[row_C]
+        return Children(row_C, node_C, self.token_N[node_C])
+
+    def advance(self, node_R: Tensor, token_R: Tensor) -> Tensor:
+        """Node after one more token; -1 when the tree has no such child (or the node already was -1)."""
+        key_R = node_R * self.stride + token_R
+        place_R = torch.searchsorted(self.key_N, key_R).clamp(max=len(self.key_N) - 1)
+        known_R = (node_R >= 0) & (token_R >= 0) & (token_R < self.stride) & (self.key_N[place_R] == key_R)
+        return torch.where(known_R, place_R, -1)
+
+    def walk(self, token_RT: Tensor) -> Tensor:
+        """Node reached from the root by each row of tokens; -1 for rows that leave the tree."""
+        node_R = torch.zeros(len(token_RT), dtype=torch.long, device=token_RT.device)
+        for token_R in token_RT.unbind(1):
+            node_R = self.advance(node_R, token_R)
+        return node_R
+
+    def allowed_tokens(self, prefix: Sequence[int]) -> list[int]:
+        """Tokens that may follow ``prefix`` (without the decoder start token); the end token when there is none."""
+        node = int(self.walk(torch.tensor([list(prefix)], dtype=torch.long, device=self.device)))
+        tokens = [] if node < 0 else self.children(torch.tensor([node], device=self.device)).token_C.tolist()
+        return tokens or [self.eos_token_id]
+
+
+class TrieLogitsProcessor(LogitsProcessor):
+    """Let Hugging Face ``generate`` write IDs of the catalogue only, for any batch and number of beams at once.
+
+    Rows that left the tree or have finished their ID may write the end token and nothing else: there is never a
+    row without an allowed token. ``generate`` fills surplus beams with such rows when the catalogue has fewer
+    items than beams; drop what is no complete ID (`Trie.walk`) and duplicates.
+    """
+
+    def __init__(self, trie: Trie, prompt_length: int = 1) -> None:
+        """``prompt_length``: decoder tokens before the ID, 1 (the decoder start token) for T5."""
+        self.trie = trie
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores (R, V) with -inf everywhere but at the allowed next tokens of each row of ``input_ids``."""
+        trie = self.trie.to(input_ids.device)
+        node_R = trie.walk(input_ids[:, self.prompt_length :])
+        stuck_R = (node_R < 0) | (trie.num_children(node_R.clamp(min=0)) == 0)
+        # The last node is a leaf: it stands in for stuck rows because it has no children.
+        child = trie.children(torch.where(stuck_R, len(trie.token_N) - 1, node_R))
+        row_C = torch.cat([child.row_C, stuck_R.nonzero().squeeze(1)])
+        num_stuck = len(row_C) - len(child.row_C)
+        token_C = torch.cat([child.token_C, child.token_C.new_full((num_stuck,), trie.eos_token_id)])
+        masked = torch.full_like(scores, -torch.inf)
+        masked[row_C, token_C] = scores[row_C, token_C]
+        return masked
+
+
+def _padded_with_end(sequences: Sequence[Sequence[int]], eos_token_id: int) -> np.ndarray:
+    """(I, T) tokens with the end token, -1 behind it."""
+    if len(sequences) == 0:
+        raise ValueError("got an empty catalogue; expected at least one item ID. Check the prepared data")
+    lengths = np.array([len(sequence) for sequence in sequences])
+    if lengths.min() == 0:
+        raise ValueError(
+            f"item {int(lengths.argmin())} has an empty ID; expected at least one token. Assign the item IDs again"
+        )
+    flat = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
+    bad = np.flatnonzero((flat < 0) | (flat == eos_token_id))
+    if len(bad):
+        item = int(np.searchsorted(np.cumsum(lengths), bad[0], side="right"))
+        raise ValueError(
+            f"the ID of item {item} contains token {flat[bad[0]]}; expected non-negative tokens without the end "
+            f"token {eos_token_id}. Encode IDs with add_special_tokens=False"
+        )
+    token_IT = np.full((len(lengths), int(lengths.max()) + 1), -1, dtype=np.int64)
+    column_T = np.arange(token_IT.shape[1])
+    token_IT[column_T < lengths[:, None]] = flat
+    token_IT[column_T == lengths[:, None]] = eos_token_id
+    return token_IT
+
+
+def _levels(
+    sorted_IT: np.ndarray, new_IT: np.ndarray, order_I: np.ndarray, length_I: np.ndarray
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Parent, token and item (-1 unless a leaf) of the nodes of each depth, from the sorted IDs."""
+    parents, tokens, items = [], [], []
+    node_I = np.zeros(len(sorted_IT), dtype=np.int64)  # node of each row at the depth before
+    num_nodes = 1
+    for depth, new_I in enumerate(new_IT.T):
+        parents.append(node_I[new_I])
+        tokens.append(sorted_IT[new_I, depth])
+        items.append(np.where(length_I[new_I] == depth + 1, order_I[new_I], -1))
+        node_I = np.where(sorted_IT[:, depth] >= 0, num_nodes - 1 + np.cumsum(new_I), node_I)
+        num_nodes += len(parents[-1])
+    return parents, tokens, items
+
+
+def _refuse_duplicates(new_IT: np.ndarray, order_I: np.ndarray) -> None:
+    same = np.flatnonzero(~new_IT[:, -1])  # equal over the whole padded row
+    if len(same):
+        first, second = sorted((int(order_I[same[0] - 1]), int(order_I[same[0]])))
+        raise ValueError(
+            f"items {first} and {second} have the same ID ({len(same)} such cases); expected unique token sequences. "
+            "Assign the item IDs again"
+        )

@@ -52,7 +52,8 @@ def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> La
             f"scripts/federate.py ... (results are the same, only slower)",
             file=sys.stderr,
         )
-    return Launch(accelerator, processes, accelerator.device)
+    device = accelerator.device if torch.cuda.is_available() else torch.device("cpu")
+    return Launch(accelerator, processes, device)
 
 
 def requested_processes(command_lines: list[list[str]]) -> int | None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
@@ -64,7 +65,9 @@ class Domain:
     def content_hash(self) -> str:
         """Hexadecimal SHA-256 over everything that can influence a result (all but the card)."""
         digest = hashlib.sha256()
-        parts = (self.name, self.item_keys, self.titles, self.item_texts, *self.clients, *self.public)
+        parts: list[Any] = [self.name, self.item_keys, self.titles, self.item_texts]
+        for events in (self.clients, self.public):
+            parts += [events.users, events.sequences, events.timestamps or None]
         for part in parts:
             digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
             digest.update(b"\n")
@@ -122,7 +125,7 @@ def _check_catalogue(domain: Domain) -> None:
             f"domain {domain.name!r} has {len(keys)} item(s); expected at least 2. "
             "Lower k_core or min_length, or give more raw data."
         )
-    for before, after in zip(keys, keys[1:], strict=False):
+    for before, after in pairwise(keys):
         if before == after:
             raise ValueError(f"domain {domain.name!r}: duplicate item key {after!r}; expected each key once.")
         if before > after:

@@ -23,7 +23,7 @@ TABLES = ("items", "clients", "public")
 def save_domain(domain: Domain, folder: str | Path) -> Path:
     """Write ``domain`` to ``folder/<name>`` (tables, card.json, README.md); nothing half-written is ever visible.
 
-    An earlier prepared domain in the same place is replaced. Errors: ``ValueError`` when the place holds something else.
+    An earlier prepared domain in the same place is replaced; ``ValueError`` when the place holds something else.
     """
     return save_domains({domain.name: domain}, folder)[domain.name]
 

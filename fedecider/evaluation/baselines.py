@@ -26,6 +26,8 @@ from fedecider.evaluation.protocols import (
     rank_held_out,
 )
 
+MAX_PAIRS = 4_000_000
+
 
 def train_counts(sequences: Sequences, num_items: int, extra: Sequences = ()) -> Tensor:
     """Events per item in the train parts of ``sequences`` and in all of ``extra``. float64 (I,)."""
@@ -47,11 +49,14 @@ def cooccurrence_matrix(
     owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     longest = max((len(part) for part in parts), default=1)
     total = sparse.csr_array((num_items, num_items))
+    pairs: list[np.ndarray] = []
     for distance in range(1, min(longest - 1, window or longest) + 1):
         same = owner_E[:-distance] == owner_E[distance:]
-        pair = (item_E[:-distance][same], item_E[distance:][same])
-        weight = np.full(len(pair[0]), 1.0 / distance)
-        total = total + sparse.coo_array((weight, pair), shape=(num_items, num_items)).tocsr()
+        first, second = item_E[:-distance][same], item_E[distance:][same]
+        pairs.append(np.stack([first, second, np.full(len(first), 1.0 / distance)]))
+        if sum(pair.shape[1] for pair in pairs) > MAX_PAIRS:  # one sparse sum per few million pairs: fast, bounded
+            total, pairs = total + _summed(pairs, num_items), []
+    total = total + _summed(pairs, num_items)
     return sparse.csr_array(total if directed else total + total.T)
 
 
@@ -101,21 +106,26 @@ def memoriser_scores(
     generator: torch.Generator,
     num_rounds: int = 100,
     num_negatives: int = 4,
+    random_ties: bool = True,
 ) -> ScoreUsers:
     """Scores an item by minus the times it was drawn as a training negative of the user in ``num_rounds`` rounds.
 
     No model and no collaboration: whatever it finds beyond chance is a leak of the protocol. Each round draws
     ``num_negatives`` per train event. Every user has a stream of its own, so batches do not change the draws.
+    ``random_ties`` orders items drawn equally often at random: with few draws large blocks of items tie, and the
+    expected position inside a block would put a memoriser that knows nothing below chance.
     """
     seed_U = torch.randint(2**62, (len(sequences),), generator=generator).tolist()
 
     def score(user_B: Tensor) -> Tensor:
-        score_BI = torch.zeros(len(user_B), num_items)
+        score_BI = torch.zeros(len(user_B), num_items, dtype=torch.float64)
         for row, user in enumerate(user_B.tolist()):
             pool_P = negative_pool(sequences[user], num_items, protocol)
             num = num_rounds * num_negatives * (len(sequences[user]) - 2)
             own = torch.Generator().manual_seed(seed_U[user])
             score_BI[row] = -torch.bincount(draw_negatives(pool_P, num, own), minlength=num_items).to(score_BI)
+            if random_ties:
+                score_BI[row] += torch.rand(num_items, generator=own, dtype=torch.float64)
         return score_BI
 
     return score
@@ -178,12 +188,19 @@ def memoriser(
     generator: torch.Generator,
     num_rounds: int = 100,
     num_negatives: int = 4,
+    random_ties: bool = True,
     **ranking: Any,
 ) -> Tensor:
     """Positions of the memoriser canary: chance under a sound protocol, near the top under a leaking one."""
-    score = memoriser_scores(sequences, num_items, protocol, generator, num_rounds, num_negatives)
+    score = memoriser_scores(sequences, num_items, protocol, generator, num_rounds, num_negatives, random_ties)
     return rank_held_out(score, sequences, num_items, split, protocol, **ranking)
 
 
 def _train_parts(sequences: Sequences, extra: Sequences) -> list[list[int]]:
     return [list(sequence[:-2]) for sequence in sequences] + [list(sequence) for sequence in extra]
+
+
+def _summed(pairs: list[np.ndarray], num_items: int) -> sparse.csr_array:
+    first, second, weight = np.concatenate(pairs, 1) if pairs else np.zeros((3, 0))
+    index = (first.astype(np.int64), second.astype(np.int64))  # float64 holds item numbers exactly
+    return sparse.coo_array((weight, index), shape=(num_items, num_items)).tocsr()

@@ -18,6 +18,8 @@ NOT_RANKED = 2**31 - 1
 """Position of a held-out item that was not returned, or that was no candidate."""
 
 CUTOFFS = (5, 10, 20)
+MACRO = "macro"
+"""Where a domain's name stands elsewhere: the unweighted mean over domains."""
 
 Ties = Literal["expected", "best", "worst"]
 

@@ -59,7 +59,9 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     missing = sorted(set(settings.targets) - names)
     if missing:
-        raise ValueError(f"got LoRA targets {missing}, expected some of the linear layers {sorted(names)}; change targets")
+        raise ValueError(
+            f"got LoRA targets {missing}, expected some of the linear layers {sorted(names)}; change targets"
+        )
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.rank,
@@ -122,10 +124,10 @@ def check_adapters(tree: Tree, shapes: dict[str, AdapterShape], num_clients: int
             f"got adapters for other layers than the backbone has (first difference {odd[0]}, {len(odd)} in all), "
             f"expected {len(shapes)} layers; use the backbone that the adapters were trained on"
         )
-    for key, shape in expected.items():
-        if tuple(tree[key].shape) != shape:
+    for key, sizes in expected.items():
+        if tuple(tree[key].shape) != sizes:
             raise ValueError(
-                f"got {key} of shape {tuple(tree[key].shape)}, expected {shape}; the adapters belong to another "
+                f"got {key} of shape {tuple(tree[key].shape)}, expected {sizes}; the adapters belong to another "
                 "backbone, lora_rank or number of clients"
             )
 

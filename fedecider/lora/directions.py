@@ -96,13 +96,16 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
 
 def _norm(factor_a: Tensor, factor_b: Tensor) -> float:
     a, b = factor_a.detach().cpu().double().contiguous(), factor_b.detach().cpu().double().contiguous()
-    return math.sqrt(max(float(((a @ a.T) * (b.T @ b)).sum()), 0.0)) if torch.isfinite(a).all() else math.nan
+    square = float(((a @ a.T) * (b.T @ b)).sum())
+    return math.sqrt(max(square, 0.0)) if math.isfinite(square) else math.nan
 
 
 def _module_cosines(adapters: Tree, others: Tree, name: str) -> Tensor:
     left_a, left_b = adapters[f"{name}.lora_a"].double(), adapters[f"{name}.lora_b"].double()
     right_a, right_b = others[f"{name}.lora_a"].double(), others[f"{name}.lora_b"].double()
-    inner = (torch.einsum("cri,dsi->cdrs", left_a, right_a) * torch.einsum("cor,dos->cdrs", left_b, right_b)).sum((2, 3))
+    inner = (torch.einsum("cri,dsi->cdrs", left_a, right_a) * torch.einsum("cor,dos->cdrs", left_b, right_b)).sum(
+        (2, 3)
+    )
     left, right = (
         torch.tensor([_norm(a, b) for a, b in zip(*pair, strict=True)], dtype=torch.float64)
         for pair in ((left_a, left_b), (right_a, right_b))

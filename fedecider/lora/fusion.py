@@ -12,9 +12,10 @@ arithmetic.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from peft import PeftModel
 from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -54,9 +55,9 @@ class FusedLinear(LoraLinear):
     bank: Bank | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.disable_adapters or self.merged or kwargs or args:
+        if self.disable_adapters or self.merged:
             return super().forward(x, *args, **kwargs)
-        base = self.base_layer(x)
+        base = self.base_layer(x, *args, **kwargs)
         own_a, own_b = self.own_pair()
         if self.bank is None:
             return _LowRank.apply(base, x, own_a, own_b, None, None, None)
@@ -66,7 +67,7 @@ class FusedLinear(LoraLinear):
 
     def own_pair(self) -> tuple[nn.Parameter, nn.Parameter]:
         """The trainable (R, I) and (O, R) factors."""
-        return self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+        return cast(nn.Parameter, self.lora_A[ADAPTER].weight), cast(nn.Parameter, self.lora_B[ADAPTER].weight)
 
     def _mixed_factors(self) -> tuple[Tensor, Tensor]:
         """``sum_j alpha_j A_j`` (R, I) and ``sum_j alpha_j B_j`` (O, R), differentiable in the own pair and alpha."""
@@ -120,7 +121,10 @@ class _LowRank(torch.autograd.Function):
             if peer_a is None or peer_bt is None:
                 cat_a, cat_bt = own_a.to(base.dtype), own_b.t().to(base.dtype)
             else:
-                cat_a, cat_bt = torch.cat([own_a, peer_a]).to(base.dtype), torch.cat([own_b.t(), peer_bt]).to(base.dtype)
+                cat_a, cat_bt = (
+                    torch.cat([own_a, peer_a]).to(base.dtype),
+                    torch.cat([own_b.t(), peer_bt]).to(base.dtype),
+                )
             hidden = x_NI @ cat_a.t()
             scale = None if weight_S is None else weight_S.repeat_interleave(own_a.shape[0])
             scaled = hidden if scale is None else (hidden * scale).to(base.dtype)
@@ -158,10 +162,12 @@ def fused_layers(model: nn.Module) -> dict[str, FusedLinear]:
     Raises:
         ValueError: the model has none.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
     layers = {name: module for name, module in base.named_modules() if isinstance(module, FusedLinear)}
     if not layers:
-        raise ValueError(f"got a {type(model).__name__} without adapters, expected one from attach_lora; call that first")
+        raise ValueError(
+            f"got a {type(model).__name__} without adapters, expected one from attach_lora; call that first"
+        )
     return dict(sorted(layers.items()))
 
 

@@ -1,0 +1,111 @@
+"""From raw events to ordered sequences: k-core, repeats, order of time.
+
+Shape legend: E events, U users, I items.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.readers.table import RawEvents
+
+
+class Sequences(NamedTuple):
+    """Events grouped by user, oldest first: user ``users[u]`` owns rows ``start_U[u]:start_U[u + 1]``."""
+
+    users: list[str]
+    """Sorted keys of the users that are left."""
+    items: list[str]
+    """All item keys of the raw domain; ``item_E`` points into it."""
+    start_U: np.ndarray
+    """(U + 1,) int64."""
+    item_E: np.ndarray
+    time_E: np.ndarray
+
+    def used_items(self) -> list[str]:
+        """Sorted keys of the items that are left."""
+        return sorted(self.items[i] for i in np.unique(self.item_E).tolist())
+
+
+def k_core(user_E: np.ndarray, item_E: np.ndarray, min_user: int, min_item: int) -> np.ndarray:
+    """(E,) bool: the largest set of events in which each user has ``min_user`` and each item ``min_item`` events."""
+    kept_E = np.ones(len(user_E), dtype=bool)
+    while kept_E.any():
+        user_count = np.bincount(user_E[kept_E], minlength=1)
+        item_count = np.bincount(item_E[kept_E], minlength=1)
+        # Counts of dropped users may be missing at the end of the array: they are 0 anyway.
+        enough_U = np.zeros(int(user_E.max()) + 1, dtype=bool)
+        enough_I = np.zeros(int(item_E.max()) + 1, dtype=bool)
+        enough_U[: len(user_count)] = user_count >= min_user
+        enough_I[: len(item_count)] = item_count >= min_item
+        next_E = kept_E & enough_U[user_E] & enough_I[item_E]
+        if next_E.sum() == kept_E.sum():
+            break
+        kept_E = next_E
+    return kept_E
+
+
+def order_events(events: RawEvents, kept_E: np.ndarray) -> Sequences:
+    """The kept events by user (sorted by key) and within a user by the source's order or time, ties in file order."""
+    user_E, item_E, time_E = events.user_E[kept_E], events.item_E[kept_E], events.time_E[kept_E]
+    order_E = time_E if events.order_E is None else events.order_E[kept_E]
+    number_U = np.unique(user_E)
+    keys = [events.users[number] for number in number_U.tolist()]
+    by_key_U = sorted(range(len(keys)), key=keys.__getitem__)
+    place_of = np.zeros(len(events.users), dtype=np.int32)
+    place_of[number_U[by_key_U]] = np.arange(len(keys), dtype=np.int32)
+    place_E = place_of[user_E]
+    rows = np.lexsort((order_E, place_E))  # stable
+    return Sequences(
+        users=[keys[i] for i in by_key_U],
+        items=events.items,
+        start_U=np.searchsorted(place_E[rows], np.arange(len(keys) + 1)).astype(np.int64),
+        item_E=item_E[rows],
+        time_E=time_E[rows],
+    )
+
+
+def first_occurrences(sequences: Sequences) -> np.ndarray:
+    """(E,) bool: the first event of each user with each item."""
+    user_E = user_rows(sequences)
+    rows = np.lexsort((sequences.item_E, user_E))  # stable: within a pair, oldest first
+    user_E, item_E = user_E[rows], sequences.item_E[rows]
+    first_E = np.ones(len(rows), dtype=bool)
+    first_E[1:] = (user_E[1:] != user_E[:-1]) | (item_E[1:] != item_E[:-1])
+    kept_E = np.zeros(len(rows), dtype=bool)
+    kept_E[rows[first_E]] = True
+    return kept_E
+
+
+def count_exact_duplicates(sequences: Sequences) -> int:
+    """Events that repeat user, item and (known) timestamp of another one."""
+    user_E = user_rows(sequences)
+    rows = np.lexsort((sequences.time_E, sequences.item_E, user_E))
+    u, i, t = user_E[rows], sequences.item_E[rows], sequences.time_E[rows]
+    same = (u[1:] == u[:-1]) & (i[1:] == i[:-1]) & (t[1:] == t[:-1]) & (t[1:] != UNKNOWN_TIME)
+    return int(same.sum())
+
+
+def take(sequences: Sequences, kept_E: np.ndarray) -> Sequences:
+    """The kept events; users without any are dropped."""
+    count_U = np.bincount(user_rows(sequences)[kept_E], minlength=len(sequences.users))
+    left = np.flatnonzero(count_U)
+    start_U = np.concatenate([[0], np.cumsum(count_U[left])]).astype(np.int64)
+    users = [sequences.users[u] for u in left.tolist()]
+    return sequences._replace(
+        users=users, start_U=start_U, item_E=sequences.item_E[kept_E], time_E=sequences.time_E[kept_E]
+    )
+
+
+def filter_core(sequences: Sequences, min_user: int, min_item: int) -> Sequences:
+    """``k_core`` on ordered events."""
+    return take(sequences, k_core(user_rows(sequences), sequences.item_E, min_user, min_item))
+
+
+def user_rows(sequences: Sequences) -> np.ndarray:
+    """(E,) int32 user number of each event."""
+    lengths_U = np.diff(sequences.start_U)
+    return np.repeat(np.arange(len(sequences.users), dtype=np.int32), lengths_U)

@@ -1,0 +1,364 @@
+"""Raw files -> prepared domains: filter, choose clients and a disjoint public pool, number the items, write."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedecider.data.card import RawSummary, make_card, overlaps
+from fedecider.data.domain import MIN_EVENTS, NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
+from fedecider.data.filtering import (
+    Sequences,
+    count_exact_duplicates,
+    filter_core,
+    first_occurrences,
+    k_core,
+    order_events,
+    take,
+)
+from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, RawDomain, ReadOptions
+from fedecider.data.readers.table import (
+    DEFAULT_TEXT_FIELDS,
+    OTHER_TEXT_FIELDS,
+    Catalogue,
+    ItemFields,
+    display_title,
+    item_text,
+)
+from fedecider.data.store import file_sha256, save_domains
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """What to read, what to keep and where to write it. Errors: ``ValueError``."""
+
+    source: Literal["goodreads", "amazon", "movielens", "goodbooks", "packed"]
+    """Format of the raw files: UCSD Book Graph, Amazon reviews 2014 / 2018, MovieLens, goodbooks-10k, or packed."""
+    raw: str
+    """Folder with the raw files."""
+    domains: list[str] | str
+    """Domains to prepare together, separated by commas (crime,comics,children)."""
+    output: str = "data"
+    """Folder to write to; each domain becomes a sub-folder."""
+    min_rating: float | None = None
+    """Keep events rated at least this. Default: all events (Goodreads: all that are read or rated)."""
+    k_core: int = 5
+    """Drop users and items with fewer events than this, until none is left; 0 or 1 turns it off."""
+    min_length: int = MIN_EVENTS
+    """Fewest events of a user; leave-last-out needs 3."""
+    max_length: int | None = None
+    """Keep only the newest events of each user, at most this many. Default: all."""
+    repeats: Literal["keep", "first"] = "keep"
+    """Events with an item the user had before: keep them, or only the first one of each item."""
+    missing_text: Literal["error", "drop"] = "error"
+    """Items without any text: an error, or drop them with their events."""
+    duplicate_items: Literal["error", "first"] = "error"
+    """An item key that occurs twice in the catalogue: an error, or keep the first one."""
+    users_per_domain: int | None = None
+    """Client users sampled in each domain. Default: all that are not public."""
+    public_users_per_domain: int | None = None
+    """Public users sampled in each domain among those who are no client anywhere. Default: all of them."""
+    public_interactions_per_domain: int | None = None
+    """Stop adding public users to a domain once they have this many events. Default: no such limit."""
+    public_share: float = 0.2
+    """Share of all users that is public; used only when users_per_domain is not given."""
+    text_fields: tuple[str, ...] = DEFAULT_TEXT_FIELDS
+    """Fields of the item text, in order; price, sales_rank and year exist too but are off by default."""
+    description_chars: int = 500
+    """Longest description in an item text."""
+    max_bad_lines: int = 100
+    """Unreadable lines that are skipped in each file before it is an error."""
+    seed: int = 0
+    """Decides which users are clients and which are public."""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"got source {self.source!r}; expected one of {sorted(SOURCES)}")
+        _at_least("k_core", self.k_core, 0)
+        _at_least("min_length", self.min_length, MIN_EVENTS)
+        _at_least("max_length", self.max_length, MIN_EVENTS)
+        _at_least("users_per_domain", self.users_per_domain, 2)
+        _at_least("public_users_per_domain", self.public_users_per_domain, 0)
+        _at_least("public_interactions_per_domain", self.public_interactions_per_domain, 0)
+        _at_least("max_bad_lines", self.max_bad_lines, 0)
+        _at_least("description_chars", self.description_chars, 0)
+        if not 0 <= self.public_share < 1:
+            raise ValueError(f"got public_share {self.public_share}; expected 0 <= public_share < 1")
+        known = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
+        unknown = [name for name in self.text_fields if name not in known]
+        if unknown or not self.text_fields:
+            raise ValueError(f"got text_fields {list(self.text_fields)}; expected some of {list(known)}")
+        _check_names(self.source, self.domain_names)
+
+    @property
+    def domain_names(self) -> list[str]:
+        """The domains as a list."""
+        names = self.domains.split(",") if isinstance(self.domains, str) else self.domains
+        return [name.strip() for name in names if name.strip()]
+
+
+def amazon2018_d3(raw: str, output: str, users_per_domain: int = 1000, seed: int = 0) -> PrepareConfig:
+    """The three whole domains of the packed ``amazon2018-d3`` folder; all users that are no client are public."""
+    return PrepareConfig(
+        source="packed",
+        raw=raw,
+        domains=["movies_tv", "cds_vinyl", "video_games"],
+        output=output,
+        k_core=0,  # 5-core already
+        users_per_domain=users_per_domain,
+        seed=seed,
+    )
+
+
+def prepare(config: PrepareConfig) -> dict[str, Domain]:
+    """Prepare all domains of ``config``, write them to ``config.output`` and print a summary.
+
+    Nothing is written unless every domain could be prepared.
+    """
+    domains = prepare_domains(config)
+    save_domains(domains, config.output)
+    print(summary(domains))
+    print(f"written to {config.output}")
+    return domains
+
+
+def prepare_domains(config: PrepareConfig) -> dict[str, Domain]:
+    """The prepared domains in memory. A user who is a client in any domain is public in none."""
+    filtered = {name: _read_and_filter(config, name) for name in config.domain_names}
+    ranked = {name: _ranked_users(config.seed, one.sequences.users) for name, one in filtered.items()}
+    clients = {name: _choose_clients(config, name, users) for name, users in ranked.items()}
+    client_anywhere = set().union(*clients.values())
+    domains = {}
+    for name, one in filtered.items():
+        public = _choose_public(config, one.sequences, ranked[name], client_anywhere)
+        domains[name] = _build_domain(config, name, one, clients[name], public)
+    shared = overlaps(domains)
+    for name, domain in domains.items():
+        domain.card["overlap"] = shared[name]
+    check_public_disjoint(domains)
+    return domains
+
+
+def summary(domains: Mapping[str, Domain]) -> str:
+    """A short table of counts, one line a domain."""
+    header = ("domain", "items", "clients", "events", "public", "events", "bad lines", "tied last two")
+    rows: list[tuple[str, ...]] = [header]
+    for name, domain in domains.items():
+        card = domain.card
+        tied = card["clients"]["tied_last_two_share"]
+        bad_lines = str(card["raw"]["bad_lines"]["count"]) if "raw" in card else "-"
+        counts = [len(domain.item_keys)]
+        for group in (domain.clients, domain.public):
+            counts += [len(group.users), group.num_events]
+        cells = [f"{count:,}" for count in counts]
+        rows.append((name, *cells, bad_lines, "unknown" if tied is None else f"{tied:.1%}"))
+    widths = [max(len(row[c]) for row in rows) for c in range(len(header))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+class _Filtered(NamedTuple):
+    sequences: Sequences
+    catalogue: Catalogue
+    raw: RawSummary
+
+
+def _read_and_filter(config: PrepareConfig, name: str) -> _Filtered:
+    options = ReadOptions(config.min_rating, config.max_bad_lines, config.duplicate_items)
+    logger.info("reading %s (%s) in %s", name, config.source, config.raw)
+    raw = SOURCES[config.source](Path(config.raw), name, options)
+    min_user, min_item = max(config.k_core, config.min_length), max(config.k_core, 1)
+    raw_counts = (len(raw.events.user_E), len(raw.events.users), len(raw.events.items))
+    if not raw_counts[0]:
+        raise ValueError(f"domain {name!r}: no events in {raw.files[0]} ({raw.events.skipped}). Check --min_rating.")
+    # Once before sorting, which keeps the memory for sorting small, and again after each later loss of events.
+    kept_E = k_core(raw.events.user_E, raw.events.item_E, min_user, min_item)
+    sequences = order_events(raw.events, kept_E)
+    raw = raw._replace(events=raw.events._replace(users=[], user_E=_NONE, item_E=_NONE, time_E=_NONE, order_E=None))
+    _check_not_empty(name, sequences, raw_counts, config)
+    num_duplicates = count_exact_duplicates(sequences)
+    if config.repeats == "first":
+        sequences = filter_core(take(sequences, first_occurrences(sequences)), min_user, min_item)
+        _check_not_empty(name, sequences, raw_counts, config)
+
+    catalogue = raw.read_catalogue(frozenset(sequences.used_items()))
+    sequences, num_textless = _check_texts(config, name, sequences, catalogue.items, raw)
+    if num_textless:
+        sequences = filter_core(sequences, min_user, min_item)
+        _check_not_empty(name, sequences, raw_counts, config)
+    return _Filtered(sequences, catalogue, _summarise(raw, raw_counts, num_duplicates, num_textless))
+
+
+_NONE = np.zeros(0, dtype=np.int32)
+
+
+def _summarise(raw: RawDomain, counts: tuple[int, int, int], num_duplicates: int, num_textless: int) -> RawSummary:
+    return RawSummary(
+        files={path.name: file_sha256(path) for path in raw.files},
+        events=counts[0],
+        users=counts[1],
+        items=counts[2],
+        skipped_events=dict(raw.events.skipped),
+        bad_lines={
+            "count": sum(bad.count for bad in raw.bad_lines),
+            "examples": [example for bad in raw.bad_lines for example in bad.examples],
+        },
+        exact_duplicate_events=num_duplicates,
+        items_without_text=num_textless,
+    )
+
+
+def _check_not_empty(name: str, sequences: Sequences, raw_counts: tuple[int, int, int], config: PrepareConfig) -> None:
+    num_users, num_items = len(sequences.users), len(np.unique(sequences.item_E))
+    if num_users >= 2 and num_items >= 2:
+        return
+    raise ValueError(
+        f"domain {name!r} has {num_users} user(s) and {num_items} item(s) after filtering "
+        f"(raw: {raw_counts[0]} events, {raw_counts[1]} users, {raw_counts[2]} items); expected at least 2 of "
+        f"each. Lower k_core ({config.k_core}) or min_length ({config.min_length}), or give more raw data."
+    )
+
+
+def _check_texts(
+    config: PrepareConfig, name: str, sequences: Sequences, items: Mapping[str, ItemFields], raw: RawDomain
+) -> tuple[Sequences, int]:
+    """Drop the events of items without text, or raise ``ValueError``; -> what is left, number of such items."""
+    used = sequences.used_items()
+    textless = {key for key in used if not _text(config, items.get(key, {}))}
+    if not textless:
+        return sequences, 0
+    if config.missing_text == "error":
+        raise ValueError(
+            f"domain {name!r}: {len(textless)} of {len(used)} items without text, such as {min(textless)!r} "
+            f"(files: {', '.join(path.name for path in raw.files[1:])}); expected at least one of "
+            f"{', '.join(config.text_fields)}. Complete the file, or drop such items with --missing_text drop."
+        )
+    has_text = np.array([key not in textless for key in sequences.items], dtype=bool)
+    return take(sequences, has_text[sequences.item_E]), len(textless)
+
+
+def _text(config: PrepareConfig, fields: ItemFields) -> str:
+    return item_text(fields, config.text_fields, config.description_chars)
+
+
+def _user_order(seed: int, user: str) -> int:
+    """A number that depends on seed and user key alone: the same in every domain, whatever other users there are."""
+    return int.from_bytes(hashlib.blake2b(f"users\x1f{seed}\x1f{user}".encode(), digest_size=8).digest(), "big")
+
+
+def _ranked_users(seed: int, users: list[str]) -> list[str]:
+    return sorted(users, key=lambda user: (_user_order(seed, user), user))
+
+
+def _choose_clients(config: PrepareConfig, name: str, ranked: list[str]) -> set[str]:
+    """The clients are first in the order of ``_user_order``, the public users last, in every domain alike."""
+    if config.users_per_domain is None:
+        # The same threshold in each domain: a user of several domains is a client in all of them or in none.
+        threshold = int((1 - config.public_share) * 2**64)
+        chosen = {user for user in ranked if _user_order(config.seed, user) < threshold}
+        if len(chosen) < 2:
+            raise ValueError(
+                f"domain {name!r}: {len(chosen)} of {len(ranked)} users are left as clients with public_share "
+                f"{config.public_share}; expected at least 2. Lower public_share or give more raw data."
+            )
+        return chosen
+    if config.users_per_domain > len(ranked):
+        raise ValueError(
+            f"domain {name!r}: users_per_domain is {config.users_per_domain}, but {len(ranked)} users are left after "
+            "filtering; expected at most that. Lower users_per_domain, k_core or min_length."
+        )
+    return set(ranked[: config.users_per_domain])
+
+
+def _choose_public(
+    config: PrepareConfig, sequences: Sequences, ranked: list[str], client_anywhere: Collection[str]
+) -> set[str]:
+    length_of = dict(zip(sequences.users, np.diff(sequences.start_U).tolist(), strict=True))
+    chosen: set[str] = set()
+    num_events = 0
+    for user in reversed(ranked):
+        if config.public_users_per_domain is not None and len(chosen) >= config.public_users_per_domain:
+            break
+        wanted = config.public_interactions_per_domain
+        if wanted is not None and num_events >= wanted:
+            break
+        if user not in client_anywhere:
+            chosen.add(user)
+            num_events += min(length_of[user], config.max_length or length_of[user])
+    return chosen
+
+
+def _build_domain(
+    config: PrepareConfig, name: str, one: _Filtered, clients: Collection[str], public: Collection[str]
+) -> Domain:
+    rows = {group: _rows(config, one.sequences, users) for group, users in (("c", clients), ("p", public))}
+    used = {item for group in rows.values() for _, items, _ in group for item in items}
+    keys = sorted(one.sequences.items[item] for item in used)
+    number_of = {key: number for number, key in enumerate(keys)}
+    renumber = {item: number_of[one.sequences.items[item]] for item in used}
+    fields = [one.catalogue.items[key] for key in keys]
+    domain = Domain(
+        name=name,
+        item_keys=keys,
+        titles=[display_title(item) or _text(config, item)[:80] for item in fields],
+        item_texts=[_text(config, item) for item in fields],
+        clients=_events(rows["c"], renumber),
+        public=_events(rows["p"], renumber),
+        card={},
+    )
+    counts = {"repeated_same": one.catalogue.num_same, "repeated_different": one.catalogue.num_different}
+    domain.card.update(make_card(domain, one.raw, catalogue_records=counts, settings=_settings(config)))
+    return domain
+
+
+def _rows(
+    config: PrepareConfig, sequences: Sequences, chosen: Collection[str]
+) -> list[tuple[str, list[int], list[int]]]:
+    rows = []
+    for u, user in enumerate(sequences.users):
+        if user in chosen:
+            start, end = int(sequences.start_U[u]), int(sequences.start_U[u + 1])
+            if config.max_length is not None:
+                start = max(start, end - config.max_length)
+            rows.append((user, sequences.item_E[start:end].tolist(), sequences.time_E[start:end].tolist()))
+    return rows
+
+
+def _events(rows: list[tuple[str, list[int], list[int]]], renumber: Mapping[int, int]) -> Events:
+    if not rows:
+        return NO_EVENTS
+    known = any(time != UNKNOWN_TIME for _, _, times in rows for time in times)
+    return Events(
+        users=[user for user, _, _ in rows],
+        sequences=[[renumber[item] for item in items] for _, items, _ in rows],
+        timestamps=[times for _, _, times in rows] if known else None,
+    )
+
+
+def _settings(config: PrepareConfig) -> dict[str, object]:
+    """What shaped the data; paths are left out, so that the card does not depend on where things lie."""
+    settings = {name: value for name, value in vars(config).items() if name not in ("raw", "output", "domains")}
+    return {**settings, "domains": config.domain_names, "text_fields": list(config.text_fields)}
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ValueError(f"got {name} {value}; expected at least {least}")
+
+
+def _check_names(source: str, names: list[str]) -> None:
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"got domains {names}; expected one or more different names, such as crime,comics,children")
+    odd = [name for name in names if not re.fullmatch(r"\w[\w.-]*", name)]
+    if odd:
+        raise ValueError(f"got domain {odd[0]!r}; expected letters, digits, '_', '-' and '.' only (it names a folder)")
+    if source in SINGLE_DOMAIN and len(names) > 1:
+        raise ValueError(f"got domains {names}; source {source} holds one domain, whose name is free. Give one name.")

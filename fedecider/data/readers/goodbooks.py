@@ -1,0 +1,93 @@
+"""goodbooks-10k: ``ratings.csv`` (in the order of time, without times), ``books.csv``, and where present the tags.
+
+Every rating is an event unless ``min_rating`` is set. The folder holds one domain, whose name is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fedecider.data.readers.lines import BadLines, find_file, read_csv
+from fedecider.data.readers.table import (
+    NUM_SHELVES,
+    STATE_SHELVES,
+    Catalogue,
+    EventTable,
+    ItemFields,
+    RawDomain,
+    ReadOptions,
+    clean,
+    collect_items,
+    keep_rating,
+)
+
+
+def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
+    """The ratings and books in ``raw``; files of the repository's ``samples`` folder serve where the full ones lack."""
+    samples = raw / "samples"
+    folder = samples if _has(samples, "ratings.csv") and not _has(raw, "ratings.csv") else raw
+    ratings = find_file(folder, ["ratings.csv"], "goodbooks-10k ratings")
+    books = find_file(raw, ["books.csv"], "goodbooks-10k books")
+    tag_files = []
+    if _has(raw, "tags.csv") and _has(folder, "book_tags.csv"):
+        tag_files = [find_file(raw, ["tags.csv"], "tags"), find_file(folder, ["book_tags.csv"], "tags of the books")]
+    files = [ratings, books, *tag_files]
+    bad = [BadLines(path, options.max_bad_lines) for path in files]
+
+    table = EventTable()
+    for user, item, rating in read_csv(ratings, ("user_id", "book_id", "rating"), _rating_row, bad[0]):
+        if keep_rating(rating, options):
+            table.add(f"{domain}-{user}", item)
+        else:
+            table.skip("rating below min_rating")
+
+    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+        shelves = _shelves(tag_files, bad[2:])
+
+        def records() -> Iterator[tuple[str, ItemFields]]:
+            for key, goodreads_id, fields in read_csv(books, ("book_id", "title", "authors"), _book_row, bad[1]):
+                yield key, {**fields, "shelves": clean(shelves.get(goodreads_id, []))}
+
+        return collect_items(records(), wanted, options, books)
+
+    return RawDomain(table.build(), read_catalogue, files, bad)
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).is_file() or (folder / f"{name}.gz").is_file()
+
+
+def _rating_row(row: dict[str, str]) -> tuple[str, str, float]:
+    return str(int(row["user_id"])), str(int(row["book_id"])), float(row["rating"])
+
+
+def _book_row(row: dict[str, str]) -> tuple[str, str, ItemFields]:
+    year = row.get("original_publication_year", "")
+    fields = {
+        "title": clean(row["title"] or row.get("original_title", "")),
+        "author": clean(row["authors"]),
+        "year": str(int(float(year))) if year else "",
+    }
+    return str(int(row["book_id"])), row.get("goodreads_book_id", ""), fields
+
+
+def _tag_row(row: dict[str, str]) -> tuple[str, str]:
+    return row["tag_id"], row["tag_name"]
+
+
+def _book_tag_row(row: dict[str, str]) -> tuple[str, str, int]:
+    return row["goodreads_book_id"], row["tag_id"], int(row["count"])
+
+
+def _shelves(files: list[Path], bad: list[BadLines]) -> dict[str, list[str]]:
+    """Goodreads book id -> the names of its most used topical tags."""
+    if not files:
+        return {}
+    names = dict(read_csv(files[0], ("tag_id", "tag_name"), _tag_row, bad[0]))
+    counted: dict[str, list[tuple[int, str]]] = {}
+    for book, tag, count in read_csv(files[1], ("goodreads_book_id", "tag_id", "count"), _book_tag_row, bad[1]):
+        name = names.get(tag, "")
+        if name and name not in STATE_SHELVES:
+            counted.setdefault(book, []).append((-count, name.replace("-", " ")))
+    return {book: [name for _, name in sorted(tags)[:NUM_SHELVES]] for book, tags in counted.items()}

@@ -1,0 +1,108 @@
+"""MovieLens: ml-100k (``u.data``, ``u.item``), ml-1m, ml-10m (``ratings.dat``, ``movies.dat``), later releases (csv).
+
+Every rating is an event unless ``min_rating`` is set. The folder holds one domain, whose name is free. Read too:
+``ratings_ordered.csv`` (user, movie, rating, order), for a release whose times are lost but whose order is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.readers.lines import BadLines, decode, find_file, read_csv, read_records
+from fedecider.data.readers.table import (
+    Catalogue,
+    EventTable,
+    ItemFields,
+    RawDomain,
+    ReadOptions,
+    clean,
+    collect_items,
+    keep_rating,
+    unix_time,
+)
+
+_GENRES = (  # in the order of the flags of u.item
+    "unknown|Action|Adventure|Animation|Children's|Comedy|Crime|Documentary|Drama|Fantasy|"
+    "Film-Noir|Horror|Musical|Mystery|Romance|Sci-Fi|Thriller|War|Western"
+)
+GENRES_100K = tuple(_GENRES.split("|"))
+
+Rating = tuple[str, str, float, int, int]
+"""user, item, rating, time, order."""
+
+
+def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
+    """The ratings and movies of the release in ``raw``; user keys carry the domain name (they are small numbers)."""
+    ratings = find_file(raw, ["u.data", "ratings.dat", "ratings.csv", "ratings_ordered.csv"], "MovieLens ratings")
+    movies = find_file(raw, ["u.item", "movies.dat", "movies.csv"], "MovieLens movies")
+    bad = [BadLines(ratings, options.max_bad_lines), BadLines(movies, options.max_bad_lines)]
+
+    ordered = ratings.name.startswith("ratings_ordered")
+    table = EventTable(with_order=ordered)
+    for user, item, rating, time, order in _ratings(ratings, bad[0]):
+        if keep_rating(rating, options):
+            table.add(f"{domain}-{user}", item, time, order)
+        else:
+            table.skip("rating below min_rating")
+
+    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+        return collect_items(_movies(movies, bad[1]), wanted, options, movies)
+
+    return RawDomain(table.build(), read_catalogue, [ratings, movies], bad)
+
+
+def _ratings(path: Path, bad: BadLines) -> Iterable[Rating]:
+    name = path.name.lower()
+    if name.startswith("u.data"):
+        return read_records(path, partial(_rating_line, separator="\t"), bad)
+    if name.startswith("ratings.dat"):
+        return read_records(path, partial(_rating_line, separator="::"), bad)
+    if name.startswith("ratings_ordered"):
+        return read_csv(path, ("user", "movie", "rating", "order"), _ordered_row, bad)
+    return read_csv(path, ("userId", "movieId", "rating", "timestamp"), _rating_row, bad)
+
+
+def _rating_line(line: bytes, separator: str) -> Rating:
+    user, item, rating, time = decode(line).rstrip("\r\n").split(separator)
+    return str(int(user)), str(int(item)), float(rating), unix_time(time), 0
+
+
+def _rating_row(row: dict[str, str]) -> Rating:
+    return str(int(row["userId"])), str(int(row["movieId"])), float(row["rating"]), unix_time(row["timestamp"]), 0
+
+
+def _ordered_row(row: dict[str, str]) -> Rating:
+    return str(int(row["user"])), str(int(row["movie"])), float(row["rating"]), UNKNOWN_TIME, int(row["order"])
+
+
+def _movies(path: Path, bad: BadLines) -> Iterator[tuple[str, ItemFields]]:
+    name = path.name.lower()
+    if name.startswith("u.item"):
+        return read_records(path, _movie_100k, bad)
+    if name.startswith("movies.dat"):
+        return read_records(path, _movie_line, bad)
+    return read_csv(path, ("movieId", "title", "genres"), _movie_row, bad)
+
+
+def _movie_100k(line: bytes) -> tuple[str, ItemFields]:
+    parts = decode(line).rstrip("\r\n").split("|")
+    if len(parts) != 5 + len(GENRES_100K):
+        raise ValueError(f"{len(parts)} columns, expected {5 + len(GENRES_100K)}")
+    genres = [genre for genre, flag in zip(GENRES_100K[1:], parts[6:], strict=True) if flag == "1"]
+    return str(int(parts[0])), _fields(parts[1], genres)
+
+
+def _movie_line(line: bytes) -> tuple[str, ItemFields]:
+    item, title, genres = decode(line).rstrip("\r\n").split("::")
+    return str(int(item)), _fields(title, genres.split("|"))
+
+
+def _movie_row(row: dict[str, str]) -> tuple[str, ItemFields]:
+    return str(int(row["movieId"])), _fields(row["title"], row["genres"].split("|"))
+
+
+def _fields(title: str, genres: list[str]) -> ItemFields:
+    return {"title": clean(title), "genres": clean([g for g in genres if g != "(no genres listed)"])}

@@ -1,0 +1,227 @@
+"""What every reader gives: events in compact arrays, and item fields on demand.
+
+Shape legend: E events, in file order.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from array import array
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.readers.lines import BadLines
+
+ItemFields = dict[str, str]
+"""Clean one-line texts of one item by field name; "title" is empty where unknown."""
+
+DEFAULT_TEXT_FIELDS = (
+    "title",
+    "author",
+    "brand",
+    "series",
+    "categories",
+    "genres",
+    "shelves",
+    "attribute",
+    "keywords",
+    "description",
+)
+OTHER_TEXT_FIELDS = ("year", "price", "sales_rank")
+"""Off by default: numbers pollute item IDs, and price and sales rank are snapshots taken after the interactions."""
+
+
+NUM_SHELVES = 5
+_STATES = (
+    "to-read currently-reading read favorites favourites owned owned-books books-i-own i-own kindle ebook ebooks "
+    "library my-books my-library default all-time-favorites did-not-finish dnf abandoned wish-list to-buy re-read "
+    "reviewed own book-club audiobook audiobooks audio favorite-books maybe home-library"
+)
+STATE_SHELVES = frozenset(_STATES.split())
+"""Shelves of book readers that say what was done with a book, not what it is about."""
+
+
+class ReadOptions(NamedTuple):
+    """What all readers are told."""
+
+    min_rating: float | None = None
+    """Keep events rated at least this; None keeps all (Goodreads: all that are read or rated)."""
+    max_bad_lines: int = 100
+    """Unreadable lines allowed in each file."""
+    duplicate_items: str = "error"
+    """An item key that occurs twice: "error", or "first" keeps the first one."""
+
+
+class RawEvents(NamedTuple):
+    """Events of one domain as arrays of numbers; ``users[user_E[e]]`` is the user key of event e."""
+
+    users: list[str]
+    items: list[str]
+    user_E: np.ndarray
+    """(E,) int32."""
+    item_E: np.ndarray
+    """(E,) int32."""
+    time_E: np.ndarray
+    """(E,) int64 Unix seconds, ``UNKNOWN_TIME`` where not known."""
+    order_E: np.ndarray | None
+    """(E,) int64 order within a user where the source gives one; None: ordered by time, ties in file order."""
+    skipped: dict[str, int]
+    """Readable events left out, by reason."""
+
+
+class Catalogue(NamedTuple):
+    """Texts of the wanted items and what was found on the way."""
+
+    items: dict[str, ItemFields]
+    num_same: int
+    """Repeated records of an item with the same text, skipped."""
+    num_different: int
+    """Repeated records with another text, skipped (only with duplicate_items="first")."""
+
+
+class RawDomain(NamedTuple):
+    """One domain of a raw source."""
+
+    events: RawEvents
+    read_catalogue: Callable[[Collection[str]], Catalogue]
+    """Texts of the wanted item keys, read when called (after k-core, so that few texts are held)."""
+    files: list[Path]
+    bad_lines: list[BadLines]
+    """One counter a file; those of the item files fill up when the catalogue is read."""
+
+
+class EventTable:
+    """Grows by one event at a time; 16 bytes an event (24 with an order) plus one key per user and item."""
+
+    def __init__(self, with_order: bool = False) -> None:
+        self._users: dict[str, int] = {}
+        self._items: dict[str, int] = {}
+        self._user = array("i")
+        self._item = array("i")
+        self._time = array("q")
+        self._order = array("q") if with_order else None
+        self.skipped: dict[str, int] = {}
+
+    def add(self, user: str, item: str, time: int = UNKNOWN_TIME, order: int = 0) -> None:
+        """Append one event."""
+        users, items = self._users, self._items
+        self._user.append(users.setdefault(user, len(users)))
+        self._item.append(items.setdefault(item, len(items)))
+        self._time.append(time)
+        if self._order is not None:
+            self._order.append(order)
+
+    def skip(self, reason: str) -> None:
+        """Count a readable event that is left out on purpose."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def build(self) -> RawEvents:
+        """The events; no more may be added afterwards (the arrays are shared, not copied)."""
+        return RawEvents(
+            users=list(self._users),
+            items=list(self._items),
+            user_E=np.frombuffer(self._user, dtype=np.int32) if self._user else np.zeros(0, np.int32),
+            item_E=np.frombuffer(self._item, dtype=np.int32) if self._item else np.zeros(0, np.int32),
+            time_E=np.frombuffer(self._time, dtype=np.int64) if self._time else np.zeros(0, np.int64),
+            order_E=None if self._order is None else np.asarray(self._order, dtype=np.int64),
+            skipped=self.skipped,
+        )
+
+
+def collect_items(
+    records: Iterable[tuple[str, ItemFields]],
+    wanted: Collection[str],
+    options: ReadOptions,
+    path: Path,
+    allow_same: bool = False,
+) -> Catalogue:
+    """The wanted items of a stream of (key, fields).
+
+    With ``allow_same``, a repeated record with equal fields is counted and skipped (Amazon's meta files have such).
+    Errors: ``ValueError`` for any other repeated key, unless ``duplicate_items`` is "first".
+    """
+    items: dict[str, ItemFields] = {}
+    num_same = num_different = 0
+    for key, fields in records:
+        if key not in wanted:
+            continue
+        known = items.setdefault(key, fields)
+        if known is fields:
+            continue
+        if known != fields:
+            num_different += 1
+        else:
+            num_same += 1
+        if options.duplicate_items != "first" and not (allow_same and known == fields):
+            raise duplicate_key(path, key, known, fields)
+    return Catalogue(items, num_same, num_different)
+
+
+def duplicate_key(path: Path, key: str, first: ItemFields, second: ItemFields) -> ValueError:
+    """The error for an item key that occurs twice."""
+    return ValueError(
+        f"{path}: duplicate item key {key!r} ({first.get('title', '')!r} and {second.get('title', '')!r}); expected "
+        "each item once. Correct the file, or pass --duplicate_items first to keep the first one."
+    )
+
+
+_TAG = re.compile(r"<(script|style)\b.*?</\1\s*>|</?[a-zA-Z!][^<>]*>", re.IGNORECASE | re.DOTALL)
+
+
+def clean(value: Any) -> str:
+    """One line of text: HTML tags and entities removed, white space collapsed; lists joined by commas."""
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        parts = [clean(part) for part in value]
+        return ", ".join(dict.fromkeys(part for part in parts if part))
+    text = str(value)
+    if "&" in text:
+        text = html.unescape(text)
+    if "<" in text:
+        text = _TAG.sub(" ", text)
+    return " ".join(text.split())
+
+
+def item_text(fields: ItemFields, names: Iterable[str], description_chars: int) -> str:
+    """``title: ...; brand: ...; ...`` in lower case, of the fields that are known; "" when none is.
+
+    Format after IDGenRec (SIGIR 2024). Differs from the paper: an unknown brand is left out, not written as "na", and
+    price and sales rank are off by default.
+    """
+    parts = []
+    for name in names:
+        value = fields.get(name, "")
+        if name == "description" and len(value) > description_chars:
+            value = value[:description_chars].rsplit(" ", 1)[0]
+        # "; " separates fields, so it may not occur inside one.
+        value = value.replace(";", ",").lower().strip()
+        if value:
+            parts.append(f"{name.replace('_', ' ')}: {value}")
+    return "; ".join(parts)
+
+
+def display_title(fields: ItemFields) -> str:
+    """The title, or where there is none the first other text, shortened."""
+    for name in DEFAULT_TEXT_FIELDS:
+        if value := fields.get(name, ""):
+            return value if name == "title" else value[:80]
+    return ""
+
+
+def keep_rating(rating: float, options: ReadOptions) -> bool:
+    """Whether an event passes ``min_rating``."""
+    return options.min_rating is None or rating >= options.min_rating
+
+
+def unix_time(value: Any) -> int:
+    """Unix seconds; ``ValueError`` for what is no time from 1970 on (milliseconds count as a mistake)."""
+    time = int(value)
+    if not 0 <= time < 1 << 33:
+        raise ValueError(f"timestamp {value!r} is not in Unix seconds")
+    return time

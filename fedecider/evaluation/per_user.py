@@ -1,0 +1,117 @@
+"""Per-user results in one Parquet file, from which every table can be computed again.
+
+One row per user, split, view and round. ``view`` is the evaluated model (a view of the method) or a baseline's name.
+``position`` is null for a held-out item that was not ranked.
+
+Shape legend: U users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from fedecider.evaluation.metrics import CUTOFFS, MACRO, NOT_RANKED, macro_mean, mean_metrics, user_metrics
+
+
+class UserPositions(NamedTuple):
+    """Positions of the users of one domain, for one split, view and round."""
+
+    domain: str
+    users: Sequence[str]
+    split: str
+    view: str
+    round: int
+    position_U: Tensor
+
+
+def write_per_user(path: Path, records: Iterable[UserPositions], cutoffs: Sequence[int] = CUTOFFS) -> None:
+    """Write domain, user, split, view, round, position and the metrics of each user; beside ``path``, then rename.
+
+    Takes the records as a stream. ``ValueError`` when users and positions differ in number or a record comes twice.
+    """
+    path = Path(path)
+    scratch = path.with_name(f".{path.name}.tmp")
+    seen: set[tuple] = set()
+    schema = _schema(cutoffs)
+    try:
+        with pq.ParquetWriter(scratch, schema, compression="zstd") as writer:
+            for record in records:
+                key = (record.domain, record.split, record.view, record.round)
+                if len(record.users) != len(record.position_U) or len(set(record.users)) != len(record.users):
+                    raise ValueError(f"got {len(set(record.users))} users and {len(record.position_U)} positions for {key}, "
+                                     "expected one position for each user")  # fmt: skip
+                if key in seen:
+                    raise ValueError(f"got {key} twice, expected one record per domain, split, view and round")
+                seen.add(key)
+                writer.write_table(_table(record, schema, cutoffs))
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_per_user(path: Path) -> list[UserPositions]:
+    """The records of a file of :func:`write_per_user`, in the order of writing, users in their order."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"got no file {path}, expected per_user.parquet of a finished run")
+    groups: dict[tuple, tuple[list[str], list[float]]] = {}
+    columns = pq.read_table(path, columns=["domain", "split", "view", "round", "user", "position"]).to_pydict()
+    for domain, split, view, round, user, position in zip(*columns.values(), strict=True):
+        users, places = groups.setdefault((domain, split, view, round), ([], []))
+        users.append(user)
+        places.append(float(NOT_RANKED) if position is None else position)
+    return [
+        UserPositions(domain, users, split, view, round, torch.tensor(places, dtype=torch.float64))
+        for (domain, split, view, round), (users, places) in groups.items()
+    ]
+
+
+def mean_table(records: Iterable[UserPositions], cutoffs: Sequence[int] = CUTOFFS) -> list[dict]:
+    """Means of every record and, for each (split, view, round), the macro mean over its domains.
+
+    Rows: ``domain`` ("macro" for the mean over domains), ``split``, ``view``, ``round``, ``num_users`` and the metrics.
+    """
+    rows: list[dict] = []
+    groups: dict[tuple, dict[str, dict[str, float]]] = {}
+    sizes: dict[tuple, int] = {}
+    for record in records:
+        key = (record.split, record.view, record.round)
+        metrics = mean_metrics(record.position_U, cutoffs)
+        groups.setdefault(key, {})[record.domain] = metrics
+        sizes[key] = sizes.get(key, 0) + len(record.users)
+        rows.append(_row(record.domain, key, len(record.users), metrics))
+    return rows + [_row(MACRO, key, sizes[key], macro_mean(domains)) for key, domains in groups.items()]
+
+
+def _row(domain: str, key: tuple, num_users: int, metrics: dict[str, float]) -> dict:
+    return {"domain": domain, "split": key[0], "view": key[1], "round": key[2], "num_users": num_users, **metrics}
+
+
+def _schema(cutoffs: Sequence[int]) -> pa.Schema:
+    word = pa.dictionary(pa.int32(), pa.string())
+    names = list(user_metrics(torch.zeros(1), cutoffs))
+    fields = [("domain", word), ("user", pa.string()), ("split", word), ("view", word), ("round", pa.int32())]
+    return pa.schema([*fields, ("position", pa.float64()), *((name, pa.float64()) for name in names)])
+
+
+def _table(record: UserPositions, schema: pa.Schema, cutoffs: Sequence[int]) -> pa.Table:
+    place_U = torch.as_tensor(record.position_U).to(torch.float64)
+    num = len(place_U)
+    columns: dict[str, list] = {
+        "domain": [record.domain] * num,
+        "user": list(record.users),
+        "split": [record.split] * num,
+        "view": [record.view] * num,
+        "round": [record.round] * num,
+        "position": [place if place < NOT_RANKED else None for place in place_U.tolist()],
+    }
+    columns |= {name: value_U.tolist() for name, value_U in user_metrics(place_U, cutoffs).items()}
+    return pa.table({field.name: pa.array(columns[field.name], type=field.type) for field in schema}, schema=schema)

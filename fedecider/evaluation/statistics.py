@@ -1,0 +1,280 @@
+"""Intervals, paired tests and the words for them: what a table may claim.
+
+Several domains are handled as a mapping from domain to values. The macro mean counts each domain once, and is resampled
+domain by domain. Values are averages over users first, then over seeds.
+
+Shape legend: M metrics, S seeds (runs), U users of a domain, R resamples or permutations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
+
+CHUNK = 4_000_000  # resampled entries held at once: bounds memory near 100 MB
+PerDomain = Mapping[str, Tensor]
+"""Domain -> values (S, U), or (U,) for a single run."""
+
+
+class Interval(NamedTuple):
+    """A mean with the bounds of its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Comparison(NamedTuple):
+    """One paired comparison of a table; ``p_holm`` is corrected over all comparisons of that table."""
+
+    domain: str
+    metric: str
+    first: str
+    second: str
+    difference: Interval
+    """first minus second."""
+    p_value: float
+    p_holm: float
+    effect_size: float
+    """Mean over standard deviation of the users' differences (Cohen's d for pairs)."""
+
+    def distinguishable(self, level: float = 0.05) -> bool:
+        return self.p_holm < level
+
+
+def bootstrap_means(
+    value_MSU: Tensor, generator: torch.Generator, num_resamples: int = 2000, seed_count_RS: Tensor | None = None
+) -> Tensor:
+    """Means of ``num_resamples`` cluster resamples, float64 (R, M).
+
+    Users and seeds are both drawn with replacement, independently (crossed clusters: the users of all seeds are the same
+    people), and each cell counts as often as its user times its seed. One seed alone is kept as it is, so the interval
+    then covers users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
+    ``seed_count_RS`` shares one draw of the seeds between domains.
+    """
+    value_MSU = value_MSU.to(torch.float64)
+    num_metrics, num_seeds, num_users = value_MSU.shape
+    if seed_count_RS is None:
+        seed_count_RS = _counts(num_resamples, num_seeds, generator)
+    means = []
+    for count_RS in seed_count_RS.split(max(1, CHUNK // num_users)):
+        count_RU = _counts(len(count_RS), num_users, generator)
+        per_seed_RMS = (count_RU @ value_MSU.reshape(-1, num_users).T).view(-1, num_metrics, num_seeds)
+        means.append((per_seed_RMS * count_RS[:, None]).sum(2) / (num_users * num_seeds))
+    return torch.cat(means)
+
+
+def bootstrap_interval(
+    values: Tensor, generator: torch.Generator, num_resamples: int = 2000, level: float = 0.95
+) -> Interval:
+    """Percentile cluster-bootstrap interval of the mean of ``values`` (S, U), or (U,) for one run."""
+    value_SU = _as_SU(values)
+    return _interval(value_SU.mean(), bootstrap_means(value_SU[None], generator, num_resamples)[:, 0], level)
+
+
+def metric_intervals(
+    positions: PerDomain,
+    generator: torch.Generator,
+    cutoffs: Sequence[int] = CUTOFFS,
+    num_resamples: int = 2000,
+    level: float = 0.95,
+) -> dict[str, dict[str, Interval]]:
+    """Every metric with its interval, per domain and for ``"macro"``: domain -> metric -> interval.
+
+    ``positions``: domain -> (S, U) or (U,) positions. The seeds are resampled jointly for all domains, since one run
+    trains all of them.
+    """
+    values: dict[str, Tensor] = {}
+    names: list[str] = []
+    for domain, position in positions.items():
+        metrics = user_metrics(_as_SU(position), cutoffs)
+        names, values[domain] = list(metrics), torch.stack(list(metrics.values()))
+    if not values:
+        raise ValueError("got no domain, expected positions of at least one")
+    num_seeds = {domain: value.shape[1] for domain, value in values.items()}
+    if len(set(num_seeds.values())) > 1:
+        raise ValueError(f"got seeds per domain {num_seeds}, expected the same number for all domains")
+    seed_count_RS = _counts(num_resamples, next(iter(num_seeds.values())), generator)
+    resampled = {
+        domain: bootstrap_means(value, generator, num_resamples, seed_count_RS) for domain, value in values.items()
+    }
+    means = {domain: value.mean((1, 2)) for domain, value in values.items()}
+    means[MACRO] = torch.stack(list(means.values())).mean(0)
+    resampled[MACRO] = torch.stack(list(resampled.values())).mean(0)
+    return {
+        domain: {name: _interval(means[domain][m], resampled[domain][:, m], level) for m, name in enumerate(names)}
+        for domain in means
+    }
+
+
+def paired_permutation_test(
+    first: Tensor | PerDomain, second: Tensor | PerDomain, generator: torch.Generator, num_permutations: int = 10_000
+) -> float:
+    """Two-sided p-value of the paired permutation test over users, at least 1 / (num_permutations + 1).
+
+    Under the null a user's two results may be exchanged, so the sign of each user's difference (mean over seeds) is flipped
+    at random: p = (1 + #{|permuted| >= |observed|}) / (1 + num_permutations). With several domains the statistic is
+    the macro mean. Seeds are averaged, not tested: the claim is about users, for these runs.
+    """
+    weighted = [difference / len(difference) for difference in _differences(first, second)]
+    term_U = torch.cat(weighted)
+    observed = float(term_U.sum().abs())
+    term_U = term_U[term_U != 0]  # a user without a difference never moves the statistic
+    tolerance = 1e-12 * float(term_U.abs().sum())
+    num_extreme, left = 0, num_permutations
+    while left > 0:
+        rows = min(left, max(1, CHUNK // max(1, len(term_U))))
+        flip_RU = torch.randint(0, 2, (rows, len(term_U)), generator=generator, dtype=torch.int8)
+        permuted_R = 2.0 * (flip_RU.to(torch.float64) @ term_U) - term_U.sum()
+        num_extreme += int((permuted_R.abs() >= observed - tolerance).sum())
+        left -= rows
+    return (1 + num_extreme) / (1 + num_permutations)
+
+
+def effect_size(first: Tensor | PerDomain, second: Tensor | PerDomain) -> float:
+    """Cohen's d for pairs: mean of the users' differences over their standard deviation; 0 when nothing differs.
+
+    Several domains: mean of the domains' values. Infinite when every user differs by the same amount.
+    """
+    sizes = []
+    for difference_U in _differences(first, second):
+        mean, spread = float(difference_U.mean()), float(difference_U.std(correction=1)) if len(difference_U) > 1 else 0.0
+        sizes.append(0.0 if mean == 0 else mean / spread if spread > 0 else math.copysign(math.inf, mean))
+    return sum(sizes) / len(sizes)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p-values, in the given order: max over j <= i of (m - j) p_(j), at most 1."""
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for step, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if not 0 <= p_values[index] <= 1:
+            raise ValueError(f"got p-value {p_values[index]}, expected a number from 0 to 1")
+        highest = max(highest, min(1.0, (len(p_values) - step) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def compare_table(
+    positions: Mapping[str, PerDomain],
+    generator: torch.Generator,
+    metrics: Sequence[str] = ("hit@10", "ndcg@10"),
+    pairs: Iterable[tuple[str, str]] | None = None,
+    num_permutations: int = 10_000,
+    num_resamples: int = 2000,
+) -> list[Comparison]:
+    """All paired comparisons of one table, Holm-corrected together.
+
+    ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which methods
+    to compare (None: all pairs). Each metric is compared in each domain and, with several domains, for their macro mean.
+    ``ValueError`` when methods do not share domains, seeds or users, or a metric is unknown.
+    """
+    pairs = list(combinations(positions, 2)) if pairs is None else list(pairs)
+    values = {method: _metric_values(per_domain, metrics) for method, per_domain in positions.items()}
+    rows: list[Comparison] = []
+    for first, second in pairs:
+        if first not in values or second not in values:
+            raise ValueError(f"got the pair {(first, second)}, expected two of {list(values)}")
+        if list(values[first][metrics[0]]) != list(values[second][metrics[0]]):
+            raise ValueError(f"got other domains for {first} than for {second}, expected the same domains in the same order")
+        for metric in metrics:
+            a, b = values[first][metric], values[second][metric]
+            scopes = [(domain, {domain: a[domain]}, {domain: b[domain]}) for domain in a]
+            scopes += [(MACRO, a, b)] if len(a) > 1 else []
+            for domain, left, right in scopes:
+                difference = _difference_interval(left, right, generator, num_resamples)
+                p_value = paired_permutation_test(left, right, generator, num_permutations)
+                size = effect_size(left, right)
+                rows.append(Comparison(domain, metric, first, second, difference, p_value, math.nan, size))
+    adjusted = holm([row.p_value for row in rows])
+    return [row._replace(p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+
+
+def verdict(comparison: Comparison, level: float = 0.05) -> str:
+    """The comparison in words: which one is above and by how much, or "not distinguishable"."""
+    c, d = comparison, comparison.difference
+    figures = f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}], Holm p {c.p_holm:.3g}, d {c.effect_size:+.2f}"
+    if not c.distinguishable(level):
+        return f"{c.first} and {c.second} are not distinguishable ({c.domain}, {c.metric}: {figures})"
+    return f"{c.first} is {'above' if d.mean > 0 else 'below'} {c.second} ({c.domain}, {c.metric}: {figures})"
+
+
+def distinguishable_winners(comparisons: Sequence[Comparison], level: float = 0.05) -> set[tuple[str, str, str]]:
+    """(domain, metric, method) of every method that is distinguishably above all it was compared with.
+
+    Only these may be bold in a table. A method that was not compared with every other method of the comparisons is never one.
+    """
+    wins: dict[tuple[str, str, str], int] = {}
+    methods: dict[tuple[str, str], set[str]] = {}
+    for c in comparisons:
+        methods.setdefault((c.domain, c.metric), set()).update((c.first, c.second))
+        if c.distinguishable(level):
+            key = (c.domain, c.metric, c.first if c.difference.mean > 0 else c.second)
+            wins[key] = wins.get(key, 0) + 1
+    return {key for key, num in wins.items() if num == len(methods[key[:2]]) - 1}
+
+
+def _as_SU(values: Tensor) -> Tensor:
+    value_SU = torch.as_tensor(values).to(torch.float64)
+    value_SU = value_SU[None] if value_SU.ndim == 1 else value_SU
+    if value_SU.ndim != 2 or 0 in value_SU.shape or bool(torch.isnan(value_SU).any()):
+        raise ValueError(f"got values of shape {tuple(value_SU.shape)} with {int(torch.isnan(value_SU).sum())} NaN, "
+                         "expected numbers of shape (seeds, users) or (users,) with at least one user")  # fmt: skip
+    return value_SU
+
+
+def _counts(num_rows: int, size: int, generator: torch.Generator) -> Tensor:
+    """How often each of ``size`` units is drawn in ``size`` draws with replacement, float64 (num_rows, size)."""
+    if size == 1:
+        return torch.ones(num_rows, 1, dtype=torch.float64)
+    drawn = torch.randint(size, (num_rows, size), generator=generator)
+    drawn += torch.arange(num_rows)[:, None] * size
+    return torch.bincount(drawn.view(-1), minlength=num_rows * size).view(num_rows, size).to(torch.float64)
+
+
+def _interval(mean: Tensor, resampled_R: Tensor, level: float) -> Interval:
+    bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    low, high = torch.quantile(resampled_R, bounds).tolist()
+    return Interval(float(mean), low, high)
+
+
+def _per_domain(values: Tensor | PerDomain) -> dict[str, Tensor]:
+    return {"": _as_SU(values)} if isinstance(values, Tensor) else {d: _as_SU(v) for d, v in values.items()}
+
+
+def _differences(first: Tensor | PerDomain, second: Tensor | PerDomain) -> list[Tensor]:
+    """Mean over seeds of first minus second, one (U,) tensor per domain."""
+    return [d.mean(0) for d in _paired(first, second).values()]
+
+
+def _paired(first: Tensor | PerDomain, second: Tensor | PerDomain) -> dict[str, Tensor]:
+    a, b = _per_domain(first), _per_domain(second)
+    if not a or {d: v.shape for d, v in a.items()} != {d: v.shape for d, v in b.items()}:
+        raise ValueError(f"got shapes { {d: tuple(v.shape) for d, v in a.items()} } and "
+                         f"{ {d: tuple(v.shape) for d, v in b.items()} }, expected the same users and seeds in both")  # fmt: skip
+    return {domain: a[domain] - b[domain] for domain in a}
+
+
+def _difference_interval(
+    first: PerDomain, second: PerDomain, generator: torch.Generator, num_resamples: int
+) -> Interval:
+    paired = _paired(first, second)
+    seed_count_RS = _counts(num_resamples, next(iter(paired.values())).shape[0], generator)
+    resampled = [bootstrap_means(d[None], generator, num_resamples, seed_count_RS)[:, 0] for d in paired.values()]
+    mean = torch.stack([d.mean() for d in paired.values()]).mean()
+    return _interval(mean, torch.stack(resampled).mean(0), 0.95)
+
+
+def _metric_values(per_domain: PerDomain, metrics: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    cutoffs = sorted({int(name.partition("@")[2]) for name in metrics})
+    values = {domain: user_metrics(_as_SU(position), cutoffs) for domain, position in per_domain.items()}
+    unknown = [name for name in metrics if any(name not in v for v in values.values())]
+    if unknown:
+        raise ValueError(f"got metrics {unknown}, expected hit@k, ndcg@k or mrr@k")
+    return {name: {domain: v[name] for domain, v in values.items()} for name in metrics}

@@ -1,0 +1,70 @@
+"""Local training without any communication: the line every federated method has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.lora.adapters import (
+    adapter_shapes,
+    initial_adapters,
+    stack_trees,
+    take_row,
+    with_prefix,
+    without_prefix,
+)
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import Recommender
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """Local training has no settings of its own."""
+
+
+def local(recommender: Recommender, config: LocalConfig) -> FederatedMethod:
+    """Every client trains its own adapters for as many epochs as the federated methods do; nothing is sent."""
+    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+
+    def init() -> tuple[Tree, Tree]:
+        return {}, with_prefix(stack_trees([start] * recommender.num_clients), "own")
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download({})
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        rows, logs = [], []
+        for row, client in enumerate(block.clients.tolist()):
+            before = without_prefix(take_row(own, row), "own")
+            load_plain(recommender.model, before)
+            trained = train_locally(recommender, client, round)
+            rows.append(with_prefix(trained.adapters if trained.log["finite"] else before, "own"))
+            logs.append(trained.log)
+        return Upload(block.clients, torch.ones(len(rows)), {}), stack_trees(rows), logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        for _ in uploads:  # the stream is what makes the clients train
+            pass
+        return {}
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        found = []
+        for row, client in enumerate(block.clients.tolist()):
+            load_view(recommender, config, view, download, take_row(own, row), client)
+            found.append(recommender.positions(client, split))
+        return found
+
+    return FederatedMethod("local", init, broadcast, client_update, server_aggregate, positions, ("local",))
+
+
+def load_view(
+    recommender: Recommender, config: LocalConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the client's own adapters."""
+    assert view == "local", view
+    load_plain(recommender.model, without_prefix(own, "own"))

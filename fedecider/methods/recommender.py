@@ -1,0 +1,178 @@
+"""What every method of the LLM line works with: the adapted model, the domains, and how to train and to rank.
+
+Shape legend: B users of a batch, S input tokens, T target tokens, U users of a client, K beams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.federation.streams import stream
+from idgen.decode import constrained_beam_search, item_positions
+from idgen.samples import Split, Task, eval_batches, num_samples, train_batches
+from idgen.trie import Trie
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Local training, alike for every method so that comparisons are fair (FeDecider, section 4.1).
+
+    Args:
+        local_epochs: Passes over a client's training samples per round.
+        batch_size: Samples per local step.
+        learning_rate: Constant AdamW learning rate of the LoRA factors; the state is fresh in every round.
+        clip_norm: Largest global norm of a step's gradient.
+        precision: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are fp32 in both.
+    """
+
+    local_epochs: int = 5
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    clip_norm: float = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.local_epochs < 1 or self.batch_size < 1:
+            raise ValueError(
+                f"got local_epochs {self.local_epochs} and batch_size {self.batch_size}, expected both at least 1"
+            )
+        if not (self.learning_rate > 0.0 and self.clip_norm > 0.0):
+            raise ValueError(
+                f"got learning_rate {self.learning_rate} and clip_norm {self.clip_norm}, expected positive numbers"
+            )
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"got precision {self.precision}, expected fp32 or bf16 (fp16 overflows in T5)")
+
+
+@dataclass(frozen=True)
+class RankingConfig:
+    """How recommendations are decoded and counted.
+
+    Args:
+        num_beams: Beams of the constrained search; items beyond them count as not ranked.
+        length_penalty: Score = log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
+        drop_seen: Leave out items of the user's history from the list.
+        num_eval_users: Users per client in the validation of every round, drawn once; 0 takes all. Test takes all.
+        eval_batch_size: Users decoded together.
+    """
+
+    num_beams: int = 20
+    length_penalty: float = 0.0
+    drop_seen: bool = True
+    num_eval_users: int = 0
+    eval_batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.num_beams < 1 or self.eval_batch_size < 1 or self.num_eval_users < 0:
+            raise ValueError(
+                f"got num_beams {self.num_beams}, eval_batch_size {self.eval_batch_size} and num_eval_users "
+                f"{self.num_eval_users}, expected at least 1, 1 and 0"
+            )
+
+
+class Recommender(NamedTuple):
+    """One model that serves all clients in turn, and three functions that know the private data."""
+
+    model: PeftModel
+    tokenizer: Any
+    tasks: Sequence[Any]
+    """``idgen.samples.Task`` of every client, in client order."""
+    names: Sequence[str]
+    """Domain name of every client; random streams are keyed by it, so client order does not matter."""
+    device: torch.device
+    seed: int
+    training: TrainingConfig
+    ranking: RankingConfig
+    batches: Callable[[int, torch.Generator], Iterator[dict[str, Tensor]]]
+    """client, generator -> one epoch of ``input_ids`` (B, S), ``attention_mask`` (B, S), ``labels`` (B, T)."""
+    positions: Callable[[int, str], Tensor]
+    """client, split -> (U,) int64 places of the held-out items under the model as it is loaded now."""
+    num_examples: Callable[[int], int]
+    """client -> training samples, the client weight of sample-weighted means."""
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.names)
+
+
+def build_recommender(
+    model: PeftModel,
+    tokenizer: Any,
+    tasks: Sequence[Task],
+    *,
+    seed: int,
+    training: TrainingConfig,
+    ranking: RankingConfig,
+    device: torch.device | str = "cpu",
+) -> Recommender:
+    """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``."""
+    device = torch.device(device)
+    model.to(device)
+    tries = [task.trie.to(device) for task in tasks]
+
+    def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        return train_batches(tasks[client], training.batch_size, generator)
+
+    def positions(client: int, split: str) -> Tensor:
+        users = _eval_users(tasks[client], split, ranking.num_eval_users, seed)
+        return _rank(
+            model, tasks[client], tries[client], cast(Split, split), users, ranking, training.precision, device
+        )
+
+    return Recommender(
+        model=model,
+        tokenizer=tokenizer,
+        tasks=tasks,
+        names=[task.name for task in tasks],
+        device=device,
+        seed=seed,
+        training=training,
+        ranking=ranking,
+        batches=batches,
+        positions=positions,
+        num_examples=lambda client: num_samples(tasks[client]),
+    )
+
+
+def _rank(
+    model: PeftModel,
+    task: Task,
+    trie: Trie,
+    split: Split,
+    users: Tensor | None,
+    ranking: RankingConfig,
+    precision: str,
+    device: torch.device,
+) -> Tensor:
+    """(U,) places in the order of ``users`` (default: all); batches come sorted by length and are put back."""
+    cut = {"valid": -2, "test": -1}[split]
+    position_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.long)
+    for user_B, input_ids, attention_mask, target_B in eval_batches(task, split, ranking.eval_batch_size, users):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            item_BK, _ = constrained_beam_search(
+                model,
+                input_ids.to(device),
+                attention_mask.to(device),
+                trie,
+                num_beams=ranking.num_beams,
+                length_penalty=ranking.length_penalty,
+            )
+        seen = [task.sequences[user][:cut] for user in user_B.tolist()] if ranking.drop_seen else None
+        position_U[user_B] = item_positions(item_BK.cpu(), target_B.cpu(), seen)
+    return position_U if users is None else position_U[users]
+
+
+def _eval_users(task: Task, split: str, count: int, seed: int) -> Tensor | None:
+    """Users to rank: all of them, or for validation a fixed sample in ascending order."""
+    num_users = len(task.sequences)
+    if split != "valid" or count == 0 or count >= num_users:
+        return None
+    order = torch.randperm(num_users, generator=stream(seed, "eval_users", task.name))
+    return order[:count].sort().values

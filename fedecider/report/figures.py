@@ -1,0 +1,157 @@
+"""Figures as self-contained HTML (plotly.js inside, no network) with the drawn data beside them as compact JSON.
+
+Shape legend: R rounds, K clients (domains); alpha_RKK[r, i, j] is the weight of client i for the direction of client j.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c6d31")  # Okabe and Ito
+ALPHA_START = 2.0  # value of every fusion weight before its first step
+
+
+class PlotFigure(NamedTuple):
+    """A plotly figure and the numbers it draws."""
+
+    figure: go.Figure
+    data: dict[str, Any]
+
+
+def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str], selected_round: int) -> PlotFigure:
+    """Heat map of the fusion weights at ``selected_round``: row i is the client, column j whose direction it weights.
+
+    The colour scale is symmetric about zero, since weights may be negative.
+    """
+    _check_alpha(alpha_RKK, rounds, domains)
+    _check_round(rounds, selected_round)
+    value_KK = alpha_RKK[list(rounds).index(selected_round)].double().tolist()
+    bound = max((abs(value) for row in value_KK for value in row), default=0.0) or 1.0
+    heat = go.Heatmap(
+        z=value_KK,
+        x=list(domains),
+        y=list(domains),
+        colorscale="RdBu",
+        zmin=-bound,
+        zmax=bound,
+        text=[[f"{value:.3f}" for value in row] for row in value_KK],
+        texttemplate="%{text}",
+        hovertemplate="client %{y}<br>direction of %{x}<br>alpha %{z:.4f}<extra></extra>",
+        colorbar={"title": {"text": "alpha"}},
+    )
+    figure = go.Figure(heat)
+    figure.update_xaxes(title_text="direction of client", type="category")
+    figure.update_yaxes(title_text="client", type="category", autorange="reversed")
+    _style(figure, f"Fusion weights, round {selected_round}")
+    return PlotFigure(figure, {"round": selected_round, "domains": list(domains), "alpha": value_KK})
+
+
+def alpha_curves(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str], selected_round: int) -> PlotFigure:
+    """One panel per client: its K fusion weights over the rounds, from the start value 2, selected round marked.
+
+    The point at ``rounds[0] - 1`` is the start value, unless the first given round holds it already.
+    """
+    _check_alpha(alpha_RKK, rounds, domains)
+    _check_round(rounds, selected_round)
+    value_RKK = alpha_RKK.double()
+    starts = [] if bool((value_RKK[0] == ALPHA_START).all()) else [rounds[0] - 1]
+    shown = [*starts, *rounds]
+    figure = make_subplots(rows=1, cols=len(domains), shared_yaxes=True, subplot_titles=list(domains))
+    for i in range(len(domains)):
+        for j, direction in enumerate(domains):
+            values = [ALPHA_START] * len(starts) + value_RKK[:, i, j].tolist()
+            line = {"color": COLOURS[j % len(COLOURS)], "dash": "solid" if i == j else "dash"}
+            trace = go.Scatter(x=shown, y=values, name=direction, legendgroup=direction, showlegend=i == 0, line=line)
+            figure.add_trace(trace, row=1, col=i + 1)
+        figure.add_hline(y=ALPHA_START, line={"color": "#999", "width": 1, "dash": "dot"}, row=1, col=i + 1)  # pyright: ignore[reportArgumentType]
+        figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=i + 1)  # pyright: ignore[reportArgumentType]
+    figure.update_xaxes(title_text="round")
+    figure.update_yaxes(title_text="alpha", col=1)
+    _style(figure, f"Fusion weights over the rounds (line: selected round {selected_round}; solid: own direction)")
+    data = {"rounds": list(rounds), "start": ALPHA_START, "selected_round": selected_round, "domains": list(domains)}
+    return PlotFigure(figure, {**data, "alpha": value_RKK.tolist()})
+
+
+def validation_curves(
+    scores: Mapping[str, Mapping[str, Sequence[float]]],
+    rounds: Sequence[int],
+    metric: str = "ndcg@10",
+    selected_round: int | None = None,
+) -> PlotFigure:
+    """Validation ``metric`` over the rounds: one panel per domain, one line per view (or method).
+
+    ``scores``: line -> domain -> one value per round. ``selected_round`` is marked when given.
+    """
+    domains = list(next(iter(scores.values()), {}))
+    if not domains:
+        raise ValueError("got no scores, expected at least one line with one domain")
+    figure = make_subplots(rows=1, cols=len(domains), subplot_titles=domains)
+    for number, (label, per_domain) in enumerate(scores.items()):
+        for column, domain in enumerate(domains):
+            values = list(per_domain.get(domain, ()))
+            if len(values) != len(rounds):
+                raise ValueError(f"got {len(values)} values of {label} in {domain}, expected one for each of {len(rounds)} rounds")
+            line = {"color": COLOURS[number % len(COLOURS)]}
+            trace = go.Scatter(
+                x=list(rounds), y=values, name=label, legendgroup=label, showlegend=column == 0, line=line, mode="lines+markers"
+            )
+            figure.add_trace(trace, row=1, col=column + 1)
+    if selected_round is not None:
+        _check_round(rounds, selected_round)
+        for column in range(len(domains)):
+            figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=column + 1)  # pyright: ignore[reportArgumentType]
+    figure.update_xaxes(title_text="round")
+    figure.update_yaxes(title_text=metric, rangemode="tozero", col=1)
+    _style(figure, f"Validation {metric}")
+    plain = {label: {d: list(v) for d, v in per_domain.items()} for label, per_domain in scores.items()}
+    data = {"metric": metric, "rounds": list(rounds), "selected_round": selected_round, "scores": plain}
+    return PlotFigure(figure, data)
+
+
+def save_figure(figure: PlotFigure, path: Path) -> list[Path]:
+    """Write ``path`` with suffix .html (about 5 MB: plotly.js is inside) and .json (the data); returns both paths."""
+    html, data = path.with_suffix(".html"), path.with_suffix(".json")
+    text = figure.figure.to_html(include_plotlyjs=True, full_html=True, config={"responsive": True, "displaylogo": False})
+    _write(html, text)
+    _write(data, json.dumps(_finite(figure.data), allow_nan=False, separators=(",", ":")) + "\n")
+    return [html, data]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN: such numbers become null, which plotly draws as a gap."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _check_alpha(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str]) -> None:
+    expected = (len(rounds), len(domains), len(domains))
+    if tuple(alpha_RKK.shape) != expected or 0 in expected:
+        raise ValueError(f"got alpha of shape {tuple(alpha_RKK.shape)}, expected (rounds, clients, clients) = {expected}")
+
+
+def _check_round(rounds: Sequence[int], selected_round: int) -> None:
+    if selected_round not in rounds:
+        raise ValueError(f"got selected round {selected_round}, expected one of {list(rounds)}")
+
+
+def _style(figure: go.Figure, title: str) -> None:
+    figure.update_layout(title={"text": title}, template="plotly_white", margin={"l": 60, "r": 20, "t": 80, "b": 60})

@@ -1,0 +1,151 @@
+"""The folder of one run: its name, what is written into it, and everything needed to repeat it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedecider.federation.record import write_json
+from fedecider.stages import as_plain, content_key
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
+
+
+class RunFolder(NamedTuple):
+    """Paths inside ``runs/<name>/``."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def rounds(self) -> Path:
+        return self.root / "rounds.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def per_user(self) -> Path:
+        return self.root / "per_user.parquet"
+
+    @property
+    def fusion_weights(self) -> Path:
+        return self.root / "fusion_weights.json"
+
+    @property
+    def communication(self) -> Path:
+        return self.root / "communication.json"
+
+    @property
+    def adapters(self) -> Path:
+        return self.root / "adapters"
+
+    @property
+    def backbone(self) -> Path:
+        return self.root / "backbone"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+
+def default_name(method: str, domains: list[str]) -> str:
+    return f"{method}-{'-'.join(domains)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def open_run(root: Path, record: dict[str, Any], resume: bool) -> RunFolder:
+    """Create ``root`` with its ``run.json``, or check that it holds the same run when resuming.
+
+    Raises:
+        ValueError: the folder holds a run already and ``resume`` is false; it holds none and ``resume`` is true;
+            or it holds a run of another configuration.
+    """
+    folder = RunFolder(root)
+    if resume:
+        previous = read_run(root)
+        changed = changed_settings(previous["config"], as_plain(record["config"]))
+        if changed or previous["data"] != record["data"]:
+            what = changed[0] if changed else "the data"
+            raise ValueError(
+                f"{root} holds a run of another configuration: {what}. Resume with the settings in "
+                f"{folder.record}, or choose another --output"
+            )
+        return folder
+    if folder.record.exists():
+        raise ValueError(
+            f"{root} holds a run already. Choose another --output, or add --resume true to go on with it"
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(folder.record, as_plain(record))
+    return folder
+
+
+def read_run(root: Path) -> dict[str, Any]:
+    """``run.json`` of a run folder.
+
+    Raises:
+        FileNotFoundError: ``root`` is not a run folder.
+    """
+    path = RunFolder(root).record
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no run in {root} (expected {path}). Give the folder that scripts/federate.py printed at its end"
+        )
+    return json.loads(path.read_text())
+
+
+def changed_settings(old: dict, new: dict, prefix: str = "") -> list[str]:
+    """Differences as ``name: got X, expected Y``; where a run is written and how it is resumed do not count."""
+    changed = []
+    for name in sorted(set(old) | set(new)):
+        if not prefix and name in ("resume", "output"):
+            continue
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changed += changed_settings(before, after, f"{prefix}{name}.")
+        elif before != after:
+            changed.append(f"{prefix}{name}: got {after!r}, expected {before!r}")
+    return changed
+
+
+def fingerprint(record: dict[str, Any]) -> str:
+    """Key of the configuration and data of a run; checkpoints carry it."""
+    config = {name: value for name, value in as_plain(record["config"]).items() if name not in ("resume", "output")}
+    return content_key({"config": config, "data": record["data"]})
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit and kind of machine; nothing that names a person, a host or a path."""
+    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "machine": {"system": platform.system(), "processor": platform.machine()},
+        "commit": git_commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree, with ``-dirty`` when tracked files differ from it; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("-dirty" if status.strip() else "")

@@ -1,0 +1,321 @@
+"""Constrained decoding with a T5 model: batched beam search over a `Trie`, and an exact scorer as its oracle.
+
+Shapes: B users, S input tokens, K beams, D model width, H heads, V vocabulary, N decoder tokens kept for a user
+(those of all beams of all steps so far), M candidates of a user, R live beams of all users, C candidates of all
+users, I items, T tokens of an ID with its end token.
+
+The decoder runs here step by step on the model's own sub-modules (so adapters injected into them take part), with
+the beams of a user laid along the query axis: keys and values of the encoder output exist once per user and serve
+all of the user's beams, and the self-attention cache is a growing list of tokens of which every beam sees its
+ancestors only, so nothing is copied when beams are reordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from idgen.trie import Trie
+
+NOT_RANKED = 2**31 - 1  # position of an item that the list does not hold; the same value as in fedecider.evaluation
+MAX_LOGITS = 2**26  # logits computed at a time: 256 MiB in fp32
+
+
+class DecoderState(NamedTuple):
+    """What decoding remembers between two steps."""
+
+    cross_keys: list[tuple[Tensor, Tensor]]  # per layer: keys and values of the encoder output, (B, H, S, D / H)
+    cross_bias_B11S: Tensor  # 0 on input tokens, the lowest number on padding
+    self_keys: list[tuple[Tensor, Tensor]]  # per layer: keys and values of the decoder tokens, (B, H, N, D / H)
+    visible_BKN: Tensor  # bool: decoder token n is an ancestor of beam k
+    depth_N: Tensor  # the step in which token n was read
+
+
+class _Beams(NamedTuple):
+    """Running beams, best first; dead ones have the score -inf and stand last."""
+
+    node_BK: Tensor
+    score_BK: Tensor  # sum of token log-probabilities
+    parent_BK: Tensor  # place in the beams of the step before
+
+
+def unwrap(model: Any) -> Any:
+    """The T5 model inside a PEFT wrapper; adapters stay active because they sit in its modules."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not hasattr(model, "lm_head") or not hasattr(getattr(model, "decoder", None), "block"):
+        raise ValueError(
+            f"got a {type(model).__name__}; expected a T5ForConditionalGeneration, plain or wrapped by PEFT. "
+            "Load the backbone with T5ForConditionalGeneration.from_pretrained"
+        )
+    return model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off and no gradients inside; each module's mode is as before afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def start_decoder(model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> DecoderState:
+    """Run the encoder once and prepare decoding; ``model`` is already unwrapped."""
+    hidden_BSD = model.encoder(input_ids=input_ids_BS, attention_mask=attention_mask_BS).last_hidden_state
+    cross_keys = []
+    for block in model.decoder.block:
+        attention = block.layer[1].EncDecAttention
+        cross_keys.append((_heads(attention, attention.k(hidden_BSD)), _heads(attention, attention.v(hidden_BSD))))
+    lowest = torch.finfo(torch.float32).min
+    bias_B11S = torch.zeros(attention_mask_BS.shape, device=hidden_BSD.device)
+    bias_B11S = bias_B11S.masked_fill(attention_mask_BS == 0, lowest)[:, None, None, :]
+    num_users = len(input_ids_BS)
+    return DecoderState(
+        cross_keys=cross_keys,
+        cross_bias_B11S=bias_B11S,
+        self_keys=[],
+        visible_BKN=torch.zeros(num_users, 1, 0, dtype=torch.bool, device=hidden_BSD.device),
+        depth_N=torch.zeros(0, dtype=torch.long, device=hidden_BSD.device),
+    )
+
+
+def decoder_step(
+    model: Any, state: DecoderState, token_BK: Tensor, parent_BK: Tensor, step: int
+) -> tuple[Tensor, DecoderState]:
+    """Let every beam read one token: (hidden_BKD ready for `token_logits`, the new state).
+
+    ``parent_BK`` says which beam of the step before each beam continues (zeros in step 0).
+    """
+    num_users, num_beams = token_BK.shape
+    num_kept = len(state.depth_N)
+    visible_BKN = state.visible_BKN.gather(1, parent_BK[..., None].expand(-1, -1, num_kept))
+    itself_BKK = torch.eye(num_beams, dtype=torch.bool, device=token_BK.device).expand(num_users, -1, -1)
+    visible_BKN = torch.cat([visible_BKN, itself_BKK], 2)
+    depth_N = torch.cat([state.depth_N, state.depth_N.new_full((num_beams,), step)])
+
+    blocks = model.decoder.block
+    # One relative position bias, held by the first layer; the row of the newest query, by the depth of the key.
+    bias_HT = blocks[0].layer[0].SelfAttention.compute_bias(step + 1, step + 1)[0, :, -1, :]
+    lowest = torch.finfo(torch.float32).min
+    self_bias = bias_HT[:, depth_N].float()[None, :, None, :].masked_fill(~visible_BKN[:, None], lowest)
+
+    hidden_BKD = model.decoder.embed_tokens(token_BK)
+    self_keys = []
+    for layer, block in enumerate(blocks):
+        attention, normed = block.layer[0].SelfAttention, block.layer[0].layer_norm(hidden_BKD)
+        keys, values = _heads(attention, attention.k(normed)), _heads(attention, attention.v(normed))
+        if state.self_keys:
+            old_keys, old_values = state.self_keys[layer]
+            keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
+        self_keys.append((keys, values))
+        hidden_BKD = hidden_BKD + _attend(attention, normed, keys, values, self_bias)
+        attention, normed = block.layer[1].EncDecAttention, block.layer[1].layer_norm(hidden_BKD)
+        hidden_BKD = hidden_BKD + _attend(attention, normed, *state.cross_keys[layer], state.cross_bias_B11S)
+        hidden_BKD = block.layer[2](hidden_BKD)
+    hidden_BKD = model.decoder.final_layer_norm(hidden_BKD)
+    return hidden_BKD, state._replace(self_keys=self_keys, visible_BKN=visible_BKN, depth_N=depth_N)
+
+
+def token_logits(model: Any, hidden_RD: Tensor) -> Tensor:
+    """Logits in fp32; T5 with tied embeddings divides the decoder output by sqrt(D) first."""
+    config = model.config
+    if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
+        hidden_RD = hidden_RD * config.d_model**-0.5
+    return model.lm_head(hidden_RD).float()
+
+
+def constrained_beam_search(
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    num_beams: int,
+    length_penalty: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The best ``num_beams`` items of the catalogue for each user by beam search: (item_BK, score_BK), best first.
+
+    score = (sum of token log-probabilities, end token included) / (number of tokens) ** length_penalty; 0 ranks
+    by likelihood, 1 is the setting of IDGenRec (SIGIR 2024). With fewer items than beams the list ends with
+    item -1, score -inf. With at least as many beams as items the ranking is that of `score_catalogue`. Probabilities
+    are those over the whole vocabulary, not renormalised over the catalogue. Equal scores: the lower item first.
+    A finished ID enters the list when it is among the ``num_beams`` best candidates of its step, as in the
+    ``generate`` of transformers; a user's search stops when no running beam can enter the list any more.
+    Differs from the paper: batched, and that stopping rule is exact where the default of ``generate`` guesses.
+    """
+    if num_beams < 1:
+        raise ValueError(f"num_beams is {num_beams}; expected at least 1, and at least the largest k of hit@k")
+    if length_penalty < 0:
+        raise ValueError(f"length_penalty is {length_penalty}; expected 0.0 (likelihood) or more (1.0: mean per token)")
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
+    with evaluating(model):
+        return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams, length_penalty)
+
+
+def _search(
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, num_beams: int, length_penalty: float
+) -> tuple[Tensor, Tensor]:
+    num_users, device = len(input_ids_BS), input_ids_BS.device
+    state = start_decoder(model, input_ids_BS, attention_mask_BS)
+    start_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=device)
+    beams = _Beams(start_B1, torch.zeros(num_users, 1, device=device), start_B1)
+    token_BK = start_B1 + model.config.decoder_start_token_id
+    item_BK = torch.full((num_users, num_beams), -1, device=device)
+    score_BK = torch.full((num_users, num_beams), -torch.inf, device=device)
+    for step in range(trie.max_length):
+        hidden_BKD, state = decoder_step(model, state, token_BK, beams.parent_BK, step)
+        found = _best_candidates(model, hidden_BKD, beams, trie, 2 * num_beams)
+        leaf_BM = trie.item_N[found.node_BK] >= 0
+        ended_BM = leaf_BM & (found.score_BK > -torch.inf)
+        ended_BM[:, num_beams:] = False
+        item_BK, score_BK = _merge(
+            torch.cat([item_BK, torch.where(ended_BM, trie.item_N[found.node_BK], -1)], 1),
+            torch.cat([score_BK, (found.score_BK / (step + 1) ** length_penalty).masked_fill(~ended_BM, -torch.inf)], 1),
+            num_beams,
+        )
+        beams = _running(found, leaf_BM, num_beams)
+        reachable_BK = beams.score_BK / trie.longest_N[beams.node_BK] ** length_penalty
+        done_B = (reachable_BK <= score_BK[:, -1:]).all(1)
+        num_live = int(((beams.score_BK > -torch.inf).sum(1) * ~done_B).max())
+        if num_live == 0:
+            break
+        beams = _Beams(*(value[:, :num_live] for value in beams))
+        beams = beams._replace(score_BK=beams.score_BK.masked_fill(done_B[:, None], -torch.inf))
+        token_BK = trie.token_N[beams.node_BK].clamp(min=0)
+    return item_BK, score_BK
+
+
+def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, count: int) -> _Beams:
+    """The up to ``count`` best continuations of each user, best first (ties: earlier beam, then lower token).
+
+    Only the children of live beams are looked at; the vocabulary is touched by the normaliser alone. Missing
+    candidates have the score -inf.
+    """
+    num_users, num_beams = beams.score_BK.shape
+    live_R = (beams.score_BK > -torch.inf).flatten().nonzero().squeeze(1)
+    child = trie.children(beams.node_BK.flatten()[live_R])
+    score_C = _log_prob(model, hidden_BKD.flatten(0, 1)[live_R], child.row_C, child.token_C)
+    score_C = score_C + beams.score_BK.flatten()[live_R][child.row_C]
+    # Ragged to padded: place of each candidate among those of its user.
+    beam_C = live_R[child.row_C]
+    user_C = beam_C // num_beams
+    count_B = torch.bincount(user_C, minlength=num_users)
+    place_C = torch.arange(len(user_C), device=user_C.device) - (torch.cumsum(count_B, 0) - count_B)[user_C]
+    shape = (num_users, max(int(count_B.max()), 1))
+    score_BM = hidden_BKD.new_full(shape, -torch.inf, dtype=torch.float32)
+    score_BM[user_C, place_C] = score_C
+    index_BM = beam_C.new_zeros(shape)
+    index_BM[user_C, place_C] = torch.arange(len(user_C), device=user_C.device)
+    score_BK, order_BK = stable_topk(score_BM, count)
+    index_BK = index_BM.gather(1, order_BK)
+    return _Beams(child.node_C[index_BK], score_BK, (beam_C % num_beams)[index_BK])
+
+
+def _log_prob(model: Any, hidden_RD: Tensor, row_C: Tensor, token_C: Tensor) -> Tensor:
+    """Log-probabilities of the asked tokens, ``row_C`` rising; a limited number of logits exists at a time."""
+    rows_at_once = max(1, MAX_LOGITS // model.config.vocab_size)
+    if len(hidden_RD) <= rows_at_once:
+        logit_RV = token_logits(model, hidden_RD)
+        return logit_RV[row_C, token_C] - torch.logsumexp(logit_RV, 1)[row_C]
+    parts = []
+    for start in range(0, len(hidden_RD), rows_at_once):
+        inside_C = (row_C >= start) & (row_C < start + rows_at_once)
+        part_RD = hidden_RD[start : start + rows_at_once]
+        parts.append(_log_prob(model, part_RD, row_C[inside_C] - start, token_C[inside_C]))
+    return torch.cat(parts)
+
+
+def _running(found: _Beams, leaf_BM: Tensor, num_beams: int) -> _Beams:
+    """The best unfinished candidates, in their order; finished ones become dead beams at the end."""
+    score_BM = found.score_BK.masked_fill(leaf_BM, -torch.inf)
+    order_BM = torch.sort((score_BM == -torch.inf).long(), dim=1, stable=True).indices[:, :num_beams]
+    return _Beams(*(value.gather(1, order_BM) for value in found._replace(score_BK=score_BM)))
+
+
+def _merge(item_BM: Tensor, score_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` best finished items, best first, equal scores by item number."""
+    by_item_BM = torch.sort(item_BM, dim=1, stable=True).indices
+    score_BM, order_BM = torch.sort(score_BM.gather(1, by_item_BM), dim=1, descending=True, stable=True)
+    return item_BM.gather(1, by_item_BM).gather(1, order_BM)[:, :count], score_BM[:, :count]
+
+
+def stable_topk(score_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Like ``torch.topk`` with at most M entries, but equal scores keep their order."""
+    count = min(count, score_BM.shape[1])
+    top_BK, place_BK = torch.topk(score_BM, count, dim=1)
+    if int((score_BM >= top_BK[:, -1:]).sum(1).max()) > count:  # a tie at the border: topk may have picked any
+        score_BM, order_BM = torch.sort(score_BM, dim=1, descending=True, stable=True)
+        return score_BM[:, :count], order_BM[:, :count]
+    place_BK = place_BK.sort(1).values
+    top_BK, order_BK = torch.sort(score_BM.gather(1, place_BK), dim=1, descending=True, stable=True)
+    return top_BK, place_BK.gather(1, order_BK)
+
+
+def score_catalogue(
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    length_penalty: float = 0.0,
+    chunk: int = 256,
+) -> Tensor:
+    """Exact score of every item for every user, (B, I): the oracle of `constrained_beam_search`.
+
+    Teacher-forced through the model's own forward pass (the encoder runs once per user, ``chunk`` items at a
+    time), so it shares no decoding code with the search. Cost grows with users x items: for small catalogues.
+    """
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
+    score_BI = torch.empty(len(input_ids_BS), len(trie), device=input_ids_BS.device)
+    with evaluating(model):
+        encoded_BSD = model.encoder(input_ids=input_ids_BS, attention_mask=attention_mask_BS).last_hidden_state
+        for user, (encoded_SD, mask_S) in enumerate(zip(encoded_BSD, attention_mask_BS, strict=True)):
+            for start in range(0, len(trie), chunk):
+                label_IT = trie.label_IT[start : start + chunk]
+                given_IT = label_IT.clamp(min=0)  # what stands behind the end token has no influence on the score
+                logit_ITV = model(
+                    encoder_outputs=(encoded_SD.expand(len(label_IT), -1, -1),),
+                    attention_mask=mask_S.expand(len(label_IT), -1),
+                    decoder_input_ids=model._shift_right(given_IT),
+                ).logits.float()
+                log_prob_IT = torch.log_softmax(logit_ITV, -1).gather(2, given_IT[..., None]).squeeze(2)
+                score_BI[user, start : start + chunk] = log_prob_IT.masked_fill(label_IT < 0, 0.0).sum(1)
+    return score_BI / trie.length_I**length_penalty
+
+
+def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:
+    """0-based place of each user's target in the list, `NOT_RANKED` when it is not there, (B,) int64 on the CPU.
+
+    Places are counted after dropping empty entries (-1) and, with ``seen``, the items of the user's history; the
+    target itself is never dropped.
+    """
+    if len(item_BK) != len(target_B) or (seen is not None and len(seen) != len(target_B)):
+        raise ValueError(
+            f"got lists for {len(item_BK)} users, {len(target_B)} targets and "
+            f"{'no' if seen is None else len(seen)} histories; expected one of each per user"
+        )
+    position_B = torch.full((len(target_B),), NOT_RANKED, dtype=torch.long)
+    for user, (items, target) in enumerate(zip(item_BK.tolist(), target_B.tolist(), strict=True)):
+        if target not in items:
+            continue
+        dropped = {-1, *(seen[user] if seen is not None else ())} - {target}
+        position_B[user] = sum(item not in dropped for item in items[: items.index(target)])
+    return position_B
+
+
+def _heads(attention: Any, projected_BTD: Tensor) -> Tensor:
+    """(B, T, heads * width) -> (B, heads, T, width)."""
+    return projected_BTD.unflatten(2, (-1, attention.key_value_proj_dim)).transpose(1, 2)
+
+
+def _attend(attention: Any, normed_BKD: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """T5 attention (no 1 / sqrt(width)) of the beams over keys; softmax in fp32."""
+    weight = (_heads(attention, attention.q(normed_BKD)) @ keys.transpose(2, 3)).float() + bias
+    context = torch.softmax(weight, -1).to(values.dtype) @ values
+    return attention.o(context.transpose(1, 2).flatten(2))

@@ -1,0 +1,216 @@
+"""Which samples there are: settings, the table of events, and random draws of targets, histories and templates.
+
+Shapes: N samples, E events of all users, H history length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from idgen.item_ids import MAX_PREFIX_ITEMS
+from idgen.prompts import TemplateSet
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
+
+    Args:
+        templates: "natural" (ten sentences) or "compact" (one prompt of a few words, fast on CPUs).
+        separator: Word between two item IDs of the history; may be empty.
+        user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
+            few items; samples whose target lies among these items use the wording without a user. "train": an ID
+            text written from the whole training part, which also holds the targets of training samples.
+        max_history: Items of a history at most, the newest ones.
+        max_source_tokens: Input tokens at most; the oldest items are left out first.
+        samples_per_position: Samples an epoch draws of every target position, each with a template of its own.
+        newest_first: Write the newest item of the history first.
+        history_crop: Length of a training history. "none": all of it; "uniform": 1 to all; "geometric": geometric
+            with rate `crop_rate`.
+        crop_rate: Stopping probability of the geometric history length.
+        item_dropout: Probability that an item of a training history is left out (one always stays).
+        pair_share: Share of training samples that are replaced by item pairs: a history of a single item near the
+            target in the same training part, and no user.
+        pair_window: Largest distance of the two items of a pair; distance d is drawn with weight 1 / d.
+        pair_directions: "forward": the item before the target; "both": also items after it.
+    """
+
+    templates: TemplateSet = "natural"
+    separator: str = ";"
+    user_wording: Literal["none", "prefix", "train"] = "prefix"
+    max_history: int = 20
+    max_source_tokens: int = 512
+    samples_per_position: int = 1
+    newest_first: bool = False
+    history_crop: Literal["none", "uniform", "geometric"] = "none"
+    crop_rate: float = 0.3
+    item_dropout: float = 0.0
+    pair_share: float = 0.0
+    pair_window: int = 5
+    pair_directions: Literal["forward", "both"] = "both"
+
+    def __post_init__(self) -> None:
+        for name in ("max_history", "max_source_tokens", "samples_per_position", "pair_window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected at least 1")
+        for name, value, allowed in (
+            ("templates", self.templates, ("natural", "compact")),
+            ("user_wording", self.user_wording, ("none", "prefix", "train")),
+            ("history_crop", self.history_crop, ("none", "uniform", "geometric")),
+            ("pair_directions", self.pair_directions, ("forward", "both")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"got {name} {value!r}, expected one of {allowed}")
+        if not 0 < self.crop_rate <= 1:
+            raise ValueError(f"got crop_rate {self.crop_rate}, expected more than 0 and at most 1")
+        if not 0 <= self.item_dropout < 1:
+            raise ValueError(f"got item_dropout {self.item_dropout}, expected at least 0 and less than 1")
+        if not 0 <= self.pair_share <= 1:
+            raise ValueError(f"got pair_share {self.pair_share}, expected 0 to 1")
+        if len(self.separator.split()) > 1 or self.separator != self.separator.strip():
+            raise ValueError(f"got separator {self.separator!r}, expected one word without spaces, or nothing")
+
+
+class EventTable(NamedTuple):
+    """All events of all users, user after user, oldest first. Samples name an event: their target."""
+
+    item_E: np.ndarray
+    task_E: np.ndarray
+    user_E: np.ndarray
+    first_E: np.ndarray
+    """Number of the user's first event."""
+    train_end_E: np.ndarray
+    """One past the user's last event of the training part."""
+    end_E: np.ndarray
+    """One past the user's last event."""
+    named_E: np.ndarray
+    """Bool: a sample with this target may use the wording with a user."""
+
+
+class Draw(NamedTuple):
+    """Samples before they become tokens; histories are numbers of events, newest first, -1 behind the oldest."""
+
+    target_N: np.ndarray
+    history_NH: np.ndarray
+    template_N: np.ndarray
+    named_N: np.ndarray
+
+
+def event_table(
+    sequences: Sequence[Sequence[int]], hold_out: bool, has_text_U: np.ndarray, user_wording: str
+) -> EventTable:
+    """Lay the users' events out. ``hold_out``: the last two of each user are no part of the training part.
+
+    ``has_text_U`` (users,): whether there is an ID text of the user. Under "prefix" only targets behind the items
+    that the text was written from are named.
+    """
+    length_U = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    first_U = np.cumsum(length_U) - length_U
+    train_U = np.maximum(length_U - 2, 0) if hold_out else length_U
+    # As `num_wording_items` for every user at once.
+    written_U = np.clip(train_U - 1, 1, MAX_PREFIX_ITEMS) if user_wording == "prefix" else np.zeros_like(length_U)
+    user_E = np.repeat(np.arange(len(length_U)), length_U)
+    first_E = first_U[user_E]
+    place_E = np.arange(len(user_E)) - first_E
+    return EventTable(
+        item_E=np.fromiter((item for sequence in sequences for item in sequence), np.int64, len(user_E)),
+        task_E=np.zeros_like(user_E),
+        user_E=user_E,
+        first_E=first_E,
+        train_end_E=first_E + train_U[user_E],
+        end_E=first_E + length_U[user_E],
+        named_E=has_text_U[user_E] & (place_E >= written_U[user_E]),
+    )
+
+
+def merge_events(tables: Sequence[EventTable]) -> EventTable:
+    """One table of several tasks: tasks and events are renumbered, users and items keep their numbers."""
+    shifts = np.cumsum([0, *(len(table.item_E) for table in tables)])[:-1]
+    shifted = [
+        table._replace(
+            task_E=table.task_E + number,
+            first_E=table.first_E + shift,
+            train_end_E=table.train_end_E + shift,
+            end_E=table.end_E + shift,
+        )
+        for number, (table, shift) in enumerate(zip(tables, shifts, strict=True))
+    ]
+    return EventTable(*(np.concatenate(columns) for columns in zip(*shifted, strict=True)))
+
+
+def is_target(events: EventTable) -> np.ndarray:
+    """Bool (E,): events of the training part with a history."""
+    event_E = np.arange(len(events.item_E))
+    return (event_E > events.first_E) & (event_E < events.train_end_E)
+
+
+def histories(events: EventTable, target_N: np.ndarray, longest: int) -> np.ndarray:
+    """Events before each target, newest first, -1 behind the oldest one, (N, H)."""
+    history_NH = target_N[:, None] - 1 - np.arange(longest)
+    return np.where(history_NH >= events.first_E[target_N][:, None], history_NH, -1)
+
+
+def draw_samples(
+    events: EventTable, target_N: np.ndarray, num_templates: int, config: SampleConfig, rng: np.random.Generator
+) -> Draw:
+    """Templates and augmentations of training samples."""
+    history_NH = histories(events, target_N, config.max_history)
+    history_NH = _cropped(history_NH, config, rng)
+    if config.item_dropout > 0:
+        history_NH = _thinned(history_NH, config.item_dropout, rng)
+    named_N = events.named_E[target_N]
+    if config.pair_share > 0:
+        target_N, history_NH, named_N = _with_pairs(events, target_N, history_NH, named_N, config, rng)
+    return Draw(target_N, history_NH, rng.integers(num_templates, size=len(target_N)), named_N)
+
+
+def _cropped(history_NH: np.ndarray, config: SampleConfig, rng: np.random.Generator) -> np.ndarray:
+    if config.history_crop == "none":
+        return history_NH
+    length_N = (history_NH >= 0).sum(1)
+    if config.history_crop == "uniform":
+        kept_N = 1 + rng.integers(length_N)
+    else:
+        kept_N = rng.geometric(config.crop_rate, len(length_N))
+    return np.where(np.arange(history_NH.shape[1]) < kept_N[:, None], history_NH, -1)
+
+
+def _thinned(history_NH: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
+    """Leave out items at random; a history that would lose all keeps all. The rest moves up."""
+    kept_NH = (history_NH >= 0) & (rng.random(history_NH.shape) >= probability)
+    kept_NH = np.where(kept_NH.any(1, keepdims=True), kept_NH, history_NH >= 0)
+    thinned_NH = np.where(kept_NH, history_NH, -1)
+    return np.take_along_axis(thinned_NH, np.argsort(~kept_NH, axis=1, kind="stable"), 1)
+
+
+def _with_pairs(
+    events: EventTable,
+    target_N: np.ndarray,
+    history_NH: np.ndarray,
+    named_N: np.ndarray,
+    config: SampleConfig,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Replace some samples by pairs of near events of one training part: any of its events is the target.
+
+    A drawn pair that would leave the training part is not used; its sample stays as it was.
+    """
+    distance = np.arange(1, config.pair_window + 1)
+    offset_N = rng.choice(distance, len(target_N), p=(1 / distance) / (1 / distance).sum())
+    sign_N = np.where(rng.random(len(target_N)) < 0.5, 1, -1) if config.pair_directions == "both" else -1
+    trainable = np.flatnonzero(np.arange(len(events.item_E)) < events.train_end_E)
+    centre_N = trainable[rng.integers(len(trainable), size=len(target_N))]
+    near_N = centre_N + sign_N * offset_N
+    chosen_N = rng.random(len(target_N)) < config.pair_share
+    chosen_N &= (near_N >= events.first_E[centre_N]) & (near_N < events.train_end_E[centre_N])
+    pair_NH = np.full_like(history_NH, -1)
+    pair_NH[:, 0] = near_N
+    return (
+        np.where(chosen_N, centre_N, target_N),
+        np.where(chosen_N[:, None], pair_NH, history_NH),
+        named_N & ~chosen_N,
+    )

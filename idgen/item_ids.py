@@ -1,0 +1,232 @@
+"""Unique item ID texts and leak-free user texts: candidates in, one ID per item out, whatever wrote the candidates."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from idgen.keywords import KeywordConfig, keyword_candidates
+from idgen.tokenizer import clean_words, decode_ids, encode_ids
+
+PENALTIES = 10  # attempts with growing diversity penalty before IDs are made longer
+MAX_PREFIX_ITEMS = 3
+MAX_USER_WORDS = 8  # of a user text made by joining words
+
+
+class Attempt(NamedTuple):
+    """One rung of the retry ladder, for generators that can make use of it."""
+
+    number: int  # 0 is the first pass over all items
+    diversity_penalty: float
+    min_length: int  # decoder tokens with the start token, as Hugging Face counts
+
+
+class ItemIds(NamedTuple):
+    """IDs in item-number order; ``token_ids`` without the end token."""
+
+    texts: list[str]
+    token_ids: list[list[int]]
+    report: dict[str, Any]
+
+
+CandidatesFn = Callable[[Sequence[int], Attempt], list[list[str]]]
+"""Item numbers, attempt -> for each of these items its candidate texts, best first. Called with whole batches."""
+
+
+@dataclass(frozen=True)
+class IdConfig:
+    """Limits of the search for unique IDs."""
+
+    max_id_tokens: int = field(default=16, metadata={"help": "longest ID in tokens, without the end token"})
+    max_attempts: int = field(default=30, metadata={"help": "calls of the generator before the suffix fallback"})
+
+    def __post_init__(self) -> None:
+        if self.max_id_tokens < 1 or self.max_attempts < 1:
+            raise ValueError(
+                f"max_id_tokens is {self.max_id_tokens} and max_attempts {self.max_attempts}; expected at least 1 each"
+            )
+
+
+def ladder(max_attempts: int) -> Iterator[Attempt]:
+    """Diversity penalty 1, 2, .. 10, then the same with IDs longer by 10 tokens, and so on."""
+    for number in range(max_attempts):
+        yield Attempt(number, 1.0 + number % PENALTIES, 1 + 10 * (number // PENALTIES))
+
+
+def assign_item_ids(
+    item_keys: Sequence[str],
+    candidates_fn: CandidatesFn,
+    tokenizer: PreTrainedTokenizerBase,
+    config: IdConfig = IdConfig(),
+) -> ItemIds:
+    """Give every item an ID text that is unique as a token sequence.
+
+    Items are served in the order of their keys, so the order of the input does not matter; each takes its first
+    candidate that is free and valid (words only, decode(encode(text)) == text, no special token, at most
+    ``max_id_tokens``). Items left without one are tried again together, attempt by attempt, and at the end get the
+    shortest free suffix: a number, else a short hash of the key. ``report`` holds first_choice_share, mean_attempts
+    (calls of the generator per item), mean_tokens, max_tokens, num_fallbacks and num_items.
+    Source: IDGenRec (SIGIR 2024). Differs from the paper: uniqueness of token sequences instead of strings, no
+    dependence on file order, retries after the first pass over all items, a bounded search, no empty IDs.
+    Raises ValueError for no items, duplicate keys, or an ID that cannot be written within ``max_id_tokens``.
+    """
+    if not item_keys or len(set(item_keys)) != len(item_keys):
+        raise ValueError(
+            f"got {len(item_keys)} item keys, {len(set(item_keys))} of them distinct; expected at least one and no "
+            "duplicates. Check the prepared data"
+        )
+    known: dict[str, tuple[int, ...] | None] = {}  # text -> its tokens, None when it cannot be an ID
+    used: set[tuple[int, ...]] = set()
+    text_of: dict[int, str] = {}
+    base_of: dict[int, str] = {}  # first valid candidate, for the fallback
+    num_first = num_attempts = 0
+    waiting = sorted(range(len(item_keys)), key=lambda item: item_keys[item])
+    for attempt in ladder(config.max_attempts):
+        if not waiting:
+            break
+        num_attempts += len(waiting)
+        candidates = [[_tidy(text) for text in texts] for texts in candidates_fn(waiting, attempt)]
+        if len(candidates) != len(waiting):
+            raise ValueError(f"the ID generator answered {len(candidates)} items of {len(waiting)}; expected all")
+        _learn(known, (text for texts in candidates for text in texts), tokenizer, config.max_id_tokens)
+        for item, texts in zip(waiting, candidates, strict=True):
+            valid = [text for text in texts if known[text] is not None]
+            if valid:
+                base_of.setdefault(item, valid[0])
+            free = next((text for text in valid if known[text] not in used), None)
+            if free is not None:
+                used.add(known[free] or ())
+                text_of[item] = free
+                num_first += attempt.number == 0 and free == texts[0]
+        waiting = [item for item in waiting if item not in text_of]
+    for item in waiting:
+        text = _with_suffix(base_of.get(item, "item"), item_keys[item], known, used, tokenizer, config.max_id_tokens)
+        used.add(known[text] or ())
+        text_of[item] = text
+    texts = [text_of[item] for item in range(len(item_keys))]
+    token_ids = [list(known[text] or ()) for text in texts]
+    report = {
+        "num_items": len(texts),
+        "first_choice_share": num_first / len(texts),
+        "mean_attempts": num_attempts / len(texts),
+        "mean_tokens": sum(map(len, token_ids)) / len(texts),
+        "max_tokens": max(map(len, token_ids)),
+        "num_fallbacks": len(waiting),
+    }
+    return ItemIds(texts, token_ids, report)
+
+
+def keyword_item_ids(
+    item_keys: Sequence[str],
+    item_texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    keywords: KeywordConfig = KeywordConfig(),
+    config: IdConfig = IdConfig(),
+) -> ItemIds:
+    """Item IDs from the items' own words, without a neural generator, through the same uniqueness rules."""
+    candidates = keyword_candidates(item_texts, keywords)
+    once = IdConfig(config.max_id_tokens, max_attempts=1)  # asking again would give the same answer
+    return assign_item_ids(item_keys, lambda items, _: [candidates[item] for item in items], tokenizer, once)
+
+
+def num_wording_items(num_train: int) -> int:
+    """h = max(1, min(3, train length - 1)): items at the start of a sequence that the user text may show.
+
+    Training samples whose target stands at a position below h must use the wording without a user text.
+    """
+    return max(1, min(MAX_PREFIX_ITEMS, num_train - 1))
+
+
+def user_texts(
+    mode: Literal["none", "prefix", "train"],
+    user_keys: Sequence[str],
+    train_sequences: Sequence[Sequence[int]],
+    item_ids: ItemIds,
+    tokenizer: PreTrainedTokenizerBase,
+    generate: Callable[[Sequence[str], Attempt], list[list[str]]] | None = None,
+    config: IdConfig = IdConfig(),
+) -> ItemIds | None:
+    """A unique text per user from item ID texts of the user's TRAIN part, None for mode ``none``.
+
+    ``train_sequences`` must not hold validation or test items. ``prefix`` shows the first h items only
+    (`num_wording_items`); ``train`` shows the whole train part and thereby the targets of the training samples, a
+    hint that is absent at test time: label results that use it. ``generate`` (`IdGenerator.candidates`) writes the
+    user text from the joined item ID texts; without it the first words of the items are joined.
+    Differs from the paper (IDGenRec): its user text saw the full sequence, test item included.
+    """
+    if mode not in ("none", "prefix", "train"):
+        raise ValueError(f"user wording is {mode!r}; expected 'none', 'prefix' or 'train'")
+    if mode == "none":
+        return None
+    if any(len(sequence) == 0 for sequence in train_sequences):
+        raise ValueError("a user has no train item; expected sequences of at least 3 events. Prepare the data again")
+    shown = []
+    for sequence in train_sequences:
+        length = num_wording_items(len(sequence)) if mode == "prefix" else len(sequence)
+        shown.append([item_ids.texts[item] for item in sequence[:length]])
+    if generate is None:
+        once = IdConfig(config.max_id_tokens, max_attempts=1)
+        return assign_item_ids(user_keys, lambda users, _: [_joined(shown[user]) for user in users], tokenizer, once)
+    sources = [" ".join(texts) for texts in shown]
+    return assign_item_ids(
+        user_keys, lambda users, attempt: generate([sources[user] for user in users], attempt), tokenizer, config
+    )
+
+
+def _tidy(text: str) -> str:
+    return " ".join(clean_words(text))
+
+
+def _learn(
+    known: dict[str, tuple[int, ...] | None],
+    texts: Iterator[str] | Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_id_tokens: int,
+) -> None:
+    """Encode the texts not seen before and note whether they can be IDs."""
+    new = [text for text in dict.fromkeys(texts) if text not in known]
+    special = set(tokenizer.all_special_ids)
+    token_ids = encode_ids(tokenizer, new)
+    for text, tokens, back in zip(new, token_ids, decode_ids(tokenizer, token_ids), strict=True):
+        fits = 0 < len(tokens) <= max_id_tokens and not special.intersection(tokens)
+        known[text] = tuple(tokens) if fits and back == text and text else None
+
+
+def _with_suffix(
+    base: str,
+    key: str,
+    known: dict[str, tuple[int, ...] | None],
+    used: set[tuple[int, ...]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_id_tokens: int,
+) -> str:
+    """The base with the first free number, else with a hash; words of the base give way where there is no room."""
+    words = base.split()
+    digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    suffixes = [str(number) for number in range(2, 100)] + [digest[:length] for length in range(4, 33, 4)]
+    for suffix in suffixes:
+        for num_words in range(len(words), -1, -1):
+            text = " ".join([*words[:num_words], suffix])
+            _learn(known, [text], tokenizer, max_id_tokens)
+            if known[text] is not None and known[text] not in used:
+                return text
+            if known[text] is not None:
+                break  # it fits but is taken: the next suffix, rather than fewer words
+    raise ValueError(
+        f"no free ID for item {key!r} within {max_id_tokens} tokens (tried {base!r} with numbers and hashes); "
+        "expected room for a suffix. Raise max_id_tokens"
+    )
+
+
+def _joined(texts: Sequence[str]) -> list[str]:
+    """First word of each item, then the first two, and so on: user texts that grow until they are unique."""
+    longest = max(len(text.split()) for text in texts)
+    grown = []
+    for number in range(1, longest + 1):
+        words = dict.fromkeys(word for text in texts for word in text.split()[:number])
+        grown.append(" ".join(list(words)[:MAX_USER_WORDS]))
+    return list(dict.fromkeys(grown))

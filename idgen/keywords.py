@@ -1,0 +1,128 @@
+"""Item ID texts from the words of item texts, without a neural generator: the most telling words of each item."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from idgen.tokenizer import clean_words
+
+STOP_WORDS = frozenset(
+    "a an and are as at be by for from in into is it its na of on or that the this to was were will with your".split()
+)
+FIELD_WEIGHTS = {"title": 1.0, "series": 1.0, "brand": 0.6, "author": 0.6, "categories": 0.4, "description": 0.3}
+FIELD_NAME = re.compile(r"(?:^|;\s+)([a-z_]+):\s")
+
+
+@dataclass(frozen=True)
+class KeywordConfig:
+    """How an item's words become its ID text."""
+
+    min_words: int = field(default=2, metadata={"help": "words of the first ID tried; more are added until unique"})
+    max_words: int = field(default=4, metadata={"help": "most words of an ID, 2 to 5 is sensible"})
+    word_order: Literal["title", "rare_first", "common_first"] = field(
+        default="rare_first", metadata={"help": "order in the text, or by the number of items that have the word"}
+    )
+    lead: Literal["none", "category", "series", "shared_word"] = field(
+        default="none",
+        metadata={
+            "help": "what an ID starts with when the item has it: the last category, the series, or the rarest "
+            "title word that another item has too"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_words <= self.max_words:
+            raise ValueError(
+                f"min_words is {self.min_words} and max_words {self.max_words}; expected 1 <= min_words <= max_words"
+            )
+        for name, known in (
+            ("word_order", ("title", "rare_first", "common_first")),
+            ("lead", ("none", "category", "series", "shared_word")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
+
+
+class _Item(NamedTuple):
+    fields: dict[str, str]
+    words: list[str]  # distinct, stop words dropped, in the order of the text
+    weight: dict[str, float]  # of the best field that has the word
+
+
+def split_fields(item_text: str) -> dict[str, str]:
+    """The fields of ``title: ...; brand: ...; ...``; a text without field names counts as a title."""
+    parts = FIELD_NAME.split(item_text.strip())
+    fields = {"title": parts[0]} if parts[0].strip() else {}
+    return fields | {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def keyword_candidates(item_texts: Sequence[str], config: KeywordConfig, num_variants: int = 10) -> list[list[str]]:
+    """For each item its possible ID texts, best first; an item without any word gets none.
+
+    A word's importance is field weight x inverse document frequency, log((1 + I) / (1 + df)) + 1. The first
+    candidate has the ``min_words`` most important words, the next ones add a word each, the last ones exchange
+    the last word for less important ones.
+    """
+    items = [_read(text) for text in item_texts]
+    item_count = Counter(word for item in items for word in item.words)
+    title_count = Counter(word for item in items for word in set(clean_words(item.fields.get("title", ""))))
+    return [_candidates(item, item_count, title_count, len(items), config, num_variants) for item in items]
+
+
+def _read(item_text: str) -> _Item:
+    fields = split_fields(item_text)
+    weight: dict[str, float] = {}
+    for name, value in fields.items():
+        for word in clean_words(value):
+            weight[word] = max(weight.get(word, 0.0), FIELD_WEIGHTS.get(name, 0.3))
+    words = [word for word in weight if word not in STOP_WORDS]
+    return _Item(fields, words or list(weight), weight)
+
+
+def _candidates(
+    item: _Item,
+    item_count: Mapping[str, int],
+    title_count: Mapping[str, int],
+    num_items: int,
+    config: KeywordConfig,
+    num_variants: int,
+) -> list[str]:
+    lead = _lead(item, title_count, config.lead)[: config.max_words]
+    place = {word: number for number, word in enumerate(item.words)}
+    rest = [word for word in item.words if word not in lead]
+
+    def importance(word: str) -> float:
+        return item.weight[word] * (math.log((1 + num_items) / (1 + item_count[word])) + 1)
+
+    ranked = sorted(rest, key=lambda word: (-importance(word), place[word]))
+    order = {
+        "title": lambda word: (place[word],),
+        "rare_first": lambda word: (item_count[word], place[word]),
+        "common_first": lambda word: (-item_count[word], place[word]),
+    }[config.word_order]
+    most = min(config.max_words - len(lead), len(ranked))
+    least = min(max(config.min_words - len(lead), 0), most)
+    chosen = [ranked[:number] for number in range(least, most + 1)]
+    if most > 0:
+        chosen += [[*ranked[: most - 1], word] for word in ranked[most : most + num_variants]]
+    texts = (" ".join([*lead, *sorted(words, key=order)]) for words in chosen)
+    return list(dict.fromkeys(text for text in texts if text))
+
+
+def _lead(item: _Item, title_count: Mapping[str, int], kind: str) -> list[str]:
+    if kind == "category":
+        words = clean_words(item.fields.get("categories", "").rsplit(",", 1)[-1])[:2]
+    elif kind == "series":
+        words = clean_words(item.fields.get("series", ""))[:2]
+    elif kind == "shared_word":
+        title = [word for word in clean_words(item.fields.get("title", "")) if word not in STOP_WORDS]
+        shared = [word for word in title if title_count[word] >= 2]
+        words = [min(shared, key=lambda word: (title_count[word], title.index(word)))] if shared else []
+    else:
+        words = []
+    return [] if words == ["na"] else list(dict.fromkeys(words))

@@ -1,0 +1,270 @@
+"""Training and evaluation samples of the recommender: sliding windows over users' histories, put into prompts.
+
+Shapes: B samples of a batch, N samples drawn at a time, E events of all users, H history length, S input tokens,
+T target tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from fedecider.data.domain import Domain, Events
+from idgen.draws import (
+    Draw,
+    EventTable,
+    SampleConfig,
+    draw_samples,
+    event_table,
+    histories,
+    is_target,
+    merge_events,
+)
+from idgen.item_ids import ItemIds
+from idgen.prompts import load_templates
+from idgen.segments import (
+    NOTHING,
+    PromptParts,
+    Prompts,
+    join,
+    lay_out,
+    make_parts,
+    merge_parts,
+    num_tokens,
+)
+from idgen.trie import IGNORED_LABEL, Trie
+
+Batch = dict[str, Tensor]
+Split = Literal["valid", "test"]
+
+__all__ = [
+    "Batch",
+    "SampleConfig",
+    "Split",
+    "Task",
+    "build_task",
+    "encode_histories",
+    "eval_batches",
+    "merge_tasks",
+    "num_batches",
+    "num_samples",
+    "train_batches",
+]
+
+BATCHES_AT_A_TIME = 64
+"""Samples are drawn for so many batches at once, then sorted by length into batches with little padding."""
+
+
+class Task(NamedTuple):
+    """All that a recommender needs to train and be evaluated on one domain."""
+
+    name: str
+    item_ids: ItemIds
+    trie: Trie
+    train: EventTable
+    sequences: list[list[int]]
+    user_texts: list[str] | None
+    parts: PromptParts
+    config: SampleConfig
+    hold_out: bool
+
+
+def build_task(
+    domain: Domain,
+    events: Events,
+    item_ids: ItemIds,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SampleConfig,
+    hold_out: bool,
+    user_ids: ItemIds | None = None,
+) -> Task:
+    """Tokenise what prompts are made of, once, and lay out the events of the users.
+
+    ``hold_out``: True keeps the last two events of each user for validation and test (clients); False trains on all
+    of them (the public pool). ``user_ids``: the ID text of each user in the order of ``events.users``, needed unless
+    ``user_wording`` is "none"; an empty text stands for an unknown user.
+    Errors: ``ValueError`` when IDs, users and catalogue do not belong together, or the shortest prompt is too long.
+    """
+    _check_inputs(domain, events, item_ids, config, user_ids)
+    named = user_ids if config.user_wording != "none" else None
+    user_tokens: list[list[int]] = named.token_ids if named else [[]] * len(events.sequences)
+    parts = make_parts(
+        domain.name,
+        item_ids.token_ids,
+        user_tokens,
+        tokenizer,
+        templates=config.templates,
+        separator=config.separator,
+        newest_first=config.newest_first,
+        max_source_tokens=config.max_source_tokens,
+    )
+    has_text_U = np.fromiter(map(bool, user_tokens), bool, len(user_tokens))
+    return Task(
+        name=domain.name,
+        item_ids=item_ids,
+        trie=Trie.build(item_ids.token_ids, cast(int, tokenizer.eos_token_id)),
+        train=event_table(events.sequences, hold_out, has_text_U, config.user_wording),
+        sequences=events.sequences,
+        user_texts=named.texts if named else None,
+        parts=parts,
+        config=config,
+        hold_out=hold_out,
+    )
+
+
+def num_samples(tasks: Task | Sequence[Task]) -> int:
+    """Training samples of one epoch: every position of the training parts but the first of each user."""
+    tasks = _as_list(tasks)
+    positions = sum(int(np.count_nonzero(is_target(task.train))) for task in tasks)
+    return positions * tasks[0].config.samples_per_position if tasks else 0
+
+
+def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
+    """Batches of one epoch; the last one may be smaller."""
+    return -(-num_samples(tasks) // batch_size)
+
+
+def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+    """One epoch of training batches: ``input_ids`` (B, S), ``attention_mask``, ``labels`` (B, T) with -100 as padding.
+
+    The samples of several tasks are mixed. Positions are shuffled, templates and augmentations drawn anew for every
+    sample; samples of similar length share a batch. All randomness comes from ``generator``: the same state gives
+    the same batches. ``labels`` are the target's item ID and the end token; nothing is truncated there.
+    """
+    if batch_size < 1:
+        raise ValueError(f"got batch_size {batch_size}, expected at least 1")
+    tasks = _as_list(tasks)
+    parts, events = merge_tasks(tasks)
+    rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
+    order = np.repeat(np.flatnonzero(is_target(events)), tasks[0].config.samples_per_position)
+    if len(order) == 0:
+        raise ValueError(
+            f"no training samples in {[task.name for task in tasks]}; expected users with two training events. "
+            "Prepare the data with a larger min_length"
+        )
+    rng.shuffle(order)
+    num_wordings = len(load_templates(tasks[0].config.templates))
+    for start in range(0, len(order), batch_size * BATCHES_AT_A_TIME):
+        target_N = order[start : start + batch_size * BATCHES_AT_A_TIME]
+        draw = draw_samples(events, target_N, num_wordings, tasks[0].config, rng)
+        segment_NW = lay_out(parts, _prompts(parts, events, draw))
+        length_N = num_tokens(parts.segments, segment_NW)
+        by_length = np.lexsort((rng.random(len(length_N)), length_N))
+        batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
+        for number in rng.permutation(len(batches)):
+            rows = batches[number]
+            yield _batch(parts, events, segment_NW[rows], draw.target_N[rows])
+
+
+def eval_batches(
+    task: Task, split: Split, batch_size: int, users: Tensor | Sequence[int] | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """(user number (B,), input_ids (B, S), attention_mask (B, S), target item (B,)), one prompt per user.
+
+    Template 0; the history is everything before the target ("valid": last but one event, "test": last event).
+    ``users``: a selection of users, default all. Users of similar prompt length share a batch, so that users do NOT
+    come in order: use the user numbers. Errors: ``ValueError`` for a task without held-out events.
+    """
+    if split not in ("valid", "test"):
+        raise ValueError(f"got split {split!r}; expected 'valid' or 'test'")
+    if not task.hold_out:
+        raise ValueError(f"task {task.name!r} was built without held-out events; build it with hold_out=True")
+    events = task.train
+    last_U = np.cumsum([len(sequence) for sequence in task.sequences]) - 1
+    chosen = np.arange(len(last_U)) if users is None else np.asarray(users, dtype=np.int64)
+    target_N = last_U[chosen] - (1 if split == "valid" else 0)
+    history_NH = histories(events, target_N, task.config.max_history)
+    template_N = np.zeros(len(target_N), np.int64)
+    draw = Draw(target_N, history_NH, template_N, events.named_E[target_N])
+    segment_NW = lay_out(task.parts, _prompts(task.parts, events, draw))
+    order = np.argsort(num_tokens(task.parts.segments, segment_NW), kind="stable")
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        batch = _batch(task.parts, events, segment_NW[rows], target_N[rows])
+        user_B, target_B = torch.from_numpy(chosen[rows]), torch.from_numpy(events.item_E[target_N[rows]])
+        yield user_B, batch["input_ids"], batch["attention_mask"], target_B
+
+
+def encode_histories(task: Task, histories: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Prompts (template 0, no user) for any histories, item numbers oldest first: (input_ids, attention_mask).
+
+    Errors: ``ValueError`` for an empty history or an item outside the catalogue.
+    """
+    history_BH = np.zeros((len(histories), task.config.max_history), np.int64)
+    for row, history in enumerate(histories):
+        newest = list(history)[::-1][: task.config.max_history]
+        if not newest or min(newest) < 0 or max(newest) >= len(task.trie):
+            raise ValueError(f"got history {list(history)}; expected item numbers from 0 to {len(task.trie) - 1}")
+        history_BH[row, : len(newest)] = task.parts.first_item_K[0] + np.asarray(newest)
+    zero_B = np.zeros(len(histories), np.int64)
+    prompts = Prompts(zero_B, zero_B + 1, zero_B, history_BH)
+    token_BS, length_B = join(task.parts.segments, lay_out(task.parts, prompts), task.parts.padding)
+    return torch.from_numpy(token_BS), _mask(length_B, token_BS.shape[1])
+
+
+def _as_list(tasks: Task | Sequence[Task]) -> list[Task]:
+    # A Task is a NamedTuple, hence a sequence too.
+    return [tasks] if isinstance(tasks, Task) else list(tasks)
+
+
+def merge_tasks(tasks: Sequence[Task]) -> tuple[PromptParts, EventTable]:
+    """Prompt parts and events of several tasks as one. Errors: ``ValueError`` when their settings differ."""
+    if len({task.config for task in tasks}) != 1:
+        raise ValueError(
+            f"got {len(tasks)} tasks with {len({task.config for task in tasks})} different sample settings; "
+            "expected one setting. Build all tasks with the same SampleConfig"
+        )
+    return merge_parts([task.parts for task in tasks]), merge_events([task.train for task in tasks])
+
+
+def _check_inputs(
+    domain: Domain, events: Events, item_ids: ItemIds, config: SampleConfig, user_ids: ItemIds | None
+) -> None:
+    if len(item_ids.token_ids) != len(domain.item_keys):
+        raise ValueError(
+            f"got {len(item_ids.token_ids)} item IDs for the {len(domain.item_keys)} items of domain {domain.name!r}; "
+            "expected one for each. The ID map belongs to other data: assign the item IDs again"
+        )
+    if config.user_wording != "none" and user_ids is None:
+        raise ValueError(
+            f"user_wording is {config.user_wording!r} but there are no user texts for domain {domain.name!r}; "
+            "expected one for each user. Write them with `idgen.item_ids.user_texts`, or set user_wording to 'none'"
+        )
+    if user_ids is not None and len(user_ids.token_ids) != len(events.sequences):
+        raise ValueError(
+            f"got {len(user_ids.token_ids)} user texts for {len(events.sequences)} users of domain {domain.name!r}; "
+            "expected one for each user"
+        )
+
+
+def _prompts(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
+    task_N = events.task_E[draw.target_N]
+    item_NH = events.item_E[draw.history_NH] + parts.first_item_K[task_N][:, None]
+    wordings = len(parts.before_PL) // len(parts.first_item_K)
+    return Prompts(
+        task_B=task_N,
+        wording_B=task_N * wordings + 2 * draw.template_N + ~draw.named_N,
+        user_B=np.where(draw.named_N, parts.first_user_K[task_N] + events.user_E[draw.target_N], NOTHING),
+        history_BH=np.where(draw.history_NH >= 0, item_NH, NOTHING),
+    )
+
+
+def _batch(parts: PromptParts, events: EventTable, segment_BW: np.ndarray, target_B: np.ndarray) -> Batch:
+    task_B = events.task_E[target_B]
+    token_BS, length_B = join(parts.segments, segment_BW, parts.padding)
+    label_segments = np.stack([parts.first_item_K[task_B] + events.item_E[target_B], parts.end_K[task_B]], 1)
+    label_BT, _ = join(parts.segments, label_segments, IGNORED_LABEL)
+    return {
+        "input_ids": torch.from_numpy(token_BS),
+        "attention_mask": _mask(length_B, token_BS.shape[1]),
+        "labels": torch.from_numpy(label_BT),
+    }
+
+
+def _mask(length_B: np.ndarray, width: int) -> Tensor:
+    return torch.from_numpy((np.arange(width) < length_B[:, None]).astype(np.int64))

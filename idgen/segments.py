@@ -1,0 +1,231 @@
+"""Pieces of text that were tokenised once, and prompts put together from them without touching the tokenizer again.
+
+Shapes: G segments, F tokens of all segments, B prompts, W segments a prompt has at most, S input tokens, H history
+length, K tasks, P prompt wordings, L parts of a wording before (after) the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from idgen.prompts import USER, TemplateSet, encode, load_templates, split_wording
+
+NOTHING = 0
+"""Segment without tokens: fills the rows of prompts that have fewer segments."""
+THE_USER = -1
+"""Stands for the user's segment in the parts of a wording."""
+
+
+class Segments(NamedTuple):
+    """Token sequences one after the other; sequence g is ``token_F[start_G[g] : start_G[g] + length_G[g]]``."""
+
+    token_F: np.ndarray
+    start_G: np.ndarray
+    length_G: np.ndarray
+
+
+class PromptParts(NamedTuple):
+    """All that prompts of K tasks are made of. Wording p of task k is row ``k * P + p`` of the tables of parts."""
+
+    segments: Segments
+    before_PL: np.ndarray
+    """Segments before the history: a segment number, ``NOTHING`` or ``THE_USER``."""
+    after_PL: np.ndarray
+    """Segments after the history; the last one is the end token."""
+    separator_K: np.ndarray
+    first_item_K: np.ndarray
+    """Segment of item 0 of each task."""
+    first_user_K: np.ndarray
+    """Segment of user 0 of each task (an empty one for users without a text)."""
+    end_K: np.ndarray
+    """Segment that holds the end token."""
+    newest_first: bool
+    max_source_tokens: int
+    padding: int
+    """The padding token."""
+
+
+class Prompts(NamedTuple):
+    """What B prompts are to contain, before truncation."""
+
+    task_B: np.ndarray
+    wording_B: np.ndarray
+    """Rows of the tables of parts."""
+    user_B: np.ndarray
+    """Segment of the user, ``NOTHING`` when the wording has none."""
+    history_BH: np.ndarray
+    """Segments of the history's items, NEWEST first, ``NOTHING`` behind the oldest one."""
+
+
+def make_segments(sequences: Sequence[Sequence[int]]) -> Segments:
+    """Number the sequences 0, 1, ...; sequence 0 should be the empty one."""
+    length_G = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    tokens = [np.asarray(sequence, dtype=np.int64) for sequence in sequences if len(sequence)]
+    token_F = np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
+    return Segments(token_F, np.cumsum(length_G) - length_G, length_G)
+
+
+def make_parts(
+    domain: str,
+    item_tokens: Sequence[Sequence[int]],
+    user_tokens: Sequence[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    templates: TemplateSet,
+    separator: str,
+    newest_first: bool,
+    max_source_tokens: int,
+) -> PromptParts:
+    """Tokenise the words of all prompts of one domain and number the segments.
+
+    Wording ``2 t`` is template t with a user, ``2 t + 1`` the one without. Errors: ``ValueError`` when the longest
+    template with the longest user and item does not fit, or the tokenizer lacks an end or padding token.
+    """
+    if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
+        raise ValueError("the tokenizer has no end or no padding token; expected a tokenizer of the T5 family")
+    split = [split_wording(wording, domain) for template in load_templates(templates) for wording in template]
+    words = sorted({part for before, after in split for part in (*before, *after) if part != USER})
+    number = {USER: THE_USER} | {word: 3 + place for place, word in enumerate(words)}
+    end, mark = [int(tokenizer.eos_token_id)], encode(tokenizer, [separator] if separator else [])
+    fixed = [[], *(mark or [[]]), end, *encode(tokenizer, words)]
+    parts = PromptParts(
+        segments=make_segments([*fixed, *item_tokens, *user_tokens]),
+        before_PL=_table([[number[part] for part in before] for before, _ in split]),
+        after_PL=_table([[number[part] for part in after] + [2] for _, after in split]),
+        separator_K=np.array([1]),
+        first_item_K=np.array([len(fixed)]),
+        first_user_K=np.array([len(fixed) + len(item_tokens)]),
+        end_K=np.array([2]),
+        newest_first=newest_first,
+        max_source_tokens=max_source_tokens,
+        padding=int(tokenizer.pad_token_id),
+    )
+    _check_room(parts, domain)
+    return parts
+
+
+def merge_parts(parts: Sequence[PromptParts]) -> PromptParts:
+    """One table for several tasks: task numbers count on, segments of later tasks are renumbered.
+
+    Errors: ``ValueError`` when the tasks differ in order of history, input length or number of wordings.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    settings = {(part.newest_first, part.max_source_tokens, len(part.before_PL)) for part in parts}
+    if len(settings) != 1:
+        raise ValueError(
+            f"got tasks with different (newest_first, max_source_tokens, number of wordings): {sorted(settings)}; "
+            "expected equal ones. Build all tasks with the same SampleConfig"
+        )
+    shifts = np.cumsum([0, *(len(part.segments.length_G) for part in parts)])[:-1]
+    tokens = np.cumsum([0, *(len(part.segments.token_F) for part in parts)])[:-1]
+    segments = Segments(
+        np.concatenate([part.segments.token_F for part in parts]),
+        np.concatenate([part.segments.start_G + shift for part, shift in zip(parts, tokens, strict=True)]),
+        np.concatenate([part.segments.length_G for part in parts]),
+    )
+    return PromptParts(
+        segments=segments,
+        before_PL=_stack([_shifted(part.before_PL, shift) for part, shift in zip(parts, shifts, strict=True)]),
+        after_PL=_stack([_shifted(part.after_PL, shift) for part, shift in zip(parts, shifts, strict=True)]),
+        separator_K=np.concatenate(
+            [_shifted(part.separator_K, shift) for part, shift in zip(parts, shifts, strict=True)]
+        ),
+        first_item_K=np.concatenate([part.first_item_K + shift for part, shift in zip(parts, shifts, strict=True)]),
+        first_user_K=np.concatenate([part.first_user_K + shift for part, shift in zip(parts, shifts, strict=True)]),
+        end_K=np.concatenate([part.end_K + shift for part, shift in zip(parts, shifts, strict=True)]),
+        newest_first=parts[0].newest_first,
+        max_source_tokens=parts[0].max_source_tokens,
+        padding=parts[0].padding,
+    )
+
+
+def lay_out(parts: PromptParts, prompts: Prompts) -> np.ndarray:
+    """Segments of each prompt in reading order, (B, W).
+
+    The oldest items are left out first when a prompt would be longer than ``max_source_tokens``; the words of the
+    prompt, the user and the newest item always stay.
+    """
+    length_G = parts.segments.length_G
+    before_BL = _fill_user(parts.before_PL[prompts.wording_B], prompts.user_B)
+    after_BL = _fill_user(parts.after_PL[prompts.wording_B], prompts.user_B)
+    separator_B = parts.separator_K[prompts.task_B]
+    room_B = parts.max_source_tokens - length_G[before_BL].sum(1) - length_G[after_BL].sum(1)
+    history_BH = _newest_that_fit(prompts.history_BH, length_G, separator_B, room_B)
+    if not parts.newest_first:
+        history_BH = history_BH[:, ::-1]
+    num_prompts, longest = history_BH.shape
+    joined_BW = np.zeros((num_prompts, max(2 * longest - 1, 0)), np.int64)
+    joined_BW[:, ::2] = history_BH
+    both_BH = (history_BH[:, :-1] != NOTHING) & (history_BH[:, 1:] != NOTHING)
+    joined_BW[:, 1::2] = np.where(both_BH, separator_B[:, None], NOTHING)
+    return np.concatenate([before_BL, joined_BW, after_BL], 1)
+
+
+def num_tokens(segments: Segments, segment_BW: np.ndarray) -> np.ndarray:
+    """Tokens of each row of segments, (B,)."""
+    return segments.length_G[segment_BW].sum(1)
+
+
+def join(segments: Segments, segment_BW: np.ndarray, padding: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each row of segments one after the other, padded on the right: (token_BS, length_B)."""
+    length_BW = segments.length_G[segment_BW]
+    length_B = length_BW.sum(1)
+    flat_length = length_BW.ravel()
+    offset = np.cumsum(flat_length) - flat_length
+    place_F = np.arange(int(flat_length.sum())) + np.repeat(segments.start_G[segment_BW].ravel() - offset, flat_length)
+    token_BS = np.full((len(segment_BW), int(length_B.max(initial=0))), padding, np.int64)
+    token_BS[np.arange(token_BS.shape[1]) < length_B[:, None]] = segments.token_F[place_F]
+    return token_BS, length_B
+
+
+def _check_room(parts: PromptParts, domain: str) -> None:
+    length_G = parts.segments.length_G
+    first_item, first_user = int(parts.first_item_K[0]), int(parts.first_user_K[0])
+    longest_item = int(length_G[first_item:first_user].max(initial=0))
+    longest_user = int(length_G[first_user:].max(initial=0))
+    tables = np.concatenate([parts.before_PL, parts.after_PL], 1)
+    words_P = np.where(tables == THE_USER, longest_user, length_G[tables]).sum(1)
+    needed = int(words_P.max()) + longest_item
+    if needed > parts.max_source_tokens:
+        raise ValueError(
+            f"max_source_tokens is {parts.max_source_tokens}, but a prompt of domain {domain!r} with a single item "
+            f"needs up to {needed} (longest item ID {longest_item}, longest user text {longest_user}). "
+            f"Set max_source_tokens to {needed} or more"
+        )
+
+
+def _newest_that_fit(
+    history_BH: np.ndarray, length_G: np.ndarray, separator_B: np.ndarray, room_B: np.ndarray
+) -> np.ndarray:
+    step_BH = length_G[history_BH] + length_G[separator_B][:, None]
+    used_BH = np.cumsum(step_BH, 1) - length_G[separator_B][:, None]
+    kept_BH = used_BH <= room_B[:, None]
+    return np.where(kept_BH, history_BH, NOTHING)
+
+
+def _fill_user(part_BL: np.ndarray, user_B: np.ndarray) -> np.ndarray:
+    return np.where(part_BL == THE_USER, user_B[:, None], part_BL)
+
+
+def _shifted(number: np.ndarray, shift: int) -> np.ndarray:
+    """Renumber, but for ``NOTHING`` (also right in every table: its segment 0) and ``THE_USER``."""
+    return np.where(number > 0, number + shift, number)
+
+
+def _table(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of unequal length as one array, filled up with ``NOTHING`` on the right."""
+    table = np.full((len(rows), max(map(len, rows))), NOTHING, np.int64)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table
+
+
+def _stack(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Tables of parts under each other, filled up with ``NOTHING`` on the right."""
+    width = max(table.shape[1] for table in tables)
+    return np.concatenate([np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in tables])

@@ -1,0 +1,142 @@
+"""Tokenizers for T5 models: one trained offline on the texts at hand, or one loaded from a folder or the hub."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+SPACE = "▁"  # stands for the space before a word
+ALPHABET = [SPACE, *(chr(code) for code in range(33, 127))]  # prompts may use any printable ASCII character
+FRAGMENT_COST = 25.0  # log-probability taken off each fragment so that a known word is never cut up
+FRAGMENT_SHARE = 0.25  # of a word vocabulary, for the fragments that spell unknown words
+
+
+def clean_words(text: str) -> list[str]:
+    """The words of a text as IDs may use them: lower case, compatibility forms folded, letters, digits and _ only."""
+    return re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower())
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, kind: Literal["unigram", "word"] = "unigram"
+) -> PreTrainedTokenizerBase:
+    """Train a T5-compatible tokenizer on texts, offline; ``<pad>`` is 0, ``</s>`` 1 (appended), ``<unk>`` 2.
+
+    ``unigram``: word pieces of a Unigram model (Kudo, ACL 2018). ``word``: the most frequent words are one token
+    each, other words are spelled with pieces. ``vocab_size`` is an upper bound; small texts give fewer pieces.
+    Text is lower-cased and words joined by single spaces come back from ``decode(encode(text))`` unchanged as long
+    as their characters occur in ``texts`` or ASCII. The same texts give the same tokenizer.
+    """
+    if kind not in ("unigram", "word"):
+        raise ValueError(f"tokenizer kind is {kind!r}; expected 'unigram' or 'word'")
+    if vocab_size < 2 * len(ALPHABET):
+        raise ValueError(f"vocab_size is {vocab_size}; expected at least {2 * len(ALPHABET)}, e.g. 4000")
+    texts = list(texts)
+    if not any(clean_words(text) for text in texts):
+        raise ValueError(f"got {len(texts)} texts without a single word; expected item texts. Check the prepared data")
+    num_fragments = vocab_size if kind == "unigram" else max(2 * len(ALPHABET), int(FRAGMENT_SHARE * vocab_size))
+    pieces = _unigram_pieces(texts, num_fragments)
+    if kind == "word":
+        pieces = _with_words(texts, pieces, vocab_size)
+    ordered = sorted(pieces.items(), key=lambda piece: (-piece[1], piece[0]))
+    model = models.Unigram([(PAD, 0.0), (EOS, 0.0), (UNK, 0.0), *ordered], unk_id=2, byte_fallback=False)
+    tokenizer = _frame(model)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        padding_side="right",
+        truncation_side="right",
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
+
+
+def load_tokenizer(name_or_folder: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a local folder or by its hub name and check that it serves a T5 model.
+
+    Raises ValueError when it cannot be loaded or lacks the pad, end or unknown token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder))
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"no tokenizer could be loaded from {str(name_or_folder)!r} ({reason}); expected a folder written by "
+            "save_pretrained or a hub name such as google-t5/t5-small. Check the path, or the network for a hub name"
+        ) from error
+    missing = [name for name in ("pad_token", "eos_token", "unk_token") if getattr(tokenizer, name) is None]
+    if missing:
+        raise ValueError(f"the tokenizer in {str(name_or_folder)!r} lacks {missing}; expected a T5 tokenizer")
+    return tokenizer
+
+
+def encode_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token sequences of ID texts, without the end token."""
+    return tokenizer(list(texts), add_special_tokens=False)["input_ids"] if len(texts) else []
+
+
+def decode_ids(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of token sequences; special tokens stay visible so that a wrong sequence cannot pass for a right one."""
+    return [
+        tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for tokens in token_ids
+    ]
+
+
+def _frame(model: models.Unigram) -> Tokenizer:
+    """A tokenizer that folds case and white space, marks word starts and splits punctuation off words."""
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(SPACE, prepend_scheme="always"), pre_tokenizers.Punctuation("isolated")]
+    )
+    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
+    return tokenizer
+
+
+def _unigram_pieces(texts: Sequence[str], vocab_size: int) -> dict[str, float]:
+    """Pieces and log-probabilities of a Unigram model.
+
+    The trainer adds up in an order that changes from call to call (differences near 1e-11): scores are rounded so
+    that the tokenizer does not.
+    """
+    tokenizer = _frame(models.Unigram())
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, EOS, UNK],
+        unk_token=UNK,
+        initial_alphabet=ALPHABET,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    learned = {piece: round(score, 2) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"][3:]}
+    lowest = min(learned.values(), default=0.0)
+    return {character: lowest - 5.0 for character in ALPHABET} | learned
+
+
+def _with_words(texts: Sequence[str], fragments: dict[str, float], vocab_size: int) -> dict[str, float]:
+    """The most frequent words as single pieces, and the fragments, made dear, for the others."""
+    count = Counter(word for text in texts for word in clean_words(text))
+    total = sum(count.values())
+    pieces = {piece: score - FRAGMENT_COST for piece, score in fragments.items()}
+    for word, number in sorted(count.items(), key=lambda item: (-item[1], item[0])):
+        if len(pieces) + 3 >= vocab_size:
+            break
+        pieces[SPACE + word] = round(math.log(number / total), 2)
+    return pieces

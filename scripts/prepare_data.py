@@ -1,0 +1,23 @@
+"""Raw files of a public data set -> prepared domains; python scripts/prepare_data.py --help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedecider.cli import build_parser, parse, run
+from fedecider.data.prepare import PrepareConfig, prepare
+
+DESCRIPTION = "Read the original files of a public data set and write one prepared folder per domain (Parquet, data card)."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        (config,) = parse(build_parser(DESCRIPTION, PrepareConfig), argv, PrepareConfig)
+        prepare(config)
+
+    return run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -39,6 +40,23 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: t
         names = config_class.__dataclass_fields__  # type: ignore[attr-defined]
         instances.append(config_class(**{name: values[name] for name in names}))
     return instances
+
+
+def peek(argv: Sequence[str], name: str, default: str = "") -> str:
+    """The value that ``--name`` will have: from the words, else from the YAML file of ``--config``, else ``default``.
+
+    For options that decide which other options there are.
+    """
+    for position in reversed(range(len(argv))):
+        option, equals, value = argv[position].partition("=")
+        if option == f"--{name}":
+            return value if equals else argv[position + 1] if position + 1 < len(argv) else default
+    config = peek(argv, "config") if name != "config" else ""
+    if config and Path(config).is_file():
+        content = yaml.safe_load(Path(config).read_text())
+        if isinstance(content, dict) and name in content:
+            return str(content[name])
+    return default
 
 
 def run(function: Callable[[], Any]) -> int:

@@ -82,9 +82,7 @@ def open_run(root: Path, record: dict[str, Any], resume: bool) -> RunFolder:
             )
         return folder
     if folder.record.exists():
-        raise ValueError(
-            f"{root} holds a run already. Choose another --output, or add --resume true to go on with it"
-        )
+        raise ValueError(f"{root} holds a run already. Choose another --output, or add --resume true to go on with it")
     root.mkdir(parents=True, exist_ok=True)
     write_json(folder.record, as_plain(record))
     return folder
@@ -144,7 +142,11 @@ def git_commit() -> str | None:
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
         ).stdout.strip()
         status = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"], cwd=folder, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None

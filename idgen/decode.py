@@ -175,10 +175,10 @@ def _search(
         leaf_BM = trie.item_N[found.node_BK] >= 0
         ended_BM = leaf_BM & (found.score_BK > -torch.inf)
         ended_BM[:, num_beams:] = False
+        new_item_BM = torch.where(ended_BM, trie.item_N[found.node_BK], -1)
+        new_score_BM = (found.score_BK / (step + 1) ** length_penalty).masked_fill(~ended_BM, -torch.inf)
         item_BK, score_BK = _merge(
-            torch.cat([item_BK, torch.where(ended_BM, trie.item_N[found.node_BK], -1)], 1),
-            torch.cat([score_BK, (found.score_BK / (step + 1) ** length_penalty).masked_fill(~ended_BM, -torch.inf)], 1),
-            num_beams,
+            torch.cat([item_BK, new_item_BM], 1), torch.cat([score_BK, new_score_BM], 1), num_beams
         )
         beams = _running(found, leaf_BM, num_beams)
         reachable_BK = beams.score_BK / trie.longest_N[beams.node_BK] ** length_penalty

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from idgen.keywords import KeywordConfig, keyword_candidates
+from idgen.keywords import DEFAULT_KEYWORDS, KeywordConfig, keyword_candidates
 from idgen.tokenizer import clean_words, decode_ids, encode_ids
 
 PENALTIES = 10  # attempts with growing diversity penalty before IDs are made longer
@@ -51,6 +51,9 @@ class IdConfig:
             )
 
 
+DEFAULT_LIMITS = IdConfig()
+
+
 def ladder(max_attempts: int) -> Iterator[Attempt]:
     """Diversity penalty 1, 2, .. 10, then the same with IDs longer by 10 tokens, and so on."""
     for number in range(max_attempts):
@@ -61,7 +64,7 @@ def assign_item_ids(
     item_keys: Sequence[str],
     candidates_fn: CandidatesFn,
     tokenizer: PreTrainedTokenizerBase,
-    config: IdConfig = IdConfig(),
+    config: IdConfig = DEFAULT_LIMITS,
 ) -> ItemIds:
     """Give every item an ID text that is unique as a token sequence.
 
@@ -124,13 +127,36 @@ def keyword_item_ids(
     item_keys: Sequence[str],
     item_texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
-    keywords: KeywordConfig = KeywordConfig(),
-    config: IdConfig = IdConfig(),
+    keywords: KeywordConfig = DEFAULT_KEYWORDS,
+    config: IdConfig = DEFAULT_LIMITS,
 ) -> ItemIds:
     """Item IDs from the items' own words, without a neural generator, through the same uniqueness rules."""
     candidates = keyword_candidates(item_texts, keywords)
     once = IdConfig(config.max_id_tokens, max_attempts=1)  # asking again would give the same answer
     return assign_item_ids(item_keys, lambda items, _: [candidates[item] for item in items], tokenizer, once)
+
+
+def encode_item_ids(
+    item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: IdConfig = DEFAULT_LIMITS
+) -> ItemIds:
+    """The same ID texts in the tokens of another tokenizer, e.g. one that holds each ID text as one piece.
+
+    Raises ValueError when a text does not survive decode(encode(text)) there or is too long.
+    """
+    known: dict[str, tuple[int, ...] | None] = {}
+    _learn(known, item_ids.texts, tokenizer, config.max_id_tokens)
+    token_ids = []
+    for item, text in enumerate(item_ids.texts):
+        tokens = known[text]
+        if tokens is None:
+            raise ValueError(
+                f"the tokenizer cannot hold the ID {text!r} of item {item} (at most {config.max_id_tokens} tokens and "
+                "decode(encode(id)) == id expected). Assign the item IDs again with this tokenizer"
+            )
+        token_ids.append(list(tokens))
+    lengths = [len(tokens) for tokens in token_ids]
+    report = {**item_ids.report, "mean_tokens": sum(lengths) / len(lengths), "max_tokens": max(lengths)}
+    return ItemIds(item_ids.texts, token_ids, report)
 
 
 def num_wording_items(num_train: int) -> int:
@@ -148,7 +174,7 @@ def user_texts(
     item_ids: ItemIds,
     tokenizer: PreTrainedTokenizerBase,
     generate: Callable[[Sequence[str], Attempt], list[list[str]]] | None = None,
-    config: IdConfig = IdConfig(),
+    config: IdConfig = DEFAULT_LIMITS,
 ) -> ItemIds | None:
     """A unique text per user from item ID texts of the user's TRAIN part, None for mode ``none``.
 
@@ -183,7 +209,7 @@ def _tidy(text: str) -> str:
 
 def _learn(
     known: dict[str, tuple[int, ...] | None],
-    texts: Iterator[str] | Sequence[str],
+    texts: Iterable[str],
     tokenizer: PreTrainedTokenizerBase,
     max_id_tokens: int,
 ) -> None:

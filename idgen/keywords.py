@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,10 +10,10 @@ from typing import Literal, NamedTuple
 
 from idgen.tokenizer import clean_words
 
-STOP_WORDS = frozenset(
-    "a an and are as at be by for from in into is it its na of on or that the this to was were will with your".split()
-)
-FIELD_WEIGHTS = {"title": 1.0, "series": 1.0, "brand": 0.6, "author": 0.6, "categories": 0.4, "description": 0.3}
+_STOP = "a an and are as at be by for from in into is it its na of on or that the this to was were will with your"
+STOP_WORDS = frozenset(_STOP.split())
+FIELD_TIERS = {"title": 0, "series": 0, "brand": 1, "author": 1, "categories": 2}  # others, e.g. description: last
+LAST_TIER = 3
 FIELD_NAME = re.compile(r"(?:^|;\s+)([a-z_]+):\s")
 
 
@@ -48,10 +47,13 @@ class KeywordConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
 
 
+DEFAULT_KEYWORDS = KeywordConfig()
+
+
 class _Item(NamedTuple):
     fields: dict[str, str]
     words: list[str]  # distinct, stop words dropped, in the order of the text
-    weight: dict[str, float]  # of the best field that has the word
+    tier: dict[str, int]  # of the best field that has the word
 
 
 def split_fields(item_text: str) -> dict[str, str]:
@@ -64,42 +66,38 @@ def split_fields(item_text: str) -> dict[str, str]:
 def keyword_candidates(item_texts: Sequence[str], config: KeywordConfig, num_variants: int = 10) -> list[list[str]]:
     """For each item its possible ID texts, best first; an item without any word gets none.
 
-    A word's importance is field weight x inverse document frequency, log((1 + I) / (1 + df)) + 1. The first
-    candidate has the ``min_words`` most important words, the next ones add a word each, the last ones exchange
-    the last word for less important ones.
+    Title words come before brand, category and description words; inside a field a word weighs its inverse
+    document frequency, so words that few items have are the most important. The first candidate has the
+    ``min_words`` most important words, the next ones add a word each, the last ones exchange the last word for
+    less important ones.
     """
     items = [_read(text) for text in item_texts]
     item_count = Counter(word for item in items for word in item.words)
     title_count = Counter(word for item in items for word in set(clean_words(item.fields.get("title", ""))))
-    return [_candidates(item, item_count, title_count, len(items), config, num_variants) for item in items]
+    return [_candidates(item, item_count, title_count, config, num_variants) for item in items]
 
 
 def _read(item_text: str) -> _Item:
     fields = split_fields(item_text)
-    weight: dict[str, float] = {}
+    tier: dict[str, int] = {}
     for name, value in fields.items():
         for word in clean_words(value):
-            weight[word] = max(weight.get(word, 0.0), FIELD_WEIGHTS.get(name, 0.3))
-    words = [word for word in weight if word not in STOP_WORDS]
-    return _Item(fields, words or list(weight), weight)
+            tier[word] = min(tier.get(word, LAST_TIER), FIELD_TIERS.get(name, LAST_TIER))
+    words = [word for word in tier if word not in STOP_WORDS]
+    return _Item(fields, words or list(tier), tier)
 
 
 def _candidates(
     item: _Item,
     item_count: Mapping[str, int],
     title_count: Mapping[str, int],
-    num_items: int,
     config: KeywordConfig,
     num_variants: int,
 ) -> list[str]:
     lead = _lead(item, title_count, config.lead)[: config.max_words]
     place = {word: number for number, word in enumerate(item.words)}
     rest = [word for word in item.words if word not in lead]
-
-    def importance(word: str) -> float:
-        return item.weight[word] * (math.log((1 + num_items) / (1 + item_count[word])) + 1)
-
-    ranked = sorted(rest, key=lambda word: (-importance(word), place[word]))
+    ranked = sorted(rest, key=lambda word: (item.tier[word], item_count[word], place[word]))
     order = {
         "title": lambda word: (place[word],),
         "rare_first": lambda word: (item_count[word], place[word]),

@@ -73,6 +73,11 @@ class Task(NamedTuple):
     config: SampleConfig
     hold_out: bool
 
+    @property
+    def training_sequences(self) -> list[list[int]]:
+        """The training part of each user."""
+        return [sequence[:-2] if self.hold_out else sequence for sequence in self.sequences]
+
 
 def build_task(
     domain: Domain,

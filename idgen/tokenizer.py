@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SPACE = "▁"  # stands for the space before a word
 ALPHABET = [SPACE, *(chr(code) for code in range(33, 127))]  # prompts may use any printable ASCII character
-FRAGMENT_COST = 25.0  # log-probability taken off each fragment so that a known word is never cut up
+FRAGMENT_COST = 100.0  # log-probability taken off each fragment so that a known word is never cut up
+PHRASE_SCORE = -1.0  # above any pair of words: a known phrase always stays whole
 FRAGMENT_SHARE = 0.25  # of a word vocabulary, for the fragments that spell unknown words
 
 
@@ -27,17 +28,24 @@ def clean_words(text: str) -> list[str]:
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, kind: Literal["unigram", "word"] = "unigram"
+    texts: Iterable[str],
+    vocab_size: int,
+    kind: Literal["unigram", "word"] = "unigram",
+    phrases: Sequence[str] = (),
 ) -> PreTrainedTokenizerBase:
     """Train a T5-compatible tokenizer on texts, offline; ``<pad>`` is 0, ``</s>`` 1 (appended), ``<unk>`` 2.
 
     ``unigram``: word pieces of a Unigram model (Kudo, ACL 2018). ``word``: the most frequent words are one token
-    each, other words are spelled with pieces. ``vocab_size`` is an upper bound; small texts give fewer pieces.
-    Text is lower-cased and words joined by single spaces come back from ``decode(encode(text))`` unchanged as long
-    as their characters occur in ``texts`` or ASCII. The same texts give the same tokenizer.
+    each, other words are spelled with pieces. ``phrases`` (kind ``word`` only), e.g. item ID texts, become one
+    token each, whatever number of words they have, so that an ID is a single decision. ``vocab_size`` is an upper
+    bound; small texts give fewer pieces. Text is lower-cased; words joined by single spaces come back from
+    ``decode(encode(text))`` unchanged as long as their characters occur in ``texts`` or ASCII. The same texts give
+    the same tokenizer.
     """
     if kind not in ("unigram", "word"):
         raise ValueError(f"tokenizer kind is {kind!r}; expected 'unigram' or 'word'")
+    if phrases and kind != "word":
+        raise ValueError(f"got {len(phrases)} phrases with the tokenizer kind {kind!r}; expected kind 'word' for them")
     if vocab_size < 2 * len(ALPHABET):
         raise ValueError(f"vocab_size is {vocab_size}; expected at least {2 * len(ALPHABET)}, e.g. 4000")
     texts = list(texts)
@@ -46,10 +54,10 @@ def train_tokenizer(
     num_fragments = vocab_size if kind == "unigram" else max(2 * len(ALPHABET), int(FRAGMENT_SHARE * vocab_size))
     pieces = _unigram_pieces(texts, num_fragments)
     if kind == "word":
-        pieces = _with_words(texts, pieces, vocab_size)
+        pieces = _with_words(texts, pieces, phrases, vocab_size)
     ordered = sorted(pieces.items(), key=lambda piece: (-piece[1], piece[0]))
     model = models.Unigram([(PAD, 0.0), (EOS, 0.0), (UNK, 0.0), *ordered], unk_id=2, byte_fallback=False)
-    tokenizer = _frame(model)
+    tokenizer = _frame(model, split_words=not phrases)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
     )
@@ -92,21 +100,28 @@ def encode_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list
 def decode_ids(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[Sequence[int]]) -> list[str]:
     """Texts of token sequences; special tokens stay visible so that a wrong sequence cannot pass for a right one."""
     return [
-        tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
         for tokens in token_ids
     ]
 
 
-def _frame(model: models.Unigram) -> Tokenizer:
-    """A tokenizer that folds case and white space, marks word starts and splits punctuation off words."""
+def _frame(model: models.Unigram, split_words: bool = True) -> Tokenizer:
+    """A tokenizer that folds case and white space, marks word starts and splits punctuation off words.
+
+    Without ``split_words`` pieces may span words.
+    """
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(SPACE, prepend_scheme="always"), pre_tokenizers.Punctuation("isolated")]
+        [
+            pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=split_words),
+            pre_tokenizers.Punctuation("isolated"),
+        ]
     )
-    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
+    # Not decoders.Metaspace: it drops every mark of the first piece, those inside a phrase too.
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     return tokenizer
 
 
@@ -127,16 +142,25 @@ def _unigram_pieces(texts: Sequence[str], vocab_size: int) -> dict[str, float]:
     tokenizer.train_from_iterator(texts, trainer)
     learned = {piece: round(score, 2) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"][3:]}
     lowest = min(learned.values(), default=0.0)
-    return {character: lowest - 5.0 for character in ALPHABET} | learned
+    return dict.fromkeys(ALPHABET, lowest - 5.0) | learned
 
 
-def _with_words(texts: Sequence[str], fragments: dict[str, float], vocab_size: int) -> dict[str, float]:
-    """The most frequent words as single pieces, and the fragments, made dear, for the others."""
+def _with_words(
+    texts: Sequence[str], fragments: dict[str, float], phrases: Sequence[str], vocab_size: int
+) -> dict[str, float]:
+    """The phrases and the most frequent words as single pieces, and the fragments, made dear, for the others."""
     count = Counter(word for text in texts for word in clean_words(text))
     total = sum(count.values())
     pieces = {piece: score - FRAGMENT_COST for piece, score in fragments.items()}
+    pieces |= {SPACE + SPACE.join(clean_words(phrase)): PHRASE_SCORE for phrase in phrases if clean_words(phrase)}
+    if len(pieces) + 3 > vocab_size:
+        raise ValueError(
+            f"vocab_size is {vocab_size}; expected at least {len(pieces) + 3} for {len(phrases)} phrases and the "
+            "fragments. Raise vocab_size"
+        )
     for word, number in sorted(count.items(), key=lambda item: (-item[1], item[0])):
         if len(pieces) + 3 >= vocab_size:
             break
-        pieces[SPACE + word] = round(math.log(number / total), 2)
+        if pieces.get(SPACE + word) != PHRASE_SCORE:
+            pieces[SPACE + word] = round(math.log(number / total), 2)
     return pieces

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from fedecider.cli import build_parser, parse, run
 from fedecider.data.prepare import PrepareConfig, prepare
 
-DESCRIPTION = "Read the original files of a public data set and write one prepared folder per domain (Parquet, data card)."
+DESCRIPTION = (
+    "Read the original files of a public data set and write one prepared folder per domain (Parquet, data card)."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

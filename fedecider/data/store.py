@@ -116,8 +116,10 @@ def _write(domain: Domain, folder: Path) -> None:
         "content_hash": domain.content_hash(),
         "tables_sha256": {f"{name}.parquet": file_sha256(folder / f"{name}.parquet") for name in TABLES},
     }
-    (folder / CARD_FILE).write_text(json.dumps(card, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(_readme(domain, card), encoding="utf-8")
+    text = json.dumps(card, indent=2, sort_keys=True)
+    (folder / CARD_FILE).write_text(text + "\n", encoding="utf-8")
+    # From the text, so that a card written, loaded and written again gives the same bytes.
+    (folder / "README.md").write_text(_readme(domain, json.loads(text)), encoding="utf-8")
 
 
 def _events_table(events: Events) -> pa.Table:

@@ -94,7 +94,8 @@ def cooccurrence_scores(
         item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
         weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
         context_BI = sparse.coo_array((weight_T, (row_T, item_T)), shape=(len(contexts), num_items)).tocsr()
-        return torch.from_numpy((context_BI @ rows).toarray() + fallback_I)
+        dense_BI = sparse.csr_array(context_BI @ rows).toarray()
+        return torch.from_numpy(dense_BI + fallback_I)
 
     return score
 
@@ -113,7 +114,8 @@ def memoriser_scores(
     No model and no collaboration: whatever it finds beyond chance is a leak of the protocol. Each round draws
     ``num_negatives`` per train event. Every user has a stream of its own, so batches do not change the draws.
     ``random_ties`` orders items drawn equally often at random: with few draws large blocks of items tie, and the
-    expected position inside a block would put a memoriser that knows nothing below chance.
+    expected position inside a block would put a memoriser that knows nothing below chance. Where seen items are kept as
+    candidates, the user's own train items, never negatives, come first: it is then above chance by the repeats.
     """
     seed_U = torch.randint(2**62, (len(sequences),), generator=generator).tolist()
 
@@ -141,7 +143,9 @@ def popularity(
     **ranking: Any,
 ) -> Tensor:
     """Positions of the popularity line. ``ranking``: ``candidates``, ``users``, ``ties`` of ``rank_held_out``."""
-    return rank_held_out(popularity_scores(sequences, num_items, extra), sequences, num_items, split, protocol, **ranking)
+    return rank_held_out(
+        popularity_scores(sequences, num_items, extra), sequences, num_items, split, protocol, **ranking
+    )
 
 
 def last_item_cooccurrence(

@@ -33,7 +33,9 @@ def user_metrics(position_U: Tensor, cutoffs: Sequence[int] = CUTOFFS) -> dict[s
     """
     place_U = torch.as_tensor(position_U).to(torch.float64)
     if bool((~(place_U >= 0)).any()):  # written so that NaN is caught too
-        raise ValueError(f"got positions {place_U[~(place_U >= 0)][:5].tolist()}, expected numbers from 0 up; use NOT_RANKED")
+        raise ValueError(
+            f"got positions {place_U[~(place_U >= 0)][:5].tolist()}, expected numbers from 0 up; use NOT_RANKED"
+        )
     gain_U = 1.0 / torch.log2(place_U + 2.0)
     reciprocal_U = 1.0 / (place_U + 1.0)
     metrics: dict[str, Tensor] = {}
@@ -53,7 +55,9 @@ def mean_metrics(position_U: Tensor, cutoffs: Sequence[int] = CUTOFFS) -> dict[s
     """
     if torch.as_tensor(position_U).numel() == 0:
         raise ValueError("got no user, expected at least one position: check that the domain has clients")
-    return {name: math.fsum(value_U.tolist()) / len(value_U) for name, value_U in user_metrics(position_U, cutoffs).items()}
+    return {
+        name: math.fsum(value_U.tolist()) / len(value_U) for name, value_U in user_metrics(position_U, cutoffs).items()
+    }
 
 
 def ranked_share(position_U: Tensor) -> float:
@@ -81,18 +85,26 @@ def positions_from_scores(
     """
     target_B = torch.as_tensor(target_B)
     if score_BI.ndim != 2 or target_B.shape != score_BI.shape[:1]:
-        raise ValueError(f"got scores {tuple(score_BI.shape)} and targets {tuple(target_B.shape)}, expected (B, I) and (B,)")
-    if len(target_B) and not (0 <= int(target_B.min()) and int(target_B.max()) < score_BI.shape[1]):
-        raise ValueError(f"got targets up to {int(target_B.max())} and down to {int(target_B.min())}, expected columns "
-                         f"0 to {score_BI.shape[1] - 1}: check that items are numbered as the score columns are")  # fmt: skip
+        raise ValueError(
+            f"got scores {tuple(score_BI.shape)} and targets {tuple(target_B.shape)}, expected (B, I) and (B,)"
+        )
+    if len(target_B) and not (int(target_B.min()) >= 0 and int(target_B.max()) < score_BI.shape[1]):
+        raise ValueError(
+            f"got targets up to {int(target_B.max())} and down to {int(target_B.min())}, expected columns "
+            f"0 to {score_BI.shape[1] - 1}: check that items are numbered as the score columns are"
+        )
     if candidate_BI is None:
         candidate_BI = torch.ones_like(score_BI, dtype=torch.bool)
     if candidate_BI.shape != score_BI.shape or candidate_BI.dtype != torch.bool:
-        raise ValueError(f"got candidates {candidate_BI.dtype} {tuple(candidate_BI.shape)}, expected bool {tuple(score_BI.shape)}")
+        raise ValueError(
+            f"got candidates {candidate_BI.dtype} {tuple(candidate_BI.shape)}, expected bool {tuple(score_BI.shape)}"
+        )
     bad_B = (torch.isnan(score_BI) & candidate_BI).any(1)
     if bool(bad_B.any()):
-        raise ValueError(f"got NaN scores for {int(bad_B.sum())} of {len(bad_B)} users (first: row {int(bad_B.int().argmax())}), "
-                         "expected numbers: the model has diverged, lower its learning rate")  # fmt: skip
+        raise ValueError(
+            f"got NaN scores for {int(bad_B.sum())} of {len(bad_B)} users (first: row {int(bad_B.int().argmax())}), "
+            "expected numbers: the model has diverged, lower its learning rate"
+        )
     own_B1 = score_BI.gather(1, target_B[:, None])
     above_B = ((score_BI > own_B1) & candidate_BI).sum(1).to(torch.float64)
     tied_B = ((score_BI == own_B1) & candidate_BI).sum(1).to(torch.float64) - 1.0
@@ -108,7 +120,9 @@ def activity_buckets(num_train_U: Sequence[int] | Tensor, users: Sequence[str], 
     """
     counts = torch.as_tensor(num_train_U).tolist()
     if len(counts) != len(users) or len(users) < num_buckets:
-        raise ValueError(f"got {len(counts)} counts and {len(users)} users, expected equal numbers, at least {num_buckets}")
+        raise ValueError(
+            f"got {len(counts)} counts and {len(users)} users, expected equal numbers, at least {num_buckets}"
+        )
     bucket_U = torch.empty(len(users), dtype=torch.int64)
     order = sorted(range(len(users)), key=lambda user: (counts[user], users[user]))
     bucket_U[torch.tensor(order)] = torch.arange(len(users)) * num_buckets // len(users)

@@ -46,8 +46,10 @@ def write_per_user(path: Path, records: Iterable[UserPositions], cutoffs: Sequen
             for record in records:
                 key = (record.domain, record.split, record.view, record.round)
                 if len(record.users) != len(record.position_U) or len(set(record.users)) != len(record.users):
-                    raise ValueError(f"got {len(set(record.users))} users and {len(record.position_U)} positions for {key}, "
-                                     "expected one position for each user")  # fmt: skip
+                    raise ValueError(
+                        f"got {len(set(record.users))} users and {len(record.position_U)} positions for {key}, "
+                        "expected one position for each user"
+                    )
                 if key in seen:
                     raise ValueError(f"got {key} twice, expected one record per domain, split, view and round")
                 seen.add(key)

@@ -75,16 +75,20 @@ def check_sequences(sequences: Sequences, num_items: int) -> None:
     """``ValueError`` unless every user has at least 3 events, numbered 0 to ``num_items - 1``."""
     for user, sequence in enumerate(sequences):
         if len(sequence) < 3:
-            raise ValueError(f"got {len(sequence)} events for user {user}, expected at least 3 (train, valid, test): "
-                             "drop such users when the data are prepared")  # fmt: skip
+            raise ValueError(
+                f"got {len(sequence)} events for user {user}, expected at least 3 (train, valid, test): "
+                "drop such users when the data are prepared"
+            )
         if min(sequence) < 0 or max(sequence) >= num_items:
-            raise ValueError(f"got item numbers {min(sequence)} to {max(sequence)} for user {user}, expected 0 to {num_items - 1}")
+            raise ValueError(
+                f"got item numbers {min(sequence)} to {max(sequence)} for user {user}, expected 0 to {num_items - 1}"
+            )
 
 
 def history_of(sequence: Sequence[int], split: str) -> Sequence[int]:
     """What is known when the held-out item of ``split`` is asked for: train part; for test the valid item as well."""
     check_split(split)
-    return sequence[:-2] if split == "valid" else sequence[:-1]
+    return sequence[:-2]
 
 
 def held_out(sequences: Sequences, split: str) -> Tensor:
@@ -100,7 +104,9 @@ def is_repeat(sequences: Sequences, split: str) -> Tensor:
     ``NOT_RANKED`` for every method alike. Report the share beside the table.
     """
     target_U = held_out(sequences, split).tolist()
-    return torch.tensor([t in set(history_of(s, split)) for s, t in zip(sequences, target_U, strict=True)], dtype=torch.bool)
+    return torch.tensor(
+        [t in set(history_of(s, split)) for s, t in zip(sequences, target_U, strict=True)], dtype=torch.bool
+    )
 
 
 def candidate_mask(sequences: Sequences, num_items: int, split: str, drop_seen: bool = True) -> Tensor:
@@ -121,7 +127,7 @@ def candidate_mask(sequences: Sequences, num_items: int, split: str, drop_seen: 
 def sampled_candidates(
     sequences: Sequences, num_items: int, generator: torch.Generator, num_sampled: int = 99
 ) -> dict[str, Tensor]:
-    """Fixed candidates of both splits, int64 (U, 1 + num_sampled): the held-out item, then items of no split of the user.
+    """Fixed candidates of both splits, int64 (U, 1 + num_sampled): the held-out item, then items the user never had.
 
     Distinct items, drawn uniformly; validation and test have separate draws. Drawn once per seed for all users, so
     batches and shards of users see the same lists. ``ValueError`` when a user has too few unseen items.
@@ -133,8 +139,10 @@ def sampled_candidates(
         for user, sequence in enumerate(sequences):
             pool_P = _outside(sequence, num_items)
             if len(pool_P) < num_sampled:
-                raise ValueError(f"got {len(pool_P)} items that user {user} never touched, expected at least {num_sampled} "
-                                 "to sample candidates from: use the protocol strict (whole catalogue)")  # fmt: skip
+                raise ValueError(
+                    f"got {len(pool_P)} items that user {user} never touched, expected at least {num_sampled} "
+                    "to sample candidates from: use the protocol strict (whole catalogue)"
+                )
             drawn.append(pool_P[torch.randperm(len(pool_P), generator=generator)[:num_sampled]])
         sampled_UK = torch.stack(drawn) if drawn else torch.empty(0, num_sampled, dtype=torch.int64)
         candidates[split] = torch.cat([held_out(sequences, split)[:, None], sampled_UK], 1)
@@ -149,7 +157,9 @@ def negative_pool(sequence: Sequence[int], num_items: int, protocol: Protocol) -
     """
     pool_P = _outside(sequence if protocol.negatives_avoid == "all" else sequence[:-2], num_items)
     if len(pool_P) == 0:
-        raise ValueError(f"got a user who touched all {num_items} items, expected one item at least to use as a negative")
+        raise ValueError(
+            f"got a user who touched all {num_items} items, expected one item at least to use as a negative"
+        )
     return pool_P
 
 
@@ -178,7 +188,9 @@ def rank_held_out(
     """
     check_sequences(sequences, num_items)
     if protocol.num_sampled is not None and candidates is None:
-        raise ValueError(f"got no candidates, expected those of sampled_candidates(...) for the protocol {protocol.name}")
+        raise ValueError(
+            f"got no candidates, expected those of sampled_candidates(...) for the protocol {protocol.name}"
+        )
     users = torch.arange(len(sequences)) if users is None else users
     parts = []
     for user_B in users.split(batch_size):

@@ -54,9 +54,9 @@ def bootstrap_means(
 ) -> Tensor:
     """Means of ``num_resamples`` cluster resamples, float64 (R, M).
 
-    Users and seeds are both drawn with replacement, independently (crossed clusters: the users of all seeds are the same
-    people), and each cell counts as often as its user times its seed. One seed alone is kept as it is, so the interval
-    then covers users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
+    Users and seeds are both drawn with replacement, independently (crossed clusters: all seeds have the same users), and
+    each cell counts as often as its user times its seed. One seed alone is kept as it is, so the interval then covers
+    users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
     ``seed_count_RS`` shares one draw of the seeds between domains.
     """
     value_MSU = value_MSU.to(torch.float64)
@@ -119,15 +119,15 @@ def paired_permutation_test(
 ) -> float:
     """Two-sided p-value of the paired permutation test over users, at least 1 / (num_permutations + 1).
 
-    Under the null a user's two results may be exchanged, so the sign of each user's difference (mean over seeds) is flipped
-    at random: p = (1 + #{|permuted| >= |observed|}) / (1 + num_permutations). With several domains the statistic is
-    the macro mean. Seeds are averaged, not tested: the claim is about users, for these runs.
+    Under the null a user's two results may be exchanged, so the sign of each user's difference (mean over seeds) is
+    flipped at random: p = (1 + #{|permuted| >= |observed|}) / (1 + num_permutations). With several domains the
+    statistic is the macro mean. Seeds are averaged, not tested: the claim is about users, for these runs.
     """
     weighted = [difference / len(difference) for difference in _differences(first, second)]
     term_U = torch.cat(weighted)
     observed = float(term_U.sum().abs())
     term_U = term_U[term_U != 0]  # a user without a difference never moves the statistic
-    tolerance = 1e-12 * float(term_U.abs().sum())
+    tolerance = 1e-9 * float(term_U.abs().sum())
     num_extreme, left = 0, num_permutations
     while left > 0:
         rows = min(left, max(1, CHUNK // max(1, len(term_U))))
@@ -145,7 +145,10 @@ def effect_size(first: Tensor | PerDomain, second: Tensor | PerDomain) -> float:
     """
     sizes = []
     for difference_U in _differences(first, second):
-        mean, spread = float(difference_U.mean()), float(difference_U.std(correction=1)) if len(difference_U) > 1 else 0.0
+        mean, spread = (
+            float(difference_U.mean()),
+            float(difference_U.std(correction=1)) if len(difference_U) > 1 else 0.0,
+        )
         sizes.append(0.0 if mean == 0 else mean / spread if spread > 0 else math.copysign(math.inf, mean))
     return sum(sizes) / len(sizes)
 
@@ -171,8 +174,8 @@ def compare_table(
 ) -> list[Comparison]:
     """All paired comparisons of one table, Holm-corrected together.
 
-    ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which methods
-    to compare (None: all pairs). Each metric is compared in each domain and, with several domains, for their macro mean.
+    ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which
+    methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for the macro mean.
     ``ValueError`` when methods do not share domains, seeds or users, or a metric is unknown.
     """
     pairs = list(combinations(positions, 2)) if pairs is None else list(pairs)
@@ -182,7 +185,9 @@ def compare_table(
         if first not in values or second not in values:
             raise ValueError(f"got the pair {(first, second)}, expected two of {list(values)}")
         if list(values[first][metrics[0]]) != list(values[second][metrics[0]]):
-            raise ValueError(f"got other domains for {first} than for {second}, expected the same domains in the same order")
+            raise ValueError(
+                f"got other domains for {first} than for {second}, expected the same domains in the same order"
+            )
         for metric in metrics:
             a, b = values[first][metric], values[second][metric]
             scopes = [(domain, {domain: a[domain]}, {domain: b[domain]}) for domain in a]
@@ -208,7 +213,7 @@ def verdict(comparison: Comparison, level: float = 0.05) -> str:
 def distinguishable_winners(comparisons: Sequence[Comparison], level: float = 0.05) -> set[tuple[str, str, str]]:
     """(domain, metric, method) of every method that is distinguishably above all it was compared with.
 
-    Only these may be bold in a table. A method that was not compared with every other method of the comparisons is never one.
+    Only these may be bold in a table. A method that was not compared with every other one is never among them.
     """
     wins: dict[tuple[str, str, str], int] = {}
     methods: dict[tuple[str, str], set[str]] = {}
@@ -224,8 +229,10 @@ def _as_SU(values: Tensor) -> Tensor:
     value_SU = torch.as_tensor(values).to(torch.float64)
     value_SU = value_SU[None] if value_SU.ndim == 1 else value_SU
     if value_SU.ndim != 2 or 0 in value_SU.shape or bool(torch.isnan(value_SU).any()):
-        raise ValueError(f"got values of shape {tuple(value_SU.shape)} with {int(torch.isnan(value_SU).sum())} NaN, "
-                         "expected numbers of shape (seeds, users) or (users,) with at least one user")  # fmt: skip
+        raise ValueError(
+            f"got values of shape {tuple(value_SU.shape)} with {int(torch.isnan(value_SU).sum())} NaN, "
+            "expected numbers of shape (seeds, users) or (users,) with at least one user"
+        )
     return value_SU
 
 
@@ -256,8 +263,10 @@ def _differences(first: Tensor | PerDomain, second: Tensor | PerDomain) -> list[
 def _paired(first: Tensor | PerDomain, second: Tensor | PerDomain) -> dict[str, Tensor]:
     a, b = _per_domain(first), _per_domain(second)
     if not a or {d: v.shape for d, v in a.items()} != {d: v.shape for d, v in b.items()}:
-        raise ValueError(f"got shapes { {d: tuple(v.shape) for d, v in a.items()} } and "
-                         f"{ {d: tuple(v.shape) for d, v in b.items()} }, expected the same users and seeds in both")  # fmt: skip
+        raise ValueError(
+            f"got shapes { {d: tuple(v.shape) for d, v in a.items()} } and "
+            f"{ {d: tuple(v.shape) for d, v in b.items()} }, expected the same users and seeds in both"
+        )
     return {domain: a[domain] - b[domain] for domain in a}
 
 

@@ -130,7 +130,7 @@ class _LowRank(torch.autograd.Function):
             scaled = hidden if scale is None else (hidden * scale).to(base.dtype)
             base.view(-1, base.shape[-1]).addmm_(scaled, cat_bt)
         ctx.save_for_backward(x_NI, hidden, cat_a, cat_bt, scale)
-        ctx.x_shape, ctx.x_dtype, ctx.rank = x.shape, x.dtype, own_a.shape[0]
+        ctx.x_shape, ctx.x_dtype, ctx.dtype, ctx.rank = x.shape, x.dtype, own_a.dtype, own_a.shape[0]
         ctx.mark_dirty(base)
         return base
 
@@ -147,12 +147,12 @@ class _LowRank(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 grad_x = (grad_hidden @ cat_a).to(ctx.x_dtype).view(ctx.x_shape)
             if ctx.needs_input_grad[2]:
-                grad_a = (grad_hidden[:, :rank].t() @ x_NI).float()
+                grad_a = (grad_hidden[:, :rank].t() @ x_NI).to(ctx.dtype)
             if ctx.needs_input_grad[3]:
-                grad_b = (grad_NO.t() @ hidden[:, :rank]).float()
+                grad_b = (grad_NO.t() @ hidden[:, :rank]).to(ctx.dtype)
                 grad_b = grad_b if scale is None else grad_b * scale[0]
             if ctx.needs_input_grad[6]:
-                grad_weight = (grad_scaled.float() * hidden.float()).sum(0).view(-1, rank).sum(1)
+                grad_weight = (grad_scaled.to(ctx.dtype) * hidden.to(ctx.dtype)).sum(0).view(-1, rank).sum(1)
         return grad, grad_x, grad_a, grad_b, None, None, grad_weight
 
 

@@ -99,10 +99,18 @@ def validation_curves(
         for column, domain in enumerate(domains):
             values = list(per_domain.get(domain, ()))
             if len(values) != len(rounds):
-                raise ValueError(f"got {len(values)} values of {label} in {domain}, expected one for each of {len(rounds)} rounds")
+                raise ValueError(
+                    f"got {len(values)} values of {label} in {domain}, expected one for each of {len(rounds)} rounds"
+                )
             line = {"color": COLOURS[number % len(COLOURS)]}
             trace = go.Scatter(
-                x=list(rounds), y=values, name=label, legendgroup=label, showlegend=column == 0, line=line, mode="lines+markers"
+                x=list(rounds),
+                y=values,
+                name=label,
+                legendgroup=label,
+                showlegend=column == 0,
+                line=line,
+                mode="lines+markers",
             )
             figure.add_trace(trace, row=1, col=column + 1)
     if selected_round is not None:
@@ -120,7 +128,9 @@ def validation_curves(
 def save_figure(figure: PlotFigure, path: Path) -> list[Path]:
     """Write ``path`` with suffix .html (about 5 MB: plotly.js is inside) and .json (the data); returns both paths."""
     html, data = path.with_suffix(".html"), path.with_suffix(".json")
-    text = figure.figure.to_html(include_plotlyjs=True, full_html=True, config={"responsive": True, "displaylogo": False})
+    text = figure.figure.to_html(
+        include_plotlyjs=True, full_html=True, config={"responsive": True, "displaylogo": False}
+    )
     _write(html, text)
     _write(data, json.dumps(_finite(figure.data), allow_nan=False, separators=(",", ":")) + "\n")
     return [html, data]
@@ -145,7 +155,9 @@ def _finite(value: Any) -> Any:
 def _check_alpha(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str]) -> None:
     expected = (len(rounds), len(domains), len(domains))
     if tuple(alpha_RKK.shape) != expected or 0 in expected:
-        raise ValueError(f"got alpha of shape {tuple(alpha_RKK.shape)}, expected (rounds, clients, clients) = {expected}")
+        raise ValueError(
+            f"got alpha of shape {tuple(alpha_RKK.shape)}, expected (rounds, clients, clients) = {expected}"
+        )
 
 
 def _check_round(rounds: Sequence[int], selected_round: int) -> None:

@@ -82,7 +82,9 @@ def markdown_table(table: ResultTable, metrics: Sequence[str] = METRICS, title: 
         for row in table.rows:
             cells = [_markdown_cell(row, domain, metric, table.bold) for metric in metrics]
             label = row.label.replace("|", "\\|")
-            lines.append(f"| {domain} | {label if row.kind == 'method' else f'*{label}*'} | " + " | ".join(cells) + " |")
+            lines.append(
+                f"| {domain} | {label if row.kind == 'method' else f'*{label}*'} | " + " | ".join(cells) + " |"
+            )
     return "\n".join([*lines, "", *(f"- {line}" for line in caption(table))]) + "\n"
 
 
@@ -116,7 +118,9 @@ def _domains(table: ResultTable) -> list[str]:
     domains = [domain for domain in table.rows[0].values if domain != MACRO]
     other = [row.label for row in table.rows if set(row.values) != set(table.rows[0].values)]
     if other:
-        raise ValueError(f"got other domains for {other} than for {table.rows[0].label}, expected the same in every row")
+        raise ValueError(
+            f"got other domains for {other} than for {table.rows[0].label}, expected the same in every row"
+        )
     return domains + ([MACRO] if len(domains) > 1 else [])
 
 

@@ -111,7 +111,7 @@ def _product(record: dict[str, Any]) -> ItemFields:
         "title": title,
         "brand": brand,
         "categories": clean(record.get("category") or _flat(record.get("categories"))),
-        "description": " ".join(map(clean, _as_list(record.get("description")))).strip(),
+        "description": " ".join(filter(None, map(clean, _as_list(record.get("description"))))),
         "price": clean(record.get("price")),
         "sales_rank": _rank(record.get("salesRank") or record.get("rank")),
     }

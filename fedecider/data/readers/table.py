@@ -170,6 +170,7 @@ def duplicate_key(path: Path, key: str, first: ItemFields, second: ItemFields) -
     )
 
 
+_INLINE_TAG = re.compile(r"</?(a|b|i|u|em|strong|span|font|sup|sub)\b[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"<(script|style)\b.*?</\1\s*>|</?[a-zA-Z!][^<>]*>", re.IGNORECASE | re.DOTALL)
 
 
@@ -184,7 +185,7 @@ def clean(value: Any) -> str:
     if "&" in text:
         text = html.unescape(text)
     if "<" in text:
-        text = _TAG.sub(" ", text)
+        text = _TAG.sub(" ", _INLINE_TAG.sub("", text))
     return " ".join(text.split())
 
 

@@ -1,0 +1,32 @@
+"""What the scripts of the pipeline share: which options there are, and settings from a command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedecider.cli import REPOSITORY, build_parser, parse, peek
+from fedecider.config import RunConfig
+from fedecider.federate import Settings
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import RankingConfig, TrainingConfig
+
+DEMO = REPOSITORY / "configs" / "demo.yaml"
+
+
+def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
+    """Settings of a run; the options of the chosen method join the common ones.
+
+    Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded sample.
+
+    Raises:
+        ValueError: the method is not known.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    method = peek(words, "method", RunConfig.method)
+    if method not in METHODS:
+        raise ValueError(f"got method {method!r}, expected one of {', '.join(sorted(METHODS))}")
+    demo = not peek(words, "config") and not peek(words, "data")
+    classes = (RunConfig, TrainingConfig, RankingConfig, METHODS[method].config)
+    parser = build_parser(description, *classes, default_config=DEMO if demo else None)
+    return Settings(*parse(parser, words, *classes))

@@ -1,0 +1,111 @@
+"""Settings of a run that belong to no single room; every field is an option of the command line and a YAML key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from distill.train import DistillConfig
+from idgen.alternating import AlternatingConfig
+
+from fedecider.evaluation.protocols import get_protocol
+from idgen.backbone import BackboneConfig
+from idgen.draws import SampleConfig
+from idgen.id_generator import IDGeneratorConfig
+from idgen.item_ids import IdConfig
+from idgen.keywords import KeywordConfig
+from idgen.training import TrainConfig
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Stage 1, on the public pool: tokenizer, item IDs, backbone.
+
+    Args:
+        tokenizer: Folder or hub name; empty takes the backbone's, or trains one on the item texts when the backbone
+            is built from scratch.
+        tokenizer_kind: Of a trained one: word pieces, or one token for every frequent word.
+        vocab_size: Of a trained one, at most.
+        id_source: Who writes item and user IDs: the ID generator, or the items' own keywords alone.
+        keywords: Keyword targets of the ID generator, or the IDs themselves.
+        id_limits: Limits of the search for unique IDs.
+        id_generator: Size and training of the ID generator.
+        samples: How histories become prompts; used in every stage.
+        backbone: Where the backbone comes from, or its size.
+        train: Optimisation of the backbone.
+        alternating: Further phases that train ID generator and backbone in turns.
+    """
+
+    tokenizer: str = ""
+    tokenizer_kind: Literal["unigram", "word"] = "unigram"
+    vocab_size: int = 8000
+    id_source: Literal["generator", "keywords"] = "generator"
+    keywords: KeywordConfig = field(default_factory=KeywordConfig)
+    id_limits: IdConfig = field(default_factory=IdConfig)
+    id_generator: IDGeneratorConfig = field(default_factory=IDGeneratorConfig)
+    samples: SampleConfig = field(default_factory=SampleConfig)
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    alternating: AlternatingConfig = field(default_factory=AlternatingConfig)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A federated run.
+
+    Args:
+        domains: Clients of the federation, separated by commas.
+        data: Folder of prepared domains (scripts/prepare_data.py); empty uses the embedded sample.
+        output: Run folder; empty makes one below ``runs/`` from method, domains and time.
+        cache: Where pre-training and distillation are kept for later runs.
+        method: Federated method.
+        seed: Of every random draw; streams are derived from it by name.
+        num_rounds: Rounds of local training and exchange (paper: 20 on Goodreads, 25 on Amazon).
+        participation: Share of the clients that take part in a round.
+        lora_rank: Rank of every adapter.
+        num_threads: CPU threads per process, 0 for torch's choice; bit-equal results need equal numbers.
+        protocol: How recommendations are counted; part of every reported number.
+        resume: Go on with the run in ``output``.
+        tracker: accelerate tracker for the rounds, such as tensorboard; empty for none.
+        pretrain: Stage 1.
+        distill: Stage 2.
+    """
+
+    domains: str = "crime,comics,children"
+    data: str = ""
+    output: str = ""
+    cache: str = ".cache"
+    method: str = "fedecider"
+    seed: int = 0
+    num_rounds: int = 20
+    participation: float = 1.0
+    lora_rank: int = 8
+    num_threads: int = 0
+    protocol: str = "strict"
+    resume: bool = False
+    tracker: str = ""
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+
+    def __post_init__(self) -> None:
+        if not self.domain_names or len(set(self.domain_names)) != len(self.domain_names):
+            raise ValueError(f"got domains {self.domains!r}, expected different names separated by commas")
+        if self.num_rounds < 1:
+            raise ValueError(f"got num_rounds {self.num_rounds}, expected at least 1")
+        if self.lora_rank < 1:
+            raise ValueError(f"got lora_rank {self.lora_rank}, expected at least 1; the paper uses 8 and 16")
+        if not 0.0 < self.participation <= 1.0:
+            raise ValueError(f"got participation {self.participation}, expected a share above 0 and at most 1")
+        if self.num_threads < 0:
+            raise ValueError(f"got num_threads {self.num_threads}, expected 0 (torch's choice) or more")
+        if get_protocol(self.protocol).num_sampled is not None:
+            raise ValueError(
+                f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
+                "strict/keep_seen"
+            )
+        if self.resume and not self.output:
+            raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
+
+    @property
+    def domain_names(self) -> list[str]:
+        return [name.strip() for name in self.domains.split(",") if name.strip()]

@@ -1,0 +1,165 @@
+"""The federated run: shared foundation, rounds, selection on validation, one reading of the test set, hand-over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedecider.config import RunConfig
+from fedecider.data.domain import Domain
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import load_domains
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.record import Recorder
+from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.state import RunState
+from fedecider.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.launch import Launch
+from fedecider.lora.adapters import LoraSettings, attach_lora
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import RankingConfig, Recommender, TrainingConfig, build_recommender
+from fedecider.progress import console
+from fedecider.results import write_results
+from fedecider.run_folder import RunFolder, default_name, fingerprint, open_run, provenance
+from fedecider.stages import Stage, as_plain
+from idgen.backbone import load_backbone
+from idgen.tokenizer import load_tokenizer
+
+
+class Settings(NamedTuple):
+    """All settings of one run, as the command line gives them."""
+
+    run: RunConfig
+    training: TrainingConfig
+    ranking: RankingConfig
+    method: Any
+    """The method's own frozen dataclass."""
+
+    def as_record(self) -> dict[str, Any]:
+        return {name: as_plain(value) for name, value in self._asdict().items()}
+
+
+class Foundation(NamedTuple):
+    """What the rounds start from."""
+
+    domains: Mapping[str, Domain]
+    ids: Mapping[str, DomainIds]
+    pretrained: Stage
+    distilled: Stage
+
+
+def load_data(config: RunConfig) -> dict[str, Domain]:
+    """Prepared domains, or those of the embedded sample, in client order."""
+    if config.data:
+        return load_domains(config.data, config.domain_names)
+    return sample_domains(config.domain_names, config.seed)
+
+
+def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
+    """Data, and stages 1 and 2 where they are not there yet; with several processes the first one builds them."""
+    domains = load_data(config)
+    with launch.accelerator.main_process_first():
+        pretrained = pretrain_stage(config, domains, launch.device, quiet=not launch.is_main)
+        distilled = distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main)
+    if launch.is_main:
+        for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
+            console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
+    ids = {name: load_ids(pretrained.folder, domain) for name, domain in domains.items()}
+    return Foundation(domains, ids, pretrained, distilled)
+
+
+def make_recommender(settings: Settings, foundation: Foundation, device: torch.device) -> Recommender:
+    """The student with adapters attached, and the clients' tasks."""
+    tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
+    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer)
+    return build_recommender(
+        attach_lora(student, LoraSettings(rank=settings.run.lora_rank)),
+        tokenizer,
+        client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain),
+        seed=settings.run.seed,
+        training=settings.training,
+        ranking=settings.ranking,
+        device=device,
+    )
+
+
+def federate(settings: Settings, launch: Launch) -> Path:
+    """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
+    config = settings.run
+    domains = load_data(config)
+    record = {
+        "config": settings.as_record(),
+        "protocol": config.protocol,
+        "data": {name: domain.content_hash() for name, domain in domains.items()},
+        **provenance(),
+    }
+    root = Path(config.output) if config.output else Path("runs") / default_name(config.method, config.domain_names)
+    folder = RunFolder(root)
+    if launch.is_main:
+        folder = open_run(root, record, config.resume)
+    launch.accelerator.wait_for_everyone()
+    foundation = build_foundation(config, launch)
+    recommender = make_recommender(settings, foundation, launch.device)
+    method = METHODS[config.method].build(recommender, settings.method)
+    blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(recommender.tasks)]
+    state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))
+    write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
+    launch.accelerator.wait_for_everyone()
+    return root
+
+
+def _rounds(
+    settings: Settings,
+    method: FederatedMethod,
+    blocks: list[Block],
+    recommender: Recommender,
+    folder: RunFolder,
+    launch: Launch,
+    key: str,
+) -> RunState:
+    config = settings.run
+    if config.tracker:
+        launch.accelerator.init_trackers("fedecider", config={"method": config.method, "seed": config.seed})
+
+    def track(record: dict, step: int) -> None:
+        launch.accelerator.log({f"valid/{name}": value for name, value in _flat(record, recommender.names)}, step=step)
+
+    def show(record: dict) -> None:
+        if launch.is_main:
+            scores = ", ".join(f"{view} {_mean(clients):.4f}" for view, clients in record["valid"].items())
+            losses = " ".join(f"{client['loss']:.3f}" for client in record["clients"])
+            seconds = f"train {record['train_s']:.1f} s, evaluate {record['evaluate_s']:.1f} s"
+            line = f"round {record['round']}/{config.num_rounds}: valid ndcg@10 {scores} | loss {losses} | {seconds}"
+            console.print(line, highlight=False, soft_wrap=True)
+
+    state = run_rounds(
+        method,
+        blocks,
+        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key),
+        mean_metrics,
+        recorder=Recorder(folder.rounds if launch.is_main else None, track if config.tracker else None),
+        checkpoints=folder.checkpoints,
+        resume=config.resume,
+        processes=launch.processes,
+        on_round=show,
+    )
+    if config.tracker:
+        launch.accelerator.end_training()
+    return state
+
+
+def _mean(clients: list[dict[str, float]]) -> float:
+    return sum(client["ndcg@10"] for client in clients) / len(clients)
+
+
+def _flat(record: dict, names: Any) -> list[tuple[str, float]]:
+    return [
+        (f"{view}/{name}/{metric}", value)
+        for view, clients in record["valid"].items()
+        for name, metrics in zip(names, clients, strict=True)
+        for metric, value in metrics.items()
+    ]

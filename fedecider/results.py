@@ -1,0 +1,248 @@
+"""What a finished run leaves behind: metrics with intervals, reference lines, figures, adapters, bytes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedecider.evaluation.baselines import decayed_cooccurrence, last_item_cooccurrence, memoriser, popularity
+from fedecider.evaluation.metrics import ranked_share
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
+from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.record import read_records, write_json
+from fedecider.federation.rounds import evaluate
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import stream
+from fedecider.launch import Launch
+from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars, take_row
+from fedecider.lora.export import Card, ItemTable, export_adapter
+from fedecider.lora.fusion import load_plain
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import Recommender
+from fedecider.progress import console
+from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
+from fedecider.report.tables import ResultRow, ResultTable, markdown_table, result_row, rich_table
+from fedecider.run_folder import RunFolder
+from idgen.samples import train_batches
+
+if TYPE_CHECKING:
+    from fedecider.federate import Foundation, Settings
+
+Positions = dict[str, Tensor]
+"""domain -> (U,) positions of the held-out items."""
+
+ZERO_SHOT = "zero-shot student"
+
+
+def write_results(
+    settings: Settings,
+    method: FederatedMethod,
+    blocks: Sequence[Block],
+    recommender: Recommender,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    launch: Launch,
+) -> None:
+    """Read the test set once, for the selected round, and write every file of the run folder but the record."""
+    lines = {
+        f"{method.name} ({view})" if len(method.views) > 1 else method.name: dict(
+            zip(
+                recommender.names,
+                evaluate(
+                    method,
+                    state.best_round,
+                    view,
+                    "test",
+                    state.best_server,
+                    state.best_local,
+                    blocks,
+                    launch.processes,
+                ),
+                strict=True,
+            )
+        )
+        for view in method.views
+    }
+    if not launch.is_main:
+        return
+    lines[ZERO_SHOT] = zero_shot(recommender, "test")
+    references = reference_lines(settings, foundation)
+    rows = [result_row(label, positions, stream(0, "bootstrap")) for label, positions in lines.items()]
+    for label, positions in references.items():
+        kind = "canary" if label == "memoriser" else "baseline"
+        rows.append(result_row(label, positions, stream(0, "bootstrap"), kind))
+    _write_metrics(settings, method, recommender, foundation, state, folder, rows, lines)
+    users = {name: domain.clients.users for name, domain in foundation.domains.items()}
+    records = (
+        UserPositions(name, users[name], "test", label, state.best_round, position_U)
+        for label, positions in {**lines, **references}.items()
+        for name, position_U in positions.items()
+    )
+    write_per_user(folder.per_user, records)
+    _write_rounds(method, recommender, state, folder)
+    _export(settings, method, recommender, foundation, state, folder, rows[0])
+    table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
+    (folder.root / "results.md").write_text(markdown_table(table, title=f"Test, round {state.best_round}"))
+    console.print(rich_table(table, title=f"Test results of {folder.root.name}, round {state.best_round}"))
+    for name in recommender.names:
+        console.print(f"adapter: {folder.adapters / name}", highlight=False, soft_wrap=True)
+
+
+def zero_shot(recommender: Recommender, split: str) -> Positions:
+    """The shared student without any adapter."""
+    load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
+    return {name: recommender.positions(client, split) for client, name in enumerate(recommender.names)}
+
+
+def reference_lines(settings: Settings, foundation: Foundation, split: str = "test") -> dict[str, Positions]:
+    """Popularity, co-occurrence (both from public pool and the clients' train parts of the domain) and the canary."""
+    protocol = get_protocol(settings.run.protocol)
+    lines: dict[str, Positions] = {
+        "popularity": {},
+        "last-item co-occurrence": {},
+        "decayed co-occurrence": {},
+        "memoriser": {},
+    }
+    for name, domain in foundation.domains.items():
+        sequences, num_items, extra = domain.clients.sequences, len(domain.item_keys), domain.public.sequences
+        lines["popularity"][name] = popularity(sequences, num_items, split, protocol, extra=extra)
+        lines["last-item co-occurrence"][name] = last_item_cooccurrence(
+            sequences, num_items, split, protocol, extra=extra
+        )
+        lines["decayed co-occurrence"][name] = decayed_cooccurrence(sequences, num_items, split, protocol, extra=extra)
+        generator = stream(settings.run.seed, "memoriser", name)
+        lines["memoriser"][name] = memoriser(sequences, num_items, split, protocol, generator=generator)
+    return lines
+
+
+def _write_metrics(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: Recommender,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    rows: Sequence[ResultRow],
+    lines: Mapping[str, Positions],
+) -> None:
+    protocol = get_protocol(settings.run.protocol)
+    chosen = next(record for record in read_records(folder.rounds) if record["round"] == state.best_round)
+    content: dict[str, Any] = {
+        "protocol": protocol.name,
+        "stamp": stamp(protocol),
+        "method": method.name,
+        "reported": rows[0].label,
+        "best_round": state.best_round,
+        "best_valid_ndcg@10": state.best_score,
+        "num_beams": settings.ranking.num_beams,
+        "length_penalty": settings.ranking.length_penalty,
+        "domains": {},
+    }
+    for client, (name, domain) in enumerate(foundation.domains.items()):
+        sequences = domain.clients.sequences
+        content["domains"][name] = {
+            "num_users": len(sequences),
+            "num_items": len(domain.item_keys),
+            "chance_hit@10": chance_hit(sequences, len(domain.item_keys), "test", protocol),
+            "returned_share": {label: ranked_share(positions[name]) for label, positions in lines.items()},
+            "valid": {view: clients[client] for view, clients in chosen["valid"].items()},
+            "test": {row.label: _plain_row(row, name) for row in rows},
+        }
+    if len(foundation.domains) > 1:
+        content["macro"] = {"test": {row.label: _plain_row(row, "macro") for row in rows}}
+    write_json(folder.metrics, content)
+
+
+def _plain_row(row: ResultRow, domain: str) -> dict[str, dict[str, float]]:
+    return {metric: interval._asdict() for metric, interval in row.values[domain].items()}
+
+
+def _write_rounds(method: FederatedMethod, recommender: Recommender, state: RunState, folder: RunFolder) -> None:
+    """Fusion weights (where the method has them), traffic and the figures over all rounds."""
+    records, names = read_records(folder.rounds), list(recommender.names)
+    rounds = [record["round"] for record in records]
+    figures = folder.root / "figures"
+    figures.mkdir(exist_ok=True)
+    scores = {
+        view: {
+            name: [record["valid"][view][client]["ndcg@10"] for record in records] for client, name in enumerate(names)
+        }
+        for view in method.views
+    }
+    save_figure(validation_curves(scores, rounds, selected_round=state.best_round), figures / "validation")
+    if "alpha" in records[0]["clients"][0]:
+        alpha_RKK = torch.tensor([[client["alpha"] for client in record["clients"]] for record in records])
+        save_figure(alpha_heat_map(alpha_RKK, rounds, names, state.best_round), figures / "alpha_heat_map")
+        save_figure(alpha_curves(alpha_RKK, rounds, names, state.best_round), figures / "alpha_curves")
+        write_json(folder.fusion_weights, {"domains": names, "rounds": rounds, "alpha": alpha_RKK})
+    write_json(folder.communication, communication(records, names, recommender))
+
+
+def communication(records: Sequence[dict], names: Sequence[str], recommender: Recommender) -> dict[str, Any]:
+    """Bytes per round, client and direction, with the payload of every tensor; P scalars make one adapter."""
+    per_round = []
+    for record in records:
+        clients = {}
+        for group in record["traffic"]:
+            sizes = {way: sum(group[way].values()) + group[f"header_{way}"] for way in ("down", "up")}
+            clients.update({names[client]: sizes for client in group["clients"]})
+        per_round.append({"round": record["round"], "clients": clients})
+    total = {way: sum(sum(c[way] for c in entry["clients"].values()) for entry in per_round) for way in ("down", "up")}
+    return {
+        "unit": "bytes of one safetensors message per client, round and direction",
+        "adapter_scalars": num_scalars(initial_adapters(adapter_shapes(recommender.model), 0)),
+        "total": total,
+        "rounds": per_round,
+        "tensors": {str(record["round"]): record["traffic"] for record in (records[0], records[-1])},
+    }
+
+
+def _export(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: Recommender,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    reported: ResultRow,
+) -> None:
+    """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared."""
+    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone, dirs_exist_ok=True)
+    folder.adapters.mkdir(exist_ok=True)
+    view = method.views[0]
+    for client, (name, domain) in enumerate(foundation.domains.items()):
+        download = method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client]))
+        own = take_row(state.best_local, client)
+        METHODS[settings.run.method].load_view(recommender, settings.method, view, download, own, client)
+        alpha = dict(zip(recommender.names, own["alpha"].tolist(), strict=True)) if "alpha" in own else {}
+        items = foundation.ids[name].items
+        export_adapter(
+            recommender.model,
+            folder.adapters / name,
+            base_folder=folder.backbone,
+            base_name=str(folder.backbone),
+            items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids),
+            card=Card(
+                method=method.name,
+                domain=name,
+                alpha=alpha,
+                metrics={metric: value.mean for metric, value in reported.values[name].items()},
+                protocol=stamp(get_protocol(settings.run.protocol)),
+                details={"round": state.best_round, "lora_rank": settings.run.lora_rank, "seed": settings.run.seed},
+            ),
+            prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
+        )
+
+
+def _notes(settings: Settings, method: FederatedMethod, state: RunState) -> list[str]:
+    return [
+        f"round {state.best_round} of {settings.run.num_rounds} has the best validation ndcg@10 "
+        f"({state.best_score:.4f}) of {method.views[0]}",
+        f"beam search with {settings.ranking.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+    ]

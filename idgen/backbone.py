@@ -1,0 +1,164 @@
+"""The backbone: a T5 from a local folder, from the hub, or from scratch, and its training on public data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    AutoConfig,
+    MT5ForConditionalGeneration,
+    PreTrainedTokenizerBase,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from idgen.samples import Task, num_batches, train_batches
+from idgen.training import OnStep, TrainConfig, epoch_generator, train_model
+from idgen.word_vectors import WordVectorConfig, start_from_word_vectors, word_vectors
+
+MODEL_CLASSES: dict[str, Any] = {"t5": T5ForConditionalGeneration, "mt5": MT5ForConditionalGeneration}
+"""Families whose relative position bias sits in the first layer of each stack: decoding and halving rely on it."""
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """Which T5 to start from.
+
+    Args:
+        name_or_path: Folder written by `save_pretrained`, or hub name such as google-t5/t5-small or
+            google/flan-t5-small; unset builds a model from scratch with the sizes below.
+        d_model: Width of the hidden states.
+        num_layers: Layers of the encoder and of the decoder, each.
+        num_heads: Attention heads.
+        d_kv: Width of one head.
+        d_ff: Width of the feed-forward layers.
+        dropout: Dropout of a model from scratch.
+        feed_forward: Activation of the feed-forward layers.
+        embedding_init: Token embeddings of a model from scratch. "random", or "cooccurrence": vectors from which
+            tokens stand in item IDs that public users have near each other.
+        word_vectors: Settings of "cooccurrence".
+    """
+
+    name_or_path: str | None = None
+    d_model: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    d_kv: int = 32
+    d_ff: int = 512
+    dropout: float = 0.1
+    feed_forward: Literal["relu", "gated-gelu"] = "relu"
+    embedding_init: Literal["random", "cooccurrence"] = "random"
+    word_vectors: WordVectorConfig = field(default_factory=WordVectorConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "num_layers", "num_heads", "d_kv", "d_ff"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"got dropout {self.dropout}, expected at least 0 and less than 1")
+        for name, value, allowed in (
+            ("feed_forward", self.feed_forward, ("relu", "gated-gelu")),
+            ("embedding_init", self.embedding_init, ("random", "cooccurrence")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"got {name} {value!r}, expected one of {allowed}")
+
+
+def build_backbone(
+    config: BackboneConfig, tokenizer: PreTrainedTokenizerBase, seed: int = 0, tasks: Sequence[Task] = ()
+) -> T5ForConditionalGeneration:
+    """A T5 in fp32 whose vocabulary is that of ``tokenizer``; in evaluation mode.
+
+    A pre-trained model with a longer embedding table (T5 pads it) is cut to the tokenizer's length. ``seed`` draws
+    the weights of a model from scratch; the global random state is left as it was. ``tasks``: public training
+    tasks, read when ``embedding_init`` is "cooccurrence".
+    Errors: ``ValueError`` when the model cannot be loaded, is of another family, or does not fit the tokenizer.
+    """
+    if config.name_or_path is not None:
+        return load_backbone(config.name_or_path, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = T5ForConditionalGeneration(_scratch_config(config, tokenizer))
+    if config.embedding_init == "cooccurrence":
+        if not tasks:
+            raise ValueError("embedding_init is 'cooccurrence' but there are no tasks; expected the public tasks")
+        token_ids = [task.item_ids.token_ids for task in tasks]
+        sequences = [task.training_sequences for task in tasks]
+        vector_VD = word_vectors(sequences, token_ids, len(tokenizer), config.d_model, config.word_vectors, seed)
+        start_from_word_vectors(model, vector_VD)
+    return model.eval()
+
+
+def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> T5ForConditionalGeneration:
+    """A pre-trained model of the T5 family; see `build_backbone`."""
+    name = str(name_or_path)
+    try:
+        found = AutoConfig.from_pretrained(name)
+        if found.model_type not in MODEL_CLASSES:
+            raise ValueError(
+                f"{name!r} is a model of type {found.model_type!r}; expected one of {sorted(MODEL_CLASSES)}, "
+                "for instance google-t5/t5-small"
+            )
+        model = MODEL_CLASSES[found.model_type].from_pretrained(name, dtype=torch.float32)
+    except OSError as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"cannot load a backbone from {name!r} ({first_line}); expected a folder with config.json and "
+            "model.safetensors, or a hub name that can be reached. Leave name_or_path unset to train from scratch"
+        ) from error
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < len(tokenizer):
+        raise ValueError(
+            f"the backbone {name!r} has {rows} token embeddings but the tokenizer {len(tokenizer)} tokens; expected a "
+            "tokenizer that belongs to the backbone. Load the tokenizer from the same place"
+        )
+    if rows > len(tokenizer):
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return model.eval()
+
+
+def train_backbone(
+    model: T5ForConditionalGeneration,
+    tasks: Task | Sequence[Task],
+    config: TrainConfig,
+    seed: int,
+    device: torch.device | str = "cpu",
+    on_step: OnStep | None = None,
+    validate: Callable[[], float] | None = None,
+) -> list[dict[str, Any]]:
+    """Train all weights on the mixed training samples of ``tasks``, in place; logs as in `train_model`.
+
+    FeDecider (WWW 2026), appendix B.2: the base model is fine-tuned on data of users outside all clients.
+    """
+    return train_model(
+        model,
+        lambda epoch: train_batches(tasks, config.batch_size, epoch_generator(seed, epoch)),
+        num_batches(tasks, config.batch_size),
+        config,
+        device,
+        seed=seed,
+        on_step=on_step,
+        validate=validate,
+    )
+
+
+def _scratch_config(config: BackboneConfig, tokenizer: PreTrainedTokenizerBase) -> T5Config:
+    start: dict[str, Any] = {"decoder_start_token_id": tokenizer.pad_token_id}
+    return T5Config(
+        vocab_size=len(tokenizer),
+        d_model=config.d_model,
+        d_kv=config.d_kv,
+        d_ff=config.d_ff,
+        num_layers=config.num_layers,
+        num_decoder_layers=config.num_layers,
+        num_heads=config.num_heads,
+        dropout_rate=config.dropout,
+        feed_forward_proj=config.feed_forward,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **start,
+    )

@@ -1,0 +1,315 @@
+"""One training loop for backbone, ID generator and local clients, and the loss of a sequence-to-sequence model.
+
+Shapes: B samples, S input tokens, T target tokens, R target tokens that count, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from idgen.decode import token_logits, unwrap
+from idgen.trie import IGNORED_LABEL
+
+Batch = dict[str, Tensor]
+LossFn = Callable[[Batch], Tensor]
+OnStep = Callable[[int, int, str], None]
+"""done, total, note: called after every step."""
+
+NOTE_EVERY = 20
+"""Steps between two readings of the loss: reading it makes an accelerator wait."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimisation by AdamW. The defaults follow IDGenRec (SIGIR 2024) but for ``epochs``.
+
+    Args:
+        learning_rate: Largest learning rate, reached at the end of the warm-up.
+        batch_size: Samples of one optimiser step.
+        epochs: Passes over the data.
+        max_steps: Number of optimiser steps instead of `epochs`; 0 for `epochs`.
+        warmup_share: Share of all steps in which the learning rate rises from 0.
+        schedule: Learning rate after the warm-up: "linear" or "cosine" down to `final_share`, or "constant".
+        final_share: Share of the learning rate that is left at the end of "linear" and "cosine".
+        weight_decay: Decoupled weight decay; norms and biases have none.
+        dropout: Dropout while training; unset keeps the model's own.
+        label_smoothing: Share of the target probability that is spread over the vocabulary.
+        clip_norm: Largest gradient norm over all parameters; 0 for no clipping.
+        precision: "fp32", or "bf16" for bfloat16 autocast with fp32 weights.
+        evaluate_every: Steps between two validations; 0 for the end of every epoch.
+        keep_best: Go back to the weights with the best validation score at the end.
+    """
+
+    learning_rate: float = 1e-3
+    batch_size: int = 64
+    epochs: int = 1
+    max_steps: int = 0
+    warmup_share: float = 0.05
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    final_share: float = 0.0
+    weight_decay: float = 0.01
+    dropout: float | None = None
+    label_smoothing: float = 0.0
+    clip_norm: float = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    evaluate_every: int = 0
+    keep_best: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"got learning_rate {self.learning_rate}, expected more than 0")
+        if self.batch_size < 1:
+            raise ValueError(f"got batch_size {self.batch_size}, expected at least 1")
+        for name in ("epochs", "max_steps", "weight_decay", "clip_norm", "evaluate_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
+        for name in ("warmup_share", "final_share", "label_smoothing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 to 1")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"got dropout {self.dropout}, expected at least 0 and less than 1")
+        if self.schedule not in ("linear", "cosine", "constant"):
+            raise ValueError(f"got schedule {self.schedule!r}, expected 'linear', 'cosine' or 'constant'")
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"got precision {self.precision!r}, expected 'fp32' or 'bf16' (float16 overflows in T5)")
+
+
+class Best(NamedTuple):
+    """The best validation so far."""
+
+    score: float
+    step: int
+    weights: list[Tensor]
+
+
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """A random stream of its own for every epoch."""
+    word = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
+    return torch.Generator().manual_seed(word >> 1)
+
+
+def sequence_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
+
+    ``model``: a T5, plain or wrapped by PEFT. ``batch`` holds ``attention_mask``, ``labels`` (B, T) and either
+    ``input_ids`` (B, S) or ``inputs_embeds`` (B, S, D). Logits are computed for counting tokens only.
+    """
+    base = unwrap(model)
+    source = {name: batch[name] for name in ("input_ids", "inputs_embeds") if name in batch}
+    hidden_BSD = base.encoder(attention_mask=batch["attention_mask"], **source).last_hidden_state
+    label_BT = batch["labels"]
+    hidden_BTD = base.decoder(
+        input_ids=base._shift_right(label_BT),
+        encoder_hidden_states=hidden_BSD,
+        encoder_attention_mask=batch["attention_mask"],
+        use_cache=False,
+    ).last_hidden_state
+    counts_BT = label_BT != IGNORED_LABEL
+    logit_RV = token_logits(base, hidden_BTD[counts_BT])
+    return F.cross_entropy(logit_RV, label_BT[counts_BT], label_smoothing=label_smoothing)
+
+
+def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Trainable parameters of ``model`` for AdamW: weights with decay; norms and biases, by class, without."""
+    kept_whole = {
+        id(parameter)
+        for module in model.modules()
+        if "norm" in type(module).__name__.lower()
+        for parameter in module.parameters(recurse=False)
+    }
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            whole = id(parameter) in kept_whole or name.endswith("bias")
+            (kept if whole else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def learning_rate_factor(step: int, total_steps: int, config: TrainConfig) -> float:
+    """Factor on the learning rate in step 0 .. ``total_steps - 1``."""
+    warmup = round(config.warmup_share * total_steps)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if config.schedule == "constant":
+        return 1.0
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    share = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.final_share + (1 - config.final_share) * share
+
+
+def make_optimizer(groups: Sequence[dict[str, Any]], config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW with eps 1e-6; a group may bring its own ``lr`` and ``weight_decay``."""
+    optimizer = torch.optim.AdamW(
+        list(groups), lr=config.learning_rate, eps=1e-6, weight_decay=config.weight_decay, fused=True
+    )
+    for group in optimizer.param_groups:
+        group["full_lr"] = group["lr"]
+    return optimizer
+
+
+def set_dropout(model: nn.Module, probability: float) -> None:
+    """Set every dropout of a T5: the layers and the number inside each attention."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = probability  # type: ignore[assignment]
+
+
+def train_steps(
+    optimizer: torch.optim.AdamW,
+    batches: Iterable[Batch],
+    loss_fn: LossFn,
+    config: TrainConfig,
+    device: torch.device,
+    first_step: int,
+    total_steps: int,
+    on_step: OnStep | None = None,
+) -> tuple[int, float, int]:
+    """One optimiser step per batch until the batches or ``total_steps`` end: (steps done, mean loss, samples).
+
+    Errors: ``ValueError`` when the loss is not finite any more.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    loss_sum = torch.zeros((), device=device)
+    step, samples, note = first_step, 0, ""
+    for batch in batches:
+        if step >= total_steps:
+            break
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        for group in optimizer.param_groups:
+            group["lr"] = group["full_lr"] * learning_rate_factor(step, total_steps, config)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+            loss = loss_fn(batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if config.clip_norm > 0:
+            nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+        optimizer.step()
+        loss_sum += loss.detach()
+        step += 1
+        samples += len(batch["labels"])
+        if step % NOTE_EVERY == 0 or step == total_steps:
+            note = f"loss {_finite(loss_sum / (step - first_step), step):.3f}"
+        if on_step is not None:
+            on_step(step, total_steps, note)
+    done = step - first_step
+    return done, _finite(loss_sum / max(1, done), step), samples
+
+
+def train_model(
+    model: nn.Module,
+    batches_of_epoch: Callable[[int], Iterable[Batch]],
+    steps_per_epoch: int,
+    config: TrainConfig,
+    device: torch.device | str = "cpu",
+    *,
+    seed: int,
+    parameters: Sequence[dict[str, Any]] | None = None,
+    loss_fn: LossFn | None = None,
+    on_step: OnStep | None = None,
+    validate: Callable[[], float] | None = None,
+) -> list[dict[str, Any]]:
+    """Train ``model`` in place and return one log per epoch (or per ``evaluate_every`` steps).
+
+    ``batches_of_epoch(epoch)``: the batches of epoch 0, 1, ...; ``steps_per_epoch``: how many there are.
+    ``parameters``: AdamW groups, default all trainable parameters. ``loss_fn(batch)``: default `sequence_loss`.
+    ``validate()``: score of the current weights, higher is better; logged, and the choice of ``keep_best``.
+    A log holds epoch, step, loss, samples, samples_per_s, learning_rate and, with ``validate``, score.
+    Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
+    Errors: ``ValueError`` when the loss is not finite any more.
+    """
+    device = torch.device(device)
+    total_steps = config.max_steps or config.epochs * steps_per_epoch
+    optimizer = make_optimizer(parameter_groups(model, config) if parameters is None else parameters, config)
+    if loss_fn is None:
+        loss_fn = lambda batch: sequence_loss(model, batch, config.label_smoothing)  # noqa: E731
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    logs: list[dict[str, Any]] = []
+    best: Best | None = None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        step = epoch = 0
+        while step < total_steps:
+            before = step
+            for batches in _pieces(batches_of_epoch(epoch), config.evaluate_every):
+                model.train()
+                started = time.perf_counter()
+                done, loss, samples = train_steps(
+                    optimizer, batches, loss_fn, config, device, step, total_steps, on_step
+                )
+                if done == 0:
+                    break
+                step += done
+                log = {
+                    "epoch": epoch,
+                    "step": step,
+                    "loss": loss,
+                    "samples": samples,
+                    "samples_per_s": samples / max(time.perf_counter() - started, 1e-9),
+                    "learning_rate": optimizer.param_groups[0]["lr"],
+                }
+                if validate is not None:
+                    model.eval()
+                    log["score"] = validate()
+                    best = _better(best, log, optimizer) if config.keep_best else None
+                logs.append(log)
+            if step == before:
+                raise ValueError(f"epoch {epoch} has no batches; expected training samples. Check the prepared data")
+            epoch += 1
+    if best is not None:
+        _restore(best, optimizer)
+        logs.append({"kept_step": best.step, "score": best.score})
+    model.eval()
+    return logs
+
+
+def _pieces(batches: Iterable[Batch], size: int) -> Iterable[Iterable[Batch]]:
+    """The batches in pieces of ``size`` (0: all at once), without reading ahead."""
+    iterator = iter(batches)
+    if size == 0:
+        yield iterator
+        return
+    for first in iterator:
+        yield _chain(first, iterator, size)
+
+
+def _chain(first: Batch, rest: Iterable[Batch], size: int) -> Iterable[Batch]:
+    yield first
+    for _, batch in zip(range(size - 1), rest, strict=False):
+        yield batch
+
+
+def _better(best: Best | None, log: dict[str, Any], optimizer: torch.optim.Optimizer) -> Best:
+    if best is not None and log["score"] <= best.score:
+        return best
+    weights = [
+        parameter.detach().to("cpu", copy=True) for group in optimizer.param_groups for parameter in group["params"]
+    ]
+    return Best(log["score"], log["step"], weights)
+
+
+def _restore(best: Best, optimizer: torch.optim.Optimizer) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with torch.no_grad():
+        for parameter, weight in zip(parameters, best.weights, strict=True):
+            parameter.copy_(weight)
+
+
+def _finite(loss: Tensor, step: int) -> float:
+    value = float(loss)
+    if not math.isfinite(value):
+        raise ValueError(f"the training loss is {value} at step {step}; expected a number. Lower the learning rate")
+    return value

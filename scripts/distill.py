@@ -1,0 +1,26 @@
+"""Stage 2 alone: the student of half depth. Takes the options of scripts/federate.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedecider.cli import run
+from fedecider.commands import parse_settings
+from fedecider.federate import build_foundation
+from fedecider.launch import start
+
+DESCRIPTION = """Distil the backbone of scripts/pretrain.py (run first where it is missing) to half its depth and keep
+the student in --cache, where scripts/federate.py finds it when it is called with the same settings."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        settings = parse_settings(DESCRIPTION, argv)
+        build_foundation(settings.run, start(settings.run.num_threads))
+
+    return run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

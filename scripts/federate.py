@@ -1,0 +1,27 @@
+"""Federated, personalised recommenders for several domains: accelerate launch scripts/federate.py --domains a,b,c."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedecider.cli import run
+from fedecider.commands import parse_settings
+from fedecider.federate import federate
+from fedecider.launch import start
+
+DESCRIPTION = """Train one recommender per domain, together, without showing each other an interaction.
+Missing stages (pre-training, distillation) are run first and kept for later runs. Without --config and --data the
+embedded sample is used with the settings of configs/demo.yaml. --method decides which method options there are."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        settings = parse_settings(DESCRIPTION, argv)
+        federate(settings, start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs"))
+
+    return run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

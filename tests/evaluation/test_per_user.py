@@ -1,0 +1,60 @@
+"""per_user.parquet: round trip, and every mean computed again from the file."""
+
+import math
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from fedecider.evaluation.metrics import NOT_RANKED, mean_metrics
+from fedecider.evaluation.per_user import UserPositions, mean_table, read_per_user, write_per_user
+
+
+def records():
+    return [
+        UserPositions("crime", ["u2", "u1", "u3"], "test", "own", 7, torch.tensor([4, NOT_RANKED, 0])),
+        UserPositions("comics", ["u9"], "test", "own", 7, torch.tensor([2.5])),
+        UserPositions("crime", ["u2", "u1", "u3"], "valid", "popularity", 0, torch.tensor([11, 12, NOT_RANKED])),
+    ]
+
+
+def test_round_trip_keeps_users_order_and_positions(tmp_path):
+    path = tmp_path / "per_user.parquet"
+    write_per_user(path, iter(records()))
+    found = read_per_user(path)
+    assert [list(r[:5]) for r in found] == [list(r[:5]) for r in records()]
+    assert [r.position_U.tolist() for r in found] == [[4.0, NOT_RANKED, 0.0], [2.5], [11.0, 12.0, NOT_RANKED]]
+    assert [p.name for p in tmp_path.iterdir()] == ["per_user.parquet"]
+
+
+def test_columns_are_plain_for_others(tmp_path):
+    path = tmp_path / "per_user.parquet"
+    write_per_user(path, records())
+    rows = pq.read_table(path).to_pylist()
+    assert list(rows[0])[:8] == ["domain", "user", "split", "view", "round", "position", "hit@5", "ndcg@5"]
+    assert rows[0]["ndcg@5"] == pytest.approx(1 / math.log2(6))
+    assert rows[1]["position"] is None
+    assert rows[1]["hit@20"] == 0
+
+
+def test_tables_can_be_computed_again(tmp_path):
+    path = tmp_path / "per_user.parquet"
+    write_per_user(path, records())
+    rows = {(row["domain"], row["split"], row["view"]): row for row in mean_table(read_per_user(path))}
+    expected = mean_metrics(torch.tensor([4, NOT_RANKED, 0]))
+    crime = rows["crime", "test", "own"]
+    assert {name: crime[name] for name in expected} == expected
+    assert rows["macro", "test", "own"]["hit@5"] == pytest.approx((2 / 3 + 1) / 2)
+    assert rows["macro", "test", "own"]["num_users"] == 4
+    assert rows["macro", "valid", "popularity"]["hit@20"] == pytest.approx(2 / 3)
+
+
+def test_bad_records_leave_nothing_behind(tmp_path):
+    path = tmp_path / "per_user.parquet"
+    with pytest.raises(ValueError, match="twice"):
+        write_per_user(path, [*records(), records()[0]])
+    with pytest.raises(ValueError, match="one position for each user"):
+        write_per_user(path, [UserPositions("crime", ["a", "a"], "test", "own", 1, torch.zeros(2))])
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError, match="of a finished run"):
+        read_per_user(path)

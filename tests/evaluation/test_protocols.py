@@ -1,0 +1,152 @@
+"""Protocols: candidates, negatives, repeats, separate draws, one ranking for every model."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.evaluation.protocols import (
+    PROTOCOLS,
+    STRICT,
+    candidate_mask,
+    chance_hit,
+    draw_negatives,
+    get_protocol,
+    held_out,
+    is_repeat,
+    negative_pool,
+    rank_held_out,
+    sampled_candidates,
+    stamp,
+)
+
+SEQUENCES = [[0, 1, 2, 3], [4, 4, 5], [6, 0, 6], [1, 2, 2]]
+events = st.lists(st.lists(st.integers(0, 14), min_size=3, max_size=9), min_size=1, max_size=6)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_whole_catalogue_candidates_by_hand():
+    valid = candidate_mask(SEQUENCES, 7, "valid")
+    test = candidate_mask(SEQUENCES, 7, "test")
+    assert valid.nonzero()[valid.nonzero()[:, 0] == 0][:, 1].tolist() == [2, 3, 4, 5, 6]  # the test item 3 stays
+    assert test[0].nonzero()[:, 0].tolist() == [3, 4, 5, 6]
+    assert test[1].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 5, 6]
+    assert candidate_mask(SEQUENCES, 7, "test", drop_seen=False).all()
+
+
+def test_held_out_items_and_repeats():
+    assert held_out(SEQUENCES, "valid").tolist() == [2, 4, 0, 2]
+    assert held_out(SEQUENCES, "test").tolist() == [3, 5, 6, 2]
+    assert is_repeat(SEQUENCES, "valid").tolist() == [False, True, False, False]
+    assert is_repeat(SEQUENCES, "test").tolist() == [False, False, True, True]  # also when only the valid item repeats
+
+
+def test_repeat_is_not_ranked_unless_seen_items_are_kept():
+    score = lambda user_B: torch.arange(7.0).expand(len(user_B), -1)  # noqa: E731
+    assert rank_held_out(score, SEQUENCES, 7, "test").tolist() == [3, 1, NOT_RANKED, NOT_RANKED]
+    kept = rank_held_out(score, SEQUENCES, 7, "test", PROTOCOLS["strict/keep_seen"])
+    assert kept.tolist() == [3, 1, 0, 4]
+    wide = lambda user_B: torch.arange(50.0).expand(len(user_B), -1)  # noqa: E731
+    few = PROTOCOLS["strict/sampled99"]
+    with pytest.raises(ValueError, match="at least 99"):
+        sampled_candidates(SEQUENCES, 50, generator(), 99)
+    candidates = sampled_candidates(SEQUENCES, 50, generator(), 9)
+    sampled = rank_held_out(wide, SEQUENCES, 50, "test", few, candidates=candidates)
+    assert sampled[2:].tolist() == [NOT_RANKED, NOT_RANKED]
+    assert (sampled[:2] <= 9).all()
+
+
+def test_sampled_candidates_by_hand_scores():
+    candidates = {"test": torch.tensor([[3, 9, 8, 7], [5, 1, 0, 2]])}
+    score = torch.tensor([[0, 0, 0, 0.5, 0, 0, 0, 0.7, 0.5, 0.1], [9, 3, 1, 9, 9, 2, 9, 9, 9, 9.0]])
+    ranked = rank_held_out(
+        lambda u: score[u], [[0, 1, 2, 3], [6, 4, 5]], 10, "test", PROTOCOLS["paper"], candidates=candidates
+    )
+    assert ranked.tolist() == [1.5, 2.0]
+
+
+@given(events)
+@settings(max_examples=40, deadline=None)
+def test_sampled_candidates_are_distinct_unseen_and_drawn_apart(sequences):
+    drawn = sampled_candidates(sequences, 40, generator(7), 20)
+    for split in ("valid", "test"):
+        assert torch.equal(drawn[split][:, 0], held_out(sequences, split))
+        for row, sequence in zip(drawn[split].tolist(), sequences, strict=True):
+            assert len(set(row)) == 21
+            assert not set(row[1:]) & set(sequence)
+    assert not torch.equal(drawn["valid"][:, 1:], drawn["test"][:, 1:])
+    again = sampled_candidates(sequences, 40, generator(7), 20)
+    assert all(torch.equal(drawn[split], again[split]) for split in drawn)
+
+
+@given(events)
+@settings(max_examples=40, deadline=None)
+def test_strict_pool_knows_nothing_of_what_is_held_out(sequences):
+    for sequence in sequences:
+        strict = negative_pool(sequence, 20, STRICT)
+        other = negative_pool([*sequence[:-2], 17, 18], 20, STRICT)
+        assert torch.equal(strict, other)  # changing the held-out items changes nothing
+        assert set(strict.tolist()) == set(range(20)) - set(sequence[:-2])
+        assert set(negative_pool(sequence, 20, PROTOCOLS["paper"]).tolist()) == set(range(20)) - set(sequence)
+
+
+def test_negatives_are_uniform_over_the_pool():
+    pool = torch.tensor([2, 5, 6, 11])
+    counts = torch.bincount(draw_negatives(pool, 40_000, generator(1)), minlength=12)
+    assert counts.nonzero()[:, 0].tolist() == pool.tolist()
+    chi_square = ((counts[pool] - 10_000).double() ** 2 / 10_000).sum().item()
+    assert chi_square < 16.27  # 3 degrees of freedom, one in a thousand
+
+
+def test_no_negative_left():
+    with pytest.raises(ValueError, match="touched all 3 items"):
+        negative_pool([0, 1, 2, 0, 0], 3, STRICT)
+
+
+def test_batches_subsets_and_order_of_users_do_not_matter():
+    torch.manual_seed(2)
+    sequences = [torch.randperm(30)[: 3 + n % 5].tolist() for n in range(17)]
+    score_UI = torch.randint(0, 4, (17, 30)).float()
+    whole = rank_held_out(lambda u: score_UI[u], sequences, 30, "test")
+    assert torch.equal(whole, rank_held_out(lambda u: score_UI[u], sequences, 30, "test", batch_size=3))
+    users = torch.tensor([11, 2, 16])
+    assert torch.equal(whole[users], rank_held_out(lambda u: score_UI[u], sequences, 30, "test", users=users))
+
+
+def test_chance_by_hand():
+    # candidates for test: 4 of user 0, 6 of user 1, repeats count as zero
+    assert chance_hit(SEQUENCES, 7, "test", STRICT, k=3) == pytest.approx((3 / 4 + 3 / 6 + 0 + 0) / 4)
+    assert chance_hit(SEQUENCES, 7, "test", PROTOCOLS["strict/keep_seen"], k=3) == pytest.approx(3 / 7)
+    assert chance_hit([[0, 1, 2]], 500, "test", PROTOCOLS["paper"]) == pytest.approx(0.1)
+
+
+def test_bad_input_says_what_to_do():
+    score = lambda user_B: torch.zeros(len(user_B), 7)  # noqa: E731
+    with pytest.raises(ValueError, match="strict, strict/keep_seen, strict/sampled99, paper"):
+        get_protocol("lenient")
+    with pytest.raises(ValueError, match="at least 3"):
+        rank_held_out(score, [[1, 2]], 7, "test")
+    with pytest.raises(ValueError, match="expected 0 to 6"):
+        rank_held_out(score, [[1, 2, 7]], 7, "test")
+    with pytest.raises(ValueError, match="got split 'train'"):
+        rank_held_out(score, SEQUENCES, 7, "train")
+    with pytest.raises(ValueError, match="sampled_candidates"):
+        rank_held_out(score, SEQUENCES, 7, "test", PROTOCOLS["paper"])
+    with pytest.raises(ValueError, match="got scores"):
+        rank_held_out(lambda u: torch.zeros(len(u), 6), SEQUENCES, 7, "test")
+
+
+def test_the_leak_is_stamped():
+    assert (
+        stamp(PROTOCOLS["paper"], 0.9876)
+        == "paper protocol: LEAKS the held-out item; the memoriser scores hit@10 0.988"
+    )
+    assert "do not publish" in stamp(PROTOCOLS["paper"])
+    assert "LEAK" not in stamp(STRICT, 0.9)
+    assert [p.name for p in PROTOCOLS.values()] == list(PROTOCOLS)
+    assert [name for name, p in PROTOCOLS.items() if p.leaks] == ["paper"]
+    assert (PROTOCOLS["paper"].selection, STRICT.selection) == ("last", "best_valid")

@@ -1,0 +1,206 @@
+"""Statistics: hand numbers, behaviour under the null, coverage, wording."""
+
+import math
+from itertools import pairwise, product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.evaluation.statistics import (
+    Comparison,
+    Interval,
+    bootstrap_interval,
+    bootstrap_means,
+    compare_table,
+    distinguishable_winners,
+    effect_size,
+    holm,
+    metric_intervals,
+    paired_permutation_test,
+    verdict,
+)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_bootstrap_of_one_run_has_the_standard_error():
+    value_U = (torch.rand(3000, generator=generator(1)) < 0.1).double()
+    found = bootstrap_interval(value_U, generator(2))
+    error = value_U.std(correction=0).item() / math.sqrt(3000)
+    assert found.mean == pytest.approx(value_U.mean().item())
+    assert (found.high - found.low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.08)
+
+
+def test_bootstrap_variance_over_users_and_seeds_by_formula():
+    # value = a_s + b_u: the resampled mean is an independent sum, so its variance is var(a)/S + var(b)/U
+    seed_S, user_U = torch.tensor([0.0, 1.0, 5.0, 2.0]), torch.randn(50, generator=generator(3))
+    means = bootstrap_means((seed_S[:, None] + user_U)[None], generator(4), 20_000)[:, 0]
+    expected = seed_S.var(correction=0) / 4 + user_U.var(correction=0) / 50
+    assert means.var().item() == pytest.approx(expected.item(), rel=0.05)
+    assert means.mean().item() == pytest.approx((seed_S.mean() + user_U.mean()).item(), abs=0.05)
+
+
+def test_intervals_cover_the_truth():
+    covered = 0
+    for trial in range(200):
+        value_U = (torch.rand(400, generator=generator(100 + trial)) < 0.2).double()
+        found = bootstrap_interval(value_U, generator(trial), num_resamples=400)
+        covered += found.low <= 0.2 <= found.high
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_permutation_test_equals_full_enumeration():
+    first = torch.tensor([1.0, 0.0, 0.7, 1.0, 0.3, 0.0, 1.0], dtype=torch.float64)
+    second = torch.tensor([0.0, 0.0, 1.0, 0.2, 0.1, 0.5, 0.4], dtype=torch.float64)
+    difference = (first - second).tolist()
+    observed = abs(sum(difference))
+    extreme = [
+        abs(sum(sign * d for sign, d in zip(signs, difference, strict=True))) >= observed - 1e-12
+        for signs in product((-1, 1), repeat=7)
+    ]
+    exact = sum(extreme) / len(extreme)
+    assert paired_permutation_test(first, second, generator(5), 40_000) == pytest.approx(exact, abs=0.01)
+    outside = stats.permutation_test(
+        (first.numpy(), second.numpy()), lambda x, y: (x - y).mean(), permutation_type="samples", n_resamples=math.inf
+    )
+    assert outside.pvalue == pytest.approx(exact)
+
+
+def test_p_values_are_uniform_under_the_null():
+    p_values = []
+    for trial in range(300):
+        draw = generator(1000 + trial)
+        shared = torch.rand(120, generator=draw)
+        first, second = (shared + 0.3 * torch.randn(120, generator=draw) for _ in range(2))
+        p_values.append(paired_permutation_test(first, second, draw, 400))
+    assert stats.kstest(p_values, "uniform").pvalue > 0.001
+    assert sum(p < 0.05 for p in p_values) / 300 == pytest.approx(0.05, abs=0.04)
+
+
+def test_p_value_ignores_user_order_of_both_and_finds_a_difference():
+    hits = (torch.rand(500, generator=generator(6)) < 0.1).double()
+    better = torch.maximum(hits, (torch.rand(500, generator=generator(7)) < 0.05).double())
+    assert paired_permutation_test(better, hits, generator(8)) == pytest.approx(1 / 10_001)
+    assert paired_permutation_test(hits, hits, generator(8)) == 1.0
+    assert paired_permutation_test(hits, better, generator(8)) == paired_permutation_test(better, hits, generator(8))
+
+
+def test_macro_weights_each_domain_once():
+    # the small domain carries the whole effect; pooled over users it would drown in the large one's noise
+    big = torch.zeros(4000)
+    small = torch.ones(12)
+    noise = torch.randn(4000, generator=generator(9)) * 0.1
+    p_value = paired_permutation_test({"a": big + noise, "b": small}, {"a": big, "b": small * 0}, generator(10))
+    assert p_value < 0.005
+
+
+def test_seeds_are_averaged_before_the_test():
+    first = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    second = torch.tensor([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]])
+    assert paired_permutation_test(first, second, generator()) == 1.0
+    assert effect_size(first, second) == 0.0
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match="p-value"):
+        holm([1.2])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_is_monotone_and_never_below_the_raw_value(p_values):
+    adjusted = holm(p_values)
+    assert all(p <= a <= 1 for p, a in zip(p_values, adjusted, strict=True))
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    assert all(adjusted[i] <= adjusted[j] for i, j in pairwise(order))
+    assert min(adjusted) == pytest.approx(min(1.0, len(p_values) * min(p_values)))
+
+
+def test_effect_size_by_hand():
+    assert effect_size(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.0, 0.0])) == pytest.approx(2.0)
+    assert effect_size(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 0.0])) == math.inf
+    per_domain = effect_size(
+        {"a": torch.tensor([1.0, 2.0, 3.0]), "b": torch.zeros(2)}, {"a": torch.zeros(3), "b": torch.zeros(2)}
+    )
+    assert per_domain == pytest.approx(1.0)
+
+
+def test_metric_intervals_hold_the_macro_mean():
+    positions = {
+        "crime": torch.tensor([[0, 30, 8], [0, 3, 30]]),
+        "comics": torch.tensor([[7, 7, 7, 7, 7], [7, 7, 7, 7, 7]]),
+    }
+    found = metric_intervals(positions, generator())
+    assert list(found) == ["crime", "comics", "macro"]
+    assert found["crime"]["hit@10"].mean == pytest.approx(4 / 6)
+    assert found["macro"]["hit@10"].mean == pytest.approx((4 / 6 + 1) / 2)
+    assert found["comics"]["ndcg@10"] == pytest.approx((1 / math.log2(9),) * 3)
+    assert found["macro"]["hit@10"].low < found["macro"]["hit@10"].mean < found["macro"]["hit@10"].high
+    again = metric_intervals(positions, generator())
+    assert again == found
+    with pytest.raises(ValueError, match="same number"):
+        metric_intervals({"crime": torch.zeros(2, 3), "comics": torch.zeros(1, 3)}, generator())
+
+
+def table_of_three(num_users=400):
+    base = torch.randint(0, 40, (num_users,), generator=generator(11))
+    twin = torch.where(torch.arange(num_users) % 20 == 0, base.flip(0), base)
+    best = torch.where(torch.arange(num_users) % 4 == 0, 0, base)
+    return {
+        name: {"crime": p, "comics": p[:300]} for name, p in (("local", base), ("fedavg", twin), ("fedecider", best))
+    }
+
+
+def test_compare_table_finds_the_winner_and_says_so():
+    rows = compare_table(table_of_three(), generator(12), num_permutations=2000, num_resamples=300)
+    assert len(rows) == 3 * 2 * 3  # pairs, metrics, domains with macro
+    by_key = {(row.domain, row.metric, row.first, row.second): row for row in rows}
+    twins = by_key["macro", "hit@10", "local", "fedavg"]
+    assert not twins.distinguishable()
+    assert "not distinguishable" in verdict(twins)
+    win = by_key["crime", "ndcg@10", "local", "fedecider"]
+    assert win.distinguishable()
+    assert win.difference.high < 0
+    assert "local is below fedecider" in verdict(win)
+    assert all(row.p_holm >= row.p_value for row in rows)
+    winners = distinguishable_winners(rows)
+    assert {name for _, _, name in winners} == {"fedecider"}
+    assert len(winners) == 6
+    assert compare_table(table_of_three(), generator(12), num_permutations=2000, num_resamples=300) == rows
+
+
+def test_a_winner_must_beat_every_other_method():
+    def row(first, second, mean, p):
+        return Comparison("crime", "hit@10", first, second, Interval(mean, mean - 1, mean + 1), p, p, 0.1)
+
+    assert (
+        distinguishable_winners([row("a", "b", 0.1, 0.01), row("a", "c", 0.1, 0.2), row("b", "c", -0.1, 0.9)]) == set()
+    )
+    beaten = [row("a", "b", -0.1, 0.01), row("a", "c", 0.1, 0.2), row("b", "c", 0.1, 0.01)]
+    assert distinguishable_winners(beaten) == {("crime", "hit@10", "b")}
+    assert (
+        distinguishable_winners([row("a", "b", 0.1, 0.01), row("b", "c", 0.1, 0.01)]) == set()
+    )  # a was not held against c
+
+
+def test_bad_input_is_refused():
+    table = table_of_three()
+    with pytest.raises(ValueError, match="same users"):
+        paired_permutation_test(torch.zeros(3), torch.zeros(4), generator())
+    with pytest.raises(ValueError, match="NaN"):
+        bootstrap_interval(torch.tensor([1.0, math.nan]), generator())
+    with pytest.raises(ValueError, match="expected two of"):
+        compare_table(table, generator(), pairs=[("local", "nobody")])
+    with pytest.raises(ValueError, match="expected hit@k"):
+        compare_table(table, generator(), metrics=["recall@10"])
+    table["fedavg"] = {"comics": torch.tensor([NOT_RANKED])}
+    with pytest.raises(ValueError, match="same domains"):
+        compare_table(table, generator())

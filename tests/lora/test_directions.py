@@ -1,0 +1,195 @@
+"""Directions: norms without the product, normalisation and its invariances, degenerate updates."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedecider.lora.directions import MAX_SCALE, cosine_matrix, geometric_mean_norm, normalise, update_norms
+
+
+def pair(seed, clients=2, rank=3, in_features=7, out_features=5, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "m.lora_a": scale * torch.randn(clients, rank, in_features, generator=generator),
+        "m.lora_b": torch.randn(clients, out_features, rank, generator=generator),
+    }
+
+
+def product(tree, name="m"):
+    return tree[f"{name}.lora_b"].double() @ tree[f"{name}.lora_a"].double()
+
+
+def one(a, b):
+    return {"m.lora_a": torch.tensor([a]), "m.lora_b": torch.tensor([b])}
+
+
+def test_hand_numbers():
+    # B A = [3; -4] [0 2] has the norm 5 * 2 = 10
+    tree = one([[0.0, 2.0]], [[3.0], [-4.0]])
+    assert update_norms(tree).tolist() == [[pytest.approx(10.0, rel=1e-15)]]
+    found = normalise(tree)
+    scale = 10.0**-0.5
+    torch.testing.assert_close(found.tree["m.lora_a"], torch.tensor([[[0.0, 2.0 * scale]]]))
+    torch.testing.assert_close(found.tree["m.lora_b"], torch.tensor([[[3.0 * scale], [-4.0 * scale]]]))
+    torch.testing.assert_close(product(found.tree)[0], torch.tensor([[0.0, 0.6], [0.0, -0.8]]).double())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.booleans())
+def test_norms_are_the_dense_ones_and_directions_have_norm_one(seed, rank, in_features, out_features, balanced):
+    tree = pair(seed, 3, rank, in_features, out_features, scale=0.01)
+    dense = torch.linalg.matrix_norm(product(tree))
+    torch.testing.assert_close(update_norms(tree)[:, 0], dense, rtol=1e-6, atol=1e-12)
+    found = normalise(tree, balanced=balanced)
+    torch.testing.assert_close(torch.linalg.matrix_norm(product(found.tree)), torch.ones(3).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        product(found.tree), product(tree) / dense[:, None, None], rtol=0, atol=2e-6
+    )
+    again = normalise(found.tree, balanced=balanced)
+    for key, tensor in found.tree.items():
+        torch.testing.assert_close(again.tree[key], tensor, rtol=2e-6, atol=2e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.05, 50.0))
+def test_scale_invariance(seed, factor):
+    tree = pair(seed)
+    base = normalise(tree).tree
+    both = normalise({key: factor * tensor for key, tensor in tree.items()}).tree
+    for key, tensor in base.items():
+        torch.testing.assert_close(both[key], tensor, rtol=1e-5, atol=1e-6)
+    left = normalise({"m.lora_a": tree["m.lora_a"], "m.lora_b": factor * tree["m.lora_b"]}).tree
+    torch.testing.assert_close(left["m.lora_a"], base["m.lora_a"] / math.sqrt(factor), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(left["m.lora_b"], base["m.lora_b"] * math.sqrt(factor), rtol=1e-5, atol=1e-6)
+    flipped = normalise({"m.lora_a": tree["m.lora_a"], "m.lora_b": -factor * tree["m.lora_b"]}).tree
+    torch.testing.assert_close(product(flipped), -product(base), rtol=0, atol=1e-6)
+
+
+def test_power_of_two_scales_give_identical_bits():
+    tree = pair(3)
+    both = normalise({key: 4.0 * tensor for key, tensor in tree.items()}).tree
+    assert all(torch.equal(both[key], tensor) for key, tensor in normalise(tree).tree.items())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_rank_gauge_leaves_the_product_and_balanced_factors(seed):
+    tree = pair(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    gauge = torch.eye(3).double() + 0.3 * torch.randn(3, 3, generator=generator).clamp(-0.9, 0.9).double()
+    moved = {
+        "m.lora_a": (torch.linalg.inv(gauge) @ tree["m.lora_a"].double()).float(),
+        "m.lora_b": (tree["m.lora_b"].double() @ gauge).float(),
+    }
+    torch.testing.assert_close(product(normalise(moved).tree), product(normalise(tree).tree), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        product(normalise(moved, balanced=True).tree), product(normalise(tree, balanced=True).tree), rtol=0, atol=1e-4
+    )
+
+
+def test_balanced_factors_depend_on_the_product_only_and_are_balanced():
+    tree = pair(11)
+    moved = {"m.lora_a": tree["m.lora_a"] / 7.0, "m.lora_b": 7.0 * tree["m.lora_b"]}
+    turned = {"m.lora_a": -tree["m.lora_a"][:, [2, 0, 1]], "m.lora_b": -tree["m.lora_b"][:, :, [2, 0, 1]]}
+    base = normalise(tree, balanced=True).tree
+    for other in (moved, turned):
+        for key, tensor in normalise(other, balanced=True).tree.items():
+            torch.testing.assert_close(tensor, base[key], rtol=1e-4, atol=1e-5)
+    squares = [base[key].double().square().sum((1, 2)) for key in ("m.lora_a", "m.lora_b")]
+    torch.testing.assert_close(squares[0], squares[1])
+    assert (squares[0] <= math.sqrt(3.0)).all()
+    assert (squares[0] > 1.0).all()  # the nuclear norm is at least the Frobenius norm
+    peak = base["m.lora_b"].gather(1, base["m.lora_b"].abs().argmax(1, keepdim=True))
+    assert (peak > 0).all()
+
+
+def test_balanced_factors_with_a_rank_above_the_sizes():
+    tree = pair(2, clients=1, rank=4, in_features=2, out_features=9)
+    found = normalise(tree, balanced=True)
+    assert found.tree["m.lora_a"].shape == (1, 4, 2)
+    torch.testing.assert_close(product(found.tree), product(tree) / update_norms(tree)[0, 0], rtol=0, atol=1e-6)
+    assert not found.tree["m.lora_a"][0, 2:].any()
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_an_untrained_module_has_the_zero_direction(balanced):
+    tree = pair(4)
+    tree["m.lora_b"][1] = 0.0
+    found = normalise(tree, balanced=balanced)
+    assert found.zero_CM.tolist() == [[False], [True]]
+    assert not product(found.tree)[1].any()
+    assert torch.equal(found.tree["m.lora_a"][1], tree["m.lora_a"][1])  # can still learn
+    assert torch.isfinite(found.tree["m.lora_b"]).all()
+    torch.testing.assert_close(torch.linalg.matrix_norm(product(found.tree)[0]), torch.ones(()).double())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("key", ["m.lora_a", "m.lora_b"])
+def test_non_finite_adapters_are_refused(bad, key):
+    tree = pair(4)
+    tree[key][1, 0, 0] = bad
+    with pytest.raises(ValueError, match=r"non-finite adapters from clients \[1\]"):
+        normalise(tree)
+
+
+def test_nearly_cancelling_columns_need_float64():
+    # B A = b (a - (a - tiny)) = b * tiny: float32 Gram matrices lose it
+    direction = torch.linspace(-1.0, 1.0, 64) * 30.0
+    tiny = torch.zeros(64)
+    tiny[5] = 0.015625
+    tree = {
+        "m.lora_a": torch.stack([direction, direction - tiny])[None],
+        "m.lora_b": torch.tensor([[[2.0, -2.0], [1.0, -1.0]]]),
+    }
+    dense = torch.linalg.matrix_norm(product(tree))[0]
+    a, b = tree["m.lora_a"][0], tree["m.lora_b"][0]
+    single = float(((a @ a.T) * (b.T @ b)).sum().clamp(min=0).sqrt())
+    assert abs(single / float(dense) - 1.0) > 0.1, "the case no longer shows what it is for"
+    assert float(update_norms(tree)[0, 0]) == pytest.approx(float(dense), rel=1e-3)
+
+
+def test_tiny_updates_do_not_get_huge_factors():
+    tree = pair(6, clients=1)
+    tree["m.lora_b"] *= 1e-6
+    assert float(update_norms(tree)) ** -0.5 > MAX_SCALE
+    found = normalise(tree).tree
+    assert max(float(tensor.abs().max()) for tensor in found.values()) < 2.0
+    torch.testing.assert_close(torch.linalg.matrix_norm(product(found)), torch.ones(1).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_client_gets_the_same_bits_alone_and_among_others(balanced):
+    tree = pair(9, clients=5, rank=4, in_features=33, out_features=17)
+    together = normalise(tree, balanced=balanced).tree
+    for client in range(5):
+        alone = normalise({key: tensor[client : client + 1] for key, tensor in tree.items()}, balanced=balanced).tree
+        for key, tensor in alone.items():
+            assert torch.equal(tensor[0], together[key][client])
+
+
+def test_geometric_mean_leaves_out_untrained_modules():
+    assert geometric_mean_norm(torch.tensor([2.0, 8.0, 0.0]).double()) == pytest.approx(4.0)
+    assert geometric_mean_norm(torch.zeros(3)) == 1.0
+
+
+def test_cosines_are_those_of_dense_updates_and_modules_count_alike():
+    tree = pair(21, clients=3)
+    for name, scale, seed in (("n", 40.0, 22), ("k", 0.01, 23)):
+        for key, tensor in pair(seed, clients=3, in_features=4, scale=scale).items():
+            tree[key.replace("m.", f"{name}.")] = tensor
+    dense = torch.stack([torch.nn.functional.normalize(product(tree, name).flatten(1), dim=1) for name in "kn"])
+    third = torch.nn.functional.normalize(product(tree, "m").flatten(1), dim=1)
+    expected = (sum(d @ d.T for d in dense) + third @ third.T) / 3.0
+    torch.testing.assert_close(cosine_matrix(tree), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(cosine_matrix(tree).diagonal(), torch.ones(3).double(), rtol=0, atol=1e-6)
+    opposite = {key: -tensor if key.endswith("_b") else tensor for key, tensor in tree.items()}
+    torch.testing.assert_close(cosine_matrix(tree, opposite), -expected, rtol=0, atol=1e-6)
+
+
+def test_cosine_with_an_untrained_update_is_zero():
+    tree = pair(4)
+    tree["m.lora_b"][1] = 0.0
+    assert cosine_matrix(tree).tolist() == [[pytest.approx(1.0), 0.0], [0.0, 0.0]]

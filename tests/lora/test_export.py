@@ -1,0 +1,122 @@
+"""The export loads with plain transformers + peft, and a wrong one never appears."""
+
+import json
+
+import pytest
+import torch
+from lora_toys import RANK, adapted, batch, random_stack, tiny_t5
+from peft import PeftModel
+from transformers import AutoModelForSeq2SeqLM
+
+from fedecider.lora.export import Card, ItemTable, export_adapter, model_card, read_item_ids
+from fedecider.lora.fusion import load_fusion
+
+ALPHA = torch.tensor([1.5, -0.5, 2.0])
+ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", "heir"], [[5, 9, 4], [7]])
+CARD = Card(
+    method="fedecider",
+    domain="crime",
+    alpha={"crime": 1.5, "comics": -0.5, "children": 2.0},
+    metrics={"ndcg@10": 0.123456},
+    protocol="leave-last-out, full catalogue",
+)
+
+
+def exported(tmp_path, **changes):
+    base_folder = tmp_path / "backbone"
+    tiny_t5().save_pretrained(base_folder)
+    model = adapted()
+    load_fusion(model, random_stack(model, 3), 0, ALPHA)
+    arguments = {"base_folder": base_folder, "base_name": "../backbone", "items": ITEMS, "card": CARD} | changes
+    return model, export_adapter(model, tmp_path / "crime", prompts=batch(), **arguments)
+
+
+def test_plain_peft_reproduces_the_logits(tmp_path):
+    model, difference = exported(tmp_path)
+    assert difference <= 1e-5
+    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "backbone")
+    reloaded = PeftModel.from_pretrained(base, tmp_path / "crime").eval()
+    expected = model(**batch()).logits
+    torch.testing.assert_close(reloaded(**batch()).logits, expected, rtol=0, atol=1e-5)
+    assert (tiny_t5()(**batch()).logits - expected).abs().max() > 0.1
+    config = json.loads((tmp_path / "crime" / "adapter_config.json").read_text())
+    assert config["r"] == config["lora_alpha"] == 3 * RANK
+    assert config["base_model_name_or_path"] == "../backbone"
+    assert sorted(config["target_modules"]) == ["k", "o", "q", "v"]
+    files = {path.name for path in (tmp_path / "crime").iterdir()}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "item_ids.json", "README.md"}
+
+
+def test_the_export_leaves_the_model_as_it_was(tmp_path):
+    model, _ = exported(tmp_path)
+    model.train()
+    export_adapter(
+        model,
+        tmp_path / "crime",
+        base_folder=tmp_path / "backbone",
+        base_name="x",
+        items=ITEMS,
+        card=CARD,
+        prompts=batch(),
+    )
+    assert all(module.training for module in model.modules())
+
+
+def test_another_backbone_is_refused_and_nothing_is_left(tmp_path):
+    (tmp_path / "other").mkdir()
+    tiny_t5(seed=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="logits that differ"):
+        exported(tmp_path, base_folder=tmp_path / "other")
+    assert {path.name for path in tmp_path.iterdir()} == {"backbone", "other"}
+
+
+def test_an_export_replaces_an_older_one_only_when_it_is_right(tmp_path):
+    exported(tmp_path)
+    before = (tmp_path / "crime" / "item_ids.json").read_text()
+    (tmp_path / "other").mkdir()
+    tiny_t5(seed=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="logits that differ"):
+        exported(tmp_path, base_folder=tmp_path / "other", items=ITEMS._replace(titles=["x", "y"]))
+    assert (tmp_path / "crime" / "item_ids.json").read_text() == before
+    exported(tmp_path, items=ITEMS._replace(titles=["x", "y"]))
+    assert read_item_ids(tmp_path / "crime").titles == ["x", "y"]
+
+
+def test_item_table_round_trips_in_item_number_order(tmp_path):
+    exported(tmp_path)
+    assert read_item_ids(tmp_path / "crime") == ITEMS
+    content = json.loads((tmp_path / "crime" / "item_ids.json").read_text())
+    assert (content["eos_token_id"], content["decoder_start_token_id"]) == (1, 0)
+
+
+def test_an_item_table_of_another_adapter_is_refused(tmp_path):
+    exported(tmp_path)
+    weights = tmp_path / "crime" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ValueError, match="expected the pair of one export"):
+        read_item_ids(tmp_path / "crime")
+    (tmp_path / "crime" / "item_ids.json").write_text('{"items": [')
+    with pytest.raises(ValueError, match="damaged"):
+        read_item_ids(tmp_path / "crime")
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (ITEMS._replace(titles=["one"]), "item columns of sizes"),
+        (ITEMS._replace(keys=["a2", "a2"]), "duplicate item keys"),
+        (ItemTable([], [], [], []), "item columns of sizes"),
+    ],
+)
+def test_bad_item_tables_are_refused(tmp_path, items, message):
+    with pytest.raises(ValueError, match=message):
+        exported(tmp_path, items=items)
+    assert not (tmp_path / "crime").exists()
+
+
+def test_model_card_says_weights_shares_and_metrics():
+    text = model_card(CARD, "../backbone")
+    assert text.startswith("---\nlibrary_name: peft\n")
+    assert "| comics | -0.5000 | 12.5% |" in text
+    assert "| ndcg@10 | 0.1235 |" in text
+    assert "leave-last-out, full catalogue" in text

@@ -1,0 +1,304 @@
+"""The fusion forward against dense weights, stock PEFT and finite differences."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lora_toys import RANK, adapted, batch, dense_updates, random_adapters, random_stack, tiny_t5, with_dense
+from peft import LoraConfig, get_peft_model
+
+from fedecider.lora.adapters import adapter_parameters, base_hash, read_adapters, take_row
+from fedecider.lora.fusion import (
+    _LowRank,
+    client_order,
+    fused_factors,
+    fused_layers,
+    load_fusion,
+    load_plain,
+    slot_order,
+)
+
+ALPHA = torch.tensor([0.7, -1.3, 2.0])
+OWN = 1
+
+
+def stock_peft(adapters):
+    """The same adapters in PEFT's own layers."""
+    rank = next(iter(adapters.values())).shape[0]
+    model = get_peft_model(
+        tiny_t5(), LoraConfig(r=rank, lora_alpha=rank, target_modules=["q", "k", "v", "o"], task_type="SEQ_2_SEQ_LM")
+    )
+    base = model.get_base_model()
+    with torch.no_grad():
+        for key, tensor in adapters.items():
+            name, factor = key.rsplit(".", 1)
+            layer = base.get_submodule(name)
+            {"lora_a": layer.lora_A, "lora_b": layer.lora_B}[factor]["default"].weight.copy_(tensor)
+    return model.eval()
+
+
+def gradients(model, **inputs):
+    model.zero_grad()
+    output = model(**batch(), **inputs)
+    output.loss.backward()
+    return output
+
+
+def test_plain_lora_has_the_outputs_and_gradients_of_stock_peft():
+    model = adapted()
+    tree = random_adapters(model, 1)
+    load_plain(model, tree)
+    stock = stock_peft(tree)
+    torch.testing.assert_close(gradients(model).logits, gradients(stock).logits, rtol=1e-5, atol=1e-6)
+    wanted = {name: parameter.grad for name, parameter in stock.named_parameters() if parameter.requires_grad}
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert wanted.keys() == found.keys()
+    for name, grad in wanted.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-7)
+
+
+def test_stacked_forward_is_the_dense_sum_the_concatenated_adapter_and_the_merged_weights():
+    model = adapted()
+    stack = random_stack(model, 3)
+    load_fusion(model, stack, OWN, ALPHA)
+    logits = model(**batch()).logits
+    dense = with_dense(model, dense_updates(stack, ALPHA))
+    torch.testing.assert_close(logits, dense(**batch()).logits, rtol=0, atol=1e-5)
+    factors = fused_factors(model)
+    assert {tensor.shape[0] for key, tensor in factors.items() if key.endswith("_a")} == {3 * RANK}
+    torch.testing.assert_close(logits, stock_peft(factors)(**batch()).logits, rtol=0, atol=1e-5)
+    merged = copy.deepcopy(model).merge_and_unload()
+    torch.testing.assert_close(logits, merged(**batch()).logits, rtol=0, atol=1e-5)
+    with model.disable_adapter():
+        plain = model(**batch()).logits
+    torch.testing.assert_close(plain, tiny_t5()(**batch()).logits, rtol=0, atol=1e-6)
+    assert (plain - logits).abs().max() > 0.1  # the updates matter
+
+
+def test_gradients_are_the_inner_products_with_the_dense_gradient():
+    # dF/dalpha_j = sum_m <G_m, D_jm>, dF/dB = alpha_i G A^T, dF/dA = alpha_i B^T G
+    model = adapted()
+    stack = random_stack(model, 3)
+    alpha = load_fusion(model, stack, OWN, ALPHA)
+    gradients(model.double())
+    stack = {key: tensor.double() for key, tensor in stack.items()}
+    dense = with_dense(model, dense_updates(stack, ALPHA.double())).double()
+    gradients(dense)
+    wanted = torch.zeros(3).double()
+    for name, layer in fused_layers(model).items():
+        grad = dense.get_submodule(name).weight.grad
+        a, b = stack[f"{name}.lora_a"], stack[f"{name}.lora_b"]
+        wanted += torch.stack([(grad * (b[j] @ a[j])).sum() for j in range(3)])
+        own_a, own_b = layer.own_pair()
+        torch.testing.assert_close(own_b.grad, ALPHA[OWN] * grad @ a[OWN].T, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(own_a.grad, ALPHA[OWN] * b[OWN].T @ grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(client_order(alpha.grad, OWN), wanted.float(), rtol=1e-5, atol=1e-7)
+    assert wanted.abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_alpha_gradient_agrees_with_finite_differences(separate):
+    model = adapted()
+    stack = random_stack(model, 3)
+    alpha = load_fusion(model, stack, OWN, ALPHA, separate=separate)
+    gradients(model.double())
+    step = 2.0**-9
+    for slot in range(3):
+        losses = []
+        for sign in (1.0, -1.0):
+            with torch.no_grad():
+                alpha[slot] += sign * step
+                losses.append(float(model(**batch()).loss))
+                alpha[slot] -= sign * step
+        assert float(alpha.grad[slot]) == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=3e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("x_needs_grad", [True, False])
+def test_the_hand_written_backward_passes_gradcheck(x_needs_grad):
+    generator = torch.Generator().manual_seed(2)
+
+    def tensor(*shape, grad=True):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_(grad)
+
+    base, x = tensor(2, 3, 5), tensor(2, 3, 4, grad=x_needs_grad)
+    own_a, own_b, weight = tensor(2, 4), tensor(5, 2), tensor(3)
+    peer_a, peer_bt = tensor(4, 4, grad=False), tensor(4, 5, grad=False)
+
+    def fused(base, x, own_a, own_b, weight):
+        return _LowRank.apply(base.clone(), x, own_a, own_b, peer_a, peer_bt, weight)
+
+    def plain(base, x, own_a, own_b):
+        return _LowRank.apply(base.clone(), x, own_a, own_b, None, None, None)
+
+    assert torch.autograd.gradcheck(fused, (base, x, own_a, own_b, weight))
+    assert torch.autograd.gradcheck(plain, (base, x, own_a, own_b))
+
+
+def test_a_step_changes_own_pair_and_alpha_and_nothing_else():
+    model = adapted()
+    stack = random_stack(model, 3)
+    alpha = load_fusion(model, stack, OWN, ALPHA)
+    frozen, own, banks = base_hash(model), read_adapters(model), [
+        (layer.bank.peer_a.clone(), layer.bank.peer_bt.clone()) for layer in fused_layers(model).values()
+    ]
+    optimizer = torch.optim.AdamW([*adapter_parameters(model), alpha], lr=1e-2, weight_decay=0.0)
+    gradients(model)
+    optimizer.step()
+    assert base_hash(model) == frozen
+    for layer, (peer_a, peer_bt) in zip(fused_layers(model).values(), banks, strict=True):
+        assert torch.equal(layer.bank.peer_a, peer_a)
+        assert torch.equal(layer.bank.peer_bt, peer_bt)
+        assert layer.bank.peer_a.grad is None
+        assert not layer.bank.peer_a.requires_grad
+    for key, tensor in read_adapters(model).items():
+        assert not torch.equal(tensor, own[key])
+    assert (client_order(alpha.detach(), OWN) - ALPHA).abs().min() > 1e-3
+
+
+def test_one_step_lowers_alpha_iff_the_inner_product_is_positive_and_opposites_mirror():
+    model = adapted()
+    stack = random_stack(model, 2)
+    opposite = {
+        key: torch.cat([tensor, -tensor[1:] if key.endswith("_b") else tensor[1:]]) for key, tensor in stack.items()
+    }
+    alpha = load_fusion(model, opposite, 0, torch.tensor([1.0, 0.4, 0.4]))
+    gradients(model)
+    assert float(alpha.grad[1]) == pytest.approx(-float(alpha.grad[2]), rel=1e-4)
+    before = alpha.detach().clone()
+    torch.optim.SGD([alpha], lr=0.1).step()
+    assert torch.equal((alpha.detach() < before), (alpha.grad > 0))
+    assert not torch.equal(alpha.detach()[1:] < before[1:], torch.tensor([True, True]))
+
+
+def test_a_zero_direction_gives_alpha_no_gradient_there():
+    model = adapted()
+    stack = random_stack(model, 2)
+    for key, tensor in stack.items():
+        if key.endswith("_b"):
+            tensor[1] = 0.0
+    alpha = load_fusion(model, stack, 0, torch.tensor([1.0, 2.0]))
+    gradients(model)
+    assert float(alpha.grad[1]) == 0.0
+    assert float(alpha.grad[0]) != 0.0
+
+
+def test_weights_zero_but_own_one_is_plain_lora():
+    model, plain = adapted(), adapted()
+    stack = random_stack(model, 3)
+    load_fusion(model, stack, OWN, torch.tensor([0.0, 1.0, 0.0]), train_alpha=False)
+    load_plain(plain, take_row(stack, OWN))
+    steps = [torch.optim.AdamW(adapter_parameters(one), lr=1e-2) for one in (model, plain)]
+    for _ in range(3):
+        for one, optimizer in zip((model, plain), steps, strict=True):
+            gradients(one)
+            optimizer.step()
+    for key, tensor in read_adapters(plain).items():
+        torch.testing.assert_close(read_adapters(model)[key], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_product_of_sums_is_the_formula_with_its_cross_terms():
+    model = adapted()
+    stack = random_stack(model, 3)
+    load_fusion(model, stack, OWN, ALPHA, separate=False)
+    updates = {
+        name: torch.tensordot(ALPHA, stack[f"{name}.lora_b"], 1) @ torch.tensordot(ALPHA, stack[f"{name}.lora_a"], 1)
+        for name in fused_layers(model)
+    }
+    logits = model(**batch()).logits
+    torch.testing.assert_close(logits, with_dense(model, updates)(**batch()).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits, stock_peft(fused_factors(model))(**batch()).logits, rtol=0, atol=1e-5)
+    load_fusion(model, stack, OWN, ALPHA)
+    assert (model(**batch()).logits - logits).abs().max() > 0.05
+
+
+def test_product_of_sums_with_one_client_and_weight_one_is_plain_lora():
+    model, plain = adapted(), adapted()
+    stack = random_stack(model, 1)
+    load_fusion(model, stack, 0, torch.ones(1), separate=False)
+    load_plain(plain, take_row(stack, 0))
+    torch.testing.assert_close(gradients(model).logits, gradients(plain).logits, rtol=0, atol=0)
+    for mine, other in zip(adapter_parameters(model), adapter_parameters(plain), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=0)
+
+
+def test_product_of_sums_with_equal_a_and_weights_that_sum_to_one():
+    model = adapted()
+    stack = random_stack(model, 3)
+    for key, tensor in stack.items():
+        if key.endswith("_a"):
+            tensor[:] = tensor[0].clone()
+    weights = torch.tensor([0.5, -0.7, 1.2])
+    load_fusion(model, stack, 2, weights, separate=False)
+    dense = with_dense(model, dense_updates(stack, weights))
+    torch.testing.assert_close(model(**batch()).logits, dense(**batch()).logits, rtol=0, atol=1e-5)
+
+
+def test_per_layer_weights_equal_shared_ones_when_rows_agree_and_differ_otherwise():
+    model = adapted()
+    stack = random_stack(model, 3)
+    alpha = load_fusion(model, stack, OWN, ALPHA)
+    shared = gradients(model).logits
+    shared_grad = alpha.grad
+    rows = ALPHA.repeat(12, 1)
+    alpha = load_fusion(model, stack, OWN, rows)
+    torch.testing.assert_close(gradients(model).logits, shared)
+    torch.testing.assert_close(alpha.grad.sum(0), shared_grad, rtol=1e-4, atol=1e-6)
+    rows[4] *= 3.0
+    load_fusion(model, stack, OWN, rows)
+    updates = dense_updates(stack, ALPHA)
+    name = list(fused_layers(model))[4]
+    updates[name] = 3.0 * updates[name]
+    torch.testing.assert_close(model(**batch()).logits, with_dense(model, updates)(**batch()).logits, rtol=0, atol=1e-5)
+
+
+def test_own_pair_may_be_another_than_the_broadcast_one():
+    model = adapted()
+    stack, raw = random_stack(model, 3), random_adapters(model, 99)
+    load_fusion(model, stack, OWN, ALPHA, own_pair=raw)
+    for key, tensor in stack.items():
+        tensor[OWN] = raw[key]
+    dense = with_dense(model, dense_updates(stack, ALPHA))
+    torch.testing.assert_close(model(**batch()).logits, dense(**batch()).logits, rtol=0, atol=1e-5)
+
+
+def test_bf16_autocast_keeps_fp32_parameters_and_gradients():
+    model = adapted()
+    stack = random_stack(model, 3)
+    alpha = load_fusion(model, stack, OWN, ALPHA)
+    gradients(model)
+    exact = alpha.grad.clone()
+    alpha.grad = None
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(**batch())
+    assert output.logits.dtype == torch.bfloat16
+    output.loss.float().backward()
+    for parameter in [alpha, *adapter_parameters(model)]:
+        assert parameter.dtype == parameter.grad.dtype == torch.float32
+        assert torch.isfinite(parameter.grad).all()
+    torch.testing.assert_close(alpha.grad, exact, rtol=0.1, atol=0.02)
+    before = alpha.detach().clone()
+    torch.optim.AdamW([alpha], lr=1e-3, weight_decay=0.0).step()
+    torch.testing.assert_close((alpha.detach() - before).abs(), torch.full((3,), 1e-3), rtol=1e-2, atol=0)
+
+
+@given(st.integers(1, 6).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1))))
+def test_slot_order_puts_own_first_and_is_undone(sizes):
+    count, own = sizes
+    alpha = torch.arange(2 * count).view(2, count)
+    slots = slot_order(alpha, own)
+    assert slots[:, 0].tolist() == alpha[:, own].tolist()
+    assert slots[0, 1:].tolist() == sorted(slots[0, 1:].tolist())
+    assert torch.equal(client_order(slots, own), alpha)
+
+
+def test_bad_input_is_named():
+    model = adapted()
+    with pytest.raises(ValueError, match="3 directions .* and 2 fusion weights"):
+        load_fusion(model, random_stack(model, 3), 0, torch.ones(2))
+    with pytest.raises(ValueError, match="another backbone or lora_rank"):
+        load_fusion(model, random_stack(adapted(rank=2), 3), 0, torch.ones(3))
+    with pytest.raises(ValueError, match="without adapters"):
+        fused_layers(tiny_t5())

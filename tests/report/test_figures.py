@@ -1,0 +1,75 @@
+"""Figures: what is drawn is what was given; files stand alone."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
+
+DOMAINS = ["crime", "comics", "children"]
+
+
+def alphas():
+    return torch.linspace(-1.5, 3.0, 36).view(4, 3, 3)
+
+
+def test_heat_map_shows_the_selected_round_with_rows_as_clients():
+    drawn = alpha_heat_map(alphas(), [1, 2, 3, 4], DOMAINS, 3)
+    heat = drawn.figure.data[0]
+    assert torch.allclose(torch.tensor(heat.z), alphas()[2])
+    assert heat.zmin == -heat.zmax  # white means zero, also with negative weights
+    assert list(heat.y) == DOMAINS
+    assert drawn.figure.layout.yaxis.autorange == "reversed"
+    assert drawn.data["alpha"][0][2] == pytest.approx(alphas()[2, 0, 2].item())
+
+
+def test_curves_start_at_two_and_mark_the_selected_round():
+    drawn = alpha_curves(alphas(), [1, 2, 3, 4], DOMAINS, 2)
+    traces = drawn.figure.data
+    assert len(traces) == 9
+    assert list(traces[5].x) == [0, 1, 2, 3, 4]
+    assert traces[5].y[0] == 2.0  # client comics, direction of children
+    assert list(traces[5].y[1:]) == pytest.approx(alphas()[:, 1, 2].tolist())
+    assert traces[5].name == "children"
+    assert [t.line.dash for t in traces[3:6]] == ["dash", "solid", "dash"]
+    marks = [shape for shape in drawn.figure.layout.shapes if shape.x0 == shape.x1 == 2]
+    assert len(marks) == 3
+    assert sum(trace.showlegend for trace in traces) == 3
+
+
+def test_no_second_start_when_the_first_round_holds_it():
+    alpha = torch.cat([torch.full((1, 3, 3), 2.0), alphas()])
+    assert list(alpha_curves(alpha, [1, 2, 3, 4, 5], DOMAINS, 2).figure.data[0].x) == [1, 2, 3, 4, 5]
+
+
+def test_validation_curves_draw_every_line():
+    scores = {"own": {"crime": [0.1, 0.2], "comics": [0.3, 0.1]}, "before": {"crime": [0.0, 0.1], "comics": [0.2, 0.2]}}
+    drawn = validation_curves(scores, [1, 2], selected_round=2)
+    assert [(t.name, list(t.y)) for t in drawn.figure.data] == [
+        ("own", [0.1, 0.2]),
+        ("own", [0.3, 0.1]),
+        ("before", [0.0, 0.1]),
+        ("before", [0.2, 0.2]),
+    ]
+    with pytest.raises(ValueError, match="2 values of own in crime"):
+        validation_curves(scores, [1, 2, 3])
+
+
+def test_files_stand_alone(tmp_path):
+    drawn = alpha_curves(torch.full((2, 3, 3), float("nan")), [1, 2], DOMAINS, 2)
+    html, data = save_figure(drawn, tmp_path / "figures" / "alpha_curves")
+    text = html.read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link)[^>]+(src|href)=", text)
+    assert "Plotly.newPlot" in text
+    assert len(text) > 1_000_000  # plotly.js is inside
+    assert json.loads(data.read_text())["alpha"][0][0] == [None, None, None]
+    assert sorted(p.name for p in html.parent.iterdir()) == ["alpha_curves.html", "alpha_curves.json"]
+
+
+def test_bad_shapes_and_rounds_are_refused():
+    with pytest.raises(ValueError, match="expected \\(rounds, clients, clients\\)"):
+        alpha_curves(alphas(), [1, 2], DOMAINS, 1)
+    with pytest.raises(ValueError, match="selected round 9"):
+        alpha_heat_map(alphas(), [1, 2, 3, 4], DOMAINS, 9)

@@ -1,0 +1,72 @@
+"""Tables: protocol stamp, intervals, macro block, bold only where earned."""
+
+import json
+
+import pytest
+import torch
+
+from fedecider.evaluation.protocols import PROTOCOLS, STRICT
+from fedecider.report.tables import ResultTable, markdown_table, plain_text, result_row, rich_table, table_data
+
+
+def rows():
+    draw = torch.Generator().manual_seed(0)
+    good = {"crime": torch.tensor([0, 2, 30, 4, 6]), "comics": torch.tensor([1, 50, 3])}
+    poor = {"crime": torch.tensor([40, 2, 30, 44, 66]), "comics": torch.tensor([41, 50, 3])}
+    chance = {"crime": torch.tensor([40, 2, 30, 44, 66]), "comics": torch.tensor([41, 50, 33])}
+    return [
+        result_row("fedecider", good, draw),
+        result_row("popularity", poor, draw, "baseline"),
+        result_row("memoriser | canary", chance, draw, "canary"),
+    ]
+
+
+def test_markdown_holds_every_domain_interval_and_the_protocol():
+    text = markdown_table(ResultTable(rows(), STRICT, ["3 seeds"], {("crime", "hit@10", "fedecider")}), title="Test")
+    lines = text.splitlines()
+    assert lines[0] == "### Test"
+    assert lines[2] == "| domain | method | hit@5 | hit@10 | ndcg@5 | ndcg@10 |"
+    table = [line for line in lines if line.startswith("|")][2:]
+    assert [line.split(" | ")[0] for line in table] == ["| crime"] * 3 + ["| comics"] * 3 + ["| macro"] * 3
+    assert "**0.8000** [" in table[0]
+    assert text.count("**") == 2
+    assert table[2].startswith("| crime | *memoriser \\| canary* |")
+    assert "0.7333 [" in table[6]  # macro hit@10: (0.8 + 2/3) / 2
+    assert "- protocol: strict (whole catalogue, items seen by the user dropped)" in lines
+    assert lines[-1] == "- 3 seeds"
+
+
+def test_a_leaking_protocol_shows_what_the_memoriser_gets():
+    table = ResultTable(rows(), PROTOCOLS["paper"])
+    assert "LEAKS the held-out item; the memoriser scores hit@10 0.100" in markdown_table(table)  # (0.2 + 0) / 2
+    assert "the memoriser was not run" in markdown_table(ResultTable(rows()[:2], PROTOCOLS["paper"]))
+
+
+def test_rich_table_fits_a_terminal():
+    text = plain_text(rich_table(ResultTable(rows(), STRICT)), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("crime", "comics", "macro", "fedecider", "popularity", "0.8000", "hit@10", "protocol: strict", "[0."):
+        assert word in text
+    assert "…" not in text
+
+
+def test_one_domain_has_no_macro_block():
+    row = result_row("local", {"crime": torch.tensor([0, 9])}, torch.Generator().manual_seed(1))
+    assert "macro" not in markdown_table(ResultTable([row], STRICT))
+
+
+def test_data_is_json_and_holds_the_same_numbers():
+    data = json.loads(
+        json.dumps(table_data(ResultTable(rows(), STRICT, bold={("crime", "hit@5", "fedecider")})), allow_nan=False)
+    )
+    assert data["protocol"] == "strict"
+    assert data["bold"] == [["crime", "hit@5", "fedecider"]]
+    assert data["rows"][0]["values"]["crime"]["hit@10"]["mean"] == pytest.approx(0.8)
+
+
+def test_rows_must_share_their_domains():
+    other = result_row("local", {"children": torch.tensor([0])}, torch.Generator().manual_seed(1))
+    with pytest.raises(ValueError, match="other domains"):
+        markdown_table(ResultTable([*rows(), other], STRICT))
+    with pytest.raises(ValueError, match="without rows"):
+        markdown_table(ResultTable([], STRICT))

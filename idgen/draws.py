@@ -26,6 +26,7 @@ class SampleConfig:
             few items; samples whose target lies among these items use the wording without a user. "train": an ID
             text written from the whole training part, which also holds the targets of training samples.
         max_history: Items of a history at most, the newest ones.
+        eval_history: The same in validation, test and use; 0 for `max_history`.
         max_source_tokens: Input tokens at most; the oldest items are left out first.
         samples_per_position: Samples an epoch draws of every target position, each with a template of its own.
         newest_first: Write the newest item of the history first.
@@ -43,6 +44,7 @@ class SampleConfig:
     separator: str = ";"
     user_wording: Literal["none", "prefix", "train"] = "prefix"
     max_history: int = 20
+    eval_history: int = 0
     max_source_tokens: int = 512
     samples_per_position: int = 1
     newest_first: bool = False
@@ -65,6 +67,8 @@ class SampleConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"got {name} {value!r}, expected one of {allowed}")
+        if not 0 <= self.eval_history <= self.max_history:
+            raise ValueError(f"got eval_history {self.eval_history}, expected 0 to max_history {self.max_history}")
         if not 0 < self.crop_rate <= 1:
             raise ValueError(f"got crop_rate {self.crop_rate}, expected more than 0 and at most 1")
         if not 0 <= self.item_dropout < 1:
@@ -73,6 +77,11 @@ class SampleConfig:
             raise ValueError(f"got pair_share {self.pair_share}, expected 0 to 1")
         if len(self.separator.split()) > 1 or self.separator != self.separator.strip():
             raise ValueError(f"got separator {self.separator!r}, expected one word without spaces, or nothing")
+
+    @property
+    def shown_history(self) -> int:
+        """Items of a history outside training, at most."""
+        return self.eval_history or self.max_history
 
 
 class EventTable(NamedTuple):

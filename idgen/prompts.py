@@ -1,8 +1,9 @@
 """Prompt templates: natural sentences or very short ones, each with and without a user.
 
-A template is words and placeholders separated by spaces; a placeholder stands alone as a word. Tokenizers of the T5
-family cut at spaces first, so the tokens of a prompt are the tokens of its parts one after the other, and prompts can
-be put together from parts that were tokenised once.
+A template is words and placeholders separated by spaces; a placeholder stands alone as a word. Prompts are put
+together from parts (item IDs, words of the template) that were tokenised once. Tokenizers of the T5 family cut at
+spaces first, so these are the tokens of the full text too; where a tokenizer has pieces of several words, the parts
+decide, and an item ID has the same tokens in every prompt and as a target.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ __all__ = [
     "merge_tasks",
     "num_batches",
     "num_samples",
+    "prompts_of",
+    "target_labels",
     "train_batches",
 ]
 
@@ -157,7 +159,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     for start in range(0, len(order), batch_size * BATCHES_AT_A_TIME):
         target_N = order[start : start + batch_size * BATCHES_AT_A_TIME]
         draw = draw_samples(events, target_N, num_wordings, tasks[0].config, rng)
-        segment_NW = lay_out(parts, _prompts(parts, events, draw))
+        segment_NW = lay_out(parts, prompts_of(parts, events, draw))
         length_N = num_tokens(parts.segments, segment_NW)
         by_length = np.lexsort((rng.random(len(length_N)), length_N))
         batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
@@ -183,10 +185,10 @@ def eval_batches(
     last_U = np.cumsum([len(sequence) for sequence in task.sequences]) - 1
     chosen = np.arange(len(last_U)) if users is None else np.asarray(users, dtype=np.int64)
     target_N = last_U[chosen] - (1 if split == "valid" else 0)
-    history_NH = histories(events, target_N, task.config.max_history)
+    history_NH = histories(events, target_N, task.config.shown_history)
     template_N = np.zeros(len(target_N), np.int64)
     draw = Draw(target_N, history_NH, template_N, events.named_E[target_N])
-    segment_NW = lay_out(task.parts, _prompts(task.parts, events, draw))
+    segment_NW = lay_out(task.parts, prompts_of(task.parts, events, draw))
     order = np.argsort(num_tokens(task.parts.segments, segment_NW), kind="stable")
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
@@ -200,9 +202,9 @@ def encode_histories(task: Task, histories: Sequence[Sequence[int]]) -> tuple[Te
 
     Errors: ``ValueError`` for an empty history or an item outside the catalogue.
     """
-    history_BH = np.zeros((len(histories), task.config.max_history), np.int64)
+    history_BH = np.zeros((len(histories), task.config.shown_history), np.int64)
     for row, history in enumerate(histories):
-        newest = list(history)[::-1][: task.config.max_history]
+        newest = list(history)[::-1][: task.config.shown_history]
         if not newest or min(newest) < 0 or max(newest) >= len(task.trie):
             raise ValueError(f"got history {list(history)}; expected item numbers from 0 to {len(task.trie) - 1}")
         history_BH[row, : len(newest)] = task.parts.first_item_K[0] + np.asarray(newest)
@@ -247,7 +249,8 @@ def _check_inputs(
         )
 
 
-def _prompts(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
+def prompts_of(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
+    """The segments that drawn samples are made of."""
     task_N = events.task_E[draw.target_N]
     item_NH = events.item_E[draw.history_NH] + parts.first_item_K[task_N][:, None]
     wordings = len(parts.before_PL) // len(parts.first_item_K)
@@ -259,15 +262,19 @@ def _prompts(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
     )
 
 
-def _batch(parts: PromptParts, events: EventTable, segment_BW: np.ndarray, target_B: np.ndarray) -> Batch:
+def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) -> np.ndarray:
+    """(B, T) tokens of the targets' item IDs and the end token, -100 as padding."""
     task_B = events.task_E[target_B]
+    segment_B2 = np.stack([parts.first_item_K[task_B] + events.item_E[target_B], parts.end_K[task_B]], 1)
+    return join(parts.segments, segment_B2, IGNORED_LABEL)[0]
+
+
+def _batch(parts: PromptParts, events: EventTable, segment_BW: np.ndarray, target_B: np.ndarray) -> Batch:
     token_BS, length_B = join(parts.segments, segment_BW, parts.padding)
-    label_segments = np.stack([parts.first_item_K[task_B] + events.item_E[target_B], parts.end_K[task_B]], 1)
-    label_BT, _ = join(parts.segments, label_segments, IGNORED_LABEL)
     return {
         "input_ids": torch.from_numpy(token_BS),
         "attention_mask": _mask(length_B, token_BS.shape[1]),
-        "labels": torch.from_numpy(label_BT),
+        "labels": torch.from_numpy(target_labels(parts, events, target_B)),
     }
 
 

@@ -16,7 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SPACE = "▁"  # stands for the space before a word
-ALPHABET = [SPACE, *(chr(code) for code in range(33, 127))]  # prompts may use any printable ASCII character
+DIGITS = "0123456789"
+# Always known: prompts may use any printable ASCII character, suffixes of IDs numbers.
+ALPHABET = [SPACE, *(chr(code) for code in range(33, 127)), *(SPACE + digit for digit in DIGITS)]
 FRAGMENT_COST = 100.0  # log-probability taken off each fragment so that a known word is never cut up
 PHRASE_SCORE = -1.0  # above any pair of words: a known phrase always stays whole
 FRAGMENT_SHARE = 0.25  # of a word vocabulary, for the fragments that spell unknown words
@@ -128,21 +130,17 @@ def _frame(model: models.Unigram, split_words: bool = True) -> Tokenizer:
 def _unigram_pieces(texts: Sequence[str], vocab_size: int) -> dict[str, float]:
     """Pieces and log-probabilities of a Unigram model.
 
-    The trainer adds up in an order that changes from call to call (differences near 1e-11): scores are rounded so
-    that the tokenizer does not.
+    The trainer's sums differ near 1e-11 from call to call and it numbers characters that it prunes but must keep in
+    an order of its own: scores are rounded, and rare characters all get one score below those of longer pieces.
     """
     tokenizer = _frame(models.Unigram())
     trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD, EOS, UNK],
-        unk_token=UNK,
-        initial_alphabet=ALPHABET,
-        show_progress=False,
+        vocab_size=vocab_size - len(ALPHABET), special_tokens=[PAD, EOS, UNK], unk_token=UNK, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     learned = {piece: round(score, 2) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"][3:]}
-    lowest = min(learned.values(), default=0.0)
-    return dict.fromkeys(ALPHABET, lowest - 5.0) | learned
+    floor = min((score for piece, score in learned.items() if len(piece) > 1), default=0.0) - 1.0
+    return dict.fromkeys(ALPHABET, floor) | {piece: max(score, floor) for piece, score in learned.items()}
 
 
 def _with_words(

@@ -9,7 +9,7 @@ from fedecider.cli import build_parser, parse, run
 from fedecider.data.prepare import PrepareConfig, prepare
 
 DESCRIPTION = (
-    "Read the original files of a public data set and write one prepared folder per domain (Parquet, data card)."
+    "Read the original files of a public data set and write a prepared folder per domain (Parquet, data card)."
 )
 
 

@@ -5,6 +5,7 @@ Shape legend: E events, U users, I items.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -48,45 +49,76 @@ def k_core(user_E: np.ndarray, item_E: np.ndarray, min_user: int, min_item: int)
     return kept_E
 
 
-def order_events(events: RawEvents, kept_E: np.ndarray) -> Sequences:
-    """The kept events by user (sorted by key) and within a user by the source's order or time, ties in file order."""
-    user_E, item_E, time_E = events.user_E[kept_E], events.item_E[kept_E], events.time_E[kept_E]
-    order_E = time_E if events.order_E is None else events.order_E[kept_E]
-    number_U = np.unique(user_E)
-    keys = [events.users[number] for number in number_U.tolist()]
-    by_key_U = sorted(range(len(keys)), key=keys.__getitem__)
+def compress(events: RawEvents, kept_E: np.ndarray) -> RawEvents:
+    """Copies of the kept events, with the users that are left numbered in the order of their keys.
+
+    All events can be freed before the kept ones are sorted: at 2 GB of raw gzip, memory is counted in bytes an event.
+    """
+    user_E = events.user_E[kept_E]
+    numbers = np.flatnonzero(np.bincount(user_E, minlength=1)).tolist() if len(user_E) else []
+    numbers.sort(key=events.users.__getitem__)
     place_of = np.zeros(len(events.users), dtype=np.int32)
-    place_of[number_U[by_key_U]] = np.arange(len(keys), dtype=np.int32)
-    place_E = place_of[user_E]
-    rows = np.lexsort((order_E, place_E))  # stable
+    place_of[numbers] = np.arange(len(numbers), dtype=np.int32)
+    return events._replace(
+        users=[events.users[number] for number in numbers],
+        user_E=place_of[user_E],
+        item_E=events.item_E[kept_E],
+        time_E=events.time_E[kept_E],
+        order_E=None if events.order_E is None else events.order_E[kept_E],
+    )
+
+
+def order_events(events: RawEvents) -> Sequences:
+    """Events by user and within a user by the source's order or time, ties in file order."""
+    order_E = events.time_E if events.order_E is None else events.order_E
+    rows = np.lexsort((order_E, events.user_E))  # stable
+    count_U = np.bincount(events.user_E, minlength=len(events.users))
     return Sequences(
-        users=[keys[i] for i in by_key_U],
+        users=events.users,
         items=events.items,
-        start_U=np.searchsorted(place_E[rows], np.arange(len(keys) + 1)).astype(np.int64),
-        item_E=item_E[rows],
-        time_E=time_E[rows],
+        start_U=np.concatenate([[0], np.cumsum(count_U)]).astype(np.int64),
+        item_E=events.item_E[rows],
+        time_E=events.time_E[rows],
     )
 
 
 def first_occurrences(sequences: Sequences) -> np.ndarray:
     """(E,) bool: the first event of each user with each item."""
-    user_E = user_rows(sequences)
-    rows = np.lexsort((sequences.item_E, user_E))  # stable: within a pair, oldest first
-    user_E, item_E = user_E[rows], sequences.item_E[rows]
-    first_E = np.ones(len(rows), dtype=bool)
-    first_E[1:] = (user_E[1:] != user_E[:-1]) | (item_E[1:] != item_E[:-1])
-    kept_E = np.zeros(len(rows), dtype=bool)
-    kept_E[rows[first_E]] = True
+    kept_E = np.zeros(len(sequences.item_E), dtype=bool)
+    for start, user_E, item_E, _ in _pieces(sequences):
+        rows = np.lexsort((item_E, user_E))  # stable: within a pair, oldest first
+        user_E, item_E = user_E[rows], item_E[rows]
+        first_E = np.ones(len(rows), dtype=bool)
+        first_E[1:] = (user_E[1:] != user_E[:-1]) | (item_E[1:] != item_E[:-1])
+        kept_E[start + rows[first_E]] = True
     return kept_E
 
 
 def count_exact_duplicates(sequences: Sequences) -> int:
     """Events that repeat user, item and (known) timestamp of another one."""
-    user_E = user_rows(sequences)
-    rows = np.lexsort((sequences.time_E, sequences.item_E, user_E))
-    u, i, t = user_E[rows], sequences.item_E[rows], sequences.time_E[rows]
-    same = (u[1:] == u[:-1]) & (i[1:] == i[:-1]) & (t[1:] == t[:-1]) & (t[1:] != UNKNOWN_TIME)
-    return int(same.sum())
+    count = 0
+    for _, user_E, item_E, time_E in _pieces(sequences):
+        rows = np.lexsort((time_E, item_E, user_E))
+        u, i, t = user_E[rows], item_E[rows], time_E[rows]
+        same = (u[1:] == u[:-1]) & (i[1:] == i[:-1]) & (t[1:] == t[:-1]) & (t[1:] != UNKNOWN_TIME)
+        count += int(same.sum())
+    return count
+
+
+PIECE_EVENTS = 1_000_000
+
+
+def _pieces(sequences: Sequences) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """(first row, user_E, item_E, time_E) of whole users, about a million events at a time, to bound the memory."""
+    first = 0
+    while first < len(sequences.users):
+        start = int(sequences.start_U[first])
+        last = int(np.searchsorted(sequences.start_U, start + PIECE_EVENTS, side="right")) - 1
+        last = min(max(last, first + 1), len(sequences.users))
+        end = int(sequences.start_U[last])
+        user_E = np.repeat(np.arange(first, last, dtype=np.int32), np.diff(sequences.start_U[first : last + 1]))
+        yield start, user_E, sequences.item_E[start:end], sequences.time_E[start:end]
+        first = last
 
 
 def take(sequences: Sequences, kept_E: np.ndarray) -> Sequences:

@@ -16,6 +16,7 @@ from fedecider.data.card import RawSummary, make_card, overlaps
 from fedecider.data.domain import MIN_EVENTS, NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
 from fedecider.data.filtering import (
     Sequences,
+    compress,
     count_exact_duplicates,
     filter_core,
     first_occurrences,
@@ -180,9 +181,10 @@ def _read_and_filter(config: PrepareConfig, name: str) -> _Filtered:
     if not raw_counts[0]:
         raise ValueError(f"domain {name!r}: no events in {raw.files[0]} ({raw.events.skipped}). Check --min_rating.")
     # Once before sorting, which keeps the memory for sorting small, and again after each later loss of events.
-    kept_E = k_core(raw.events.user_E, raw.events.item_E, min_user, min_item)
-    sequences = order_events(raw.events, kept_E)
+    events = compress(raw.events, k_core(raw.events.user_E, raw.events.item_E, min_user, min_item))
     raw = raw._replace(events=raw.events._replace(users=[], user_E=_NONE, item_E=_NONE, time_E=_NONE, order_E=None))
+    sequences = order_events(events)
+    del events
     _check_not_empty(name, sequences, raw_counts, config)
     num_duplicates = count_exact_duplicates(sequences)
     if config.repeats == "first":

@@ -88,7 +88,7 @@ def check_sequences(sequences: Sequences, num_items: int) -> None:
 def history_of(sequence: Sequence[int], split: str) -> Sequence[int]:
     """What is known when the held-out item of ``split`` is asked for: train part; for test the valid item as well."""
     check_split(split)
-    return sequence[:-2]
+    return sequence[:-2] if split == "valid" else sequence[:-1]
 
 
 def held_out(sequences: Sequences, split: str) -> Tensor:

@@ -54,7 +54,7 @@ def bootstrap_means(
 ) -> Tensor:
     """Means of ``num_resamples`` cluster resamples, float64 (R, M).
 
-    Users and seeds are both drawn with replacement, independently (crossed clusters: all seeds have the same users), and
+    Users and seeds are drawn with replacement, independently (crossed clusters: all seeds have the same users), and
     each cell counts as often as its user times its seed. One seed alone is kept as it is, so the interval then covers
     users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
     ``seed_count_RS`` shares one draw of the seeds between domains.

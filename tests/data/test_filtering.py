@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.data.filtering import count_exact_duplicates, first_occurrences, k_core, order_events, take
+from fedecider.data import filtering
+from fedecider.data.filtering import compress, count_exact_duplicates, first_occurrences, k_core, order_events, take
 from fedecider.data.readers.table import EventTable
 
 
@@ -65,22 +67,24 @@ def test_k_core_is_the_naive_one(rows, min_user, min_item):
 def test_order_is_time_then_file_order():
     rows = [("b", "p", 5), ("a", "q", 9), ("b", "r", 3), ("a", "s", 2), ("b", "t", 3), ("a", "u", 2)]
     events = table(rows)
-    sequences = order_events(events, np.ones(6, bool))
+    sequences = order_events(compress(events, np.ones(6, bool)))
     assert as_dict(sequences) == {"a": ["s", "u", "q"], "b": ["r", "t", "p"]}
     kept = np.array([True, True, False, True, True, False])
-    assert as_dict(order_events(events, kept)) == {"a": ["s", "q"], "b": ["t", "p"]}
+    assert as_dict(order_events(compress(events, kept))) == {"a": ["s", "q"], "b": ["t", "p"]}
 
 
 def test_a_given_order_wins_over_time():
     rows = [("a", "late", 1, 2), ("a", "first", 9, 0), ("a", "middle", 5, 1)]
-    sequences = order_events(table(rows, with_order=True), np.ones(3, bool))
+    sequences = order_events(compress(table(rows, with_order=True), np.ones(3, bool)))
     assert as_dict(sequences) == {"a": ["first", "middle", "late"]}
     assert sequences.time_E.tolist() == [9, 5, 1]
 
 
-def test_repeats_and_exact_duplicates():
+@pytest.mark.parametrize("piece", [1, 3, 5, 1000])
+def test_repeats_and_exact_duplicates(monkeypatch, piece):
+    monkeypatch.setattr(filtering, "PIECE_EVENTS", piece)
     rows = [("a", "x", 1), ("b", "x", 1), ("a", "y", 2), ("a", "x", 3), ("a", "y", 2), ("b", "z", -1), ("b", "z", -1)]
-    sequences = order_events(table(rows), np.ones(len(rows), bool))
+    sequences = order_events(compress(table(rows), np.ones(len(rows), bool)))
     assert count_exact_duplicates(sequences) == 1  # a, y, 2; unknown times say nothing
     once = take(sequences, first_occurrences(sequences))
     assert as_dict(once) == {"a": ["x", "y"], "b": ["z", "x"]}

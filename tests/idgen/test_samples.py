@@ -86,7 +86,7 @@ def test_the_oldest_items_give_way_and_the_newest_stay():
     longest = max(len(tokens) for tokens, _ in epoch(roomy))
     config = SampleConfig(templates="compact", user_wording="none", max_source_tokens=longest // 2)
     task = make_task(DOMAIN, TOKENIZER, config)
-    user_B, input_ids, mask, _ = next(eval_batches(task, "test", 99, users=[3]))
+    _, input_ids, mask, _ = next(eval_batches(task, "test", 99, users=[3]))
     tokens = input_ids[0][mask[0] == 1].tolist()
     assert len(tokens) <= longest // 2
     sequence = DOMAIN.clients.sequences[3][:-1]
@@ -163,7 +163,7 @@ def test_prefix_wording_hides_the_user_while_the_target_is_part_of_the_users_tex
 
 
 def test_eval_prompts_by_hand():
-    config = SampleConfig(user_wording="prefix", max_history=5)
+    config = SampleConfig(user_wording="prefix", max_history=20, eval_history=5)
     task = make_task(DOMAIN, TOKENIZER, config)
     template = load_templates("natural")[0]
     for split, cut in (("valid", 2), ("test", 1)):
@@ -267,6 +267,7 @@ def test_wrong_inputs_are_refused():
         {"item_dropout": 1.0},
         {"pair_share": -0.1},
         {"max_history": 0},
+        {"max_history": 3, "eval_history": 4},
         {"separator": "a b"},
         {"templates": "x"},
         {"crop_rate": 0.0},

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedecider.lora.directions import MAX_SCALE, cosine_matrix, geometric_mean_norm, normalise, update_norms
@@ -42,12 +42,12 @@ def test_hand_numbers():
 def test_norms_are_the_dense_ones_and_directions_have_norm_one(seed, rank, in_features, out_features, balanced):
     tree = pair(seed, 3, rank, in_features, out_features, scale=0.01)
     dense = torch.linalg.matrix_norm(product(tree))
+    factors = tree["m.lora_a"].double().flatten(1).norm(dim=1) * tree["m.lora_b"].double().flatten(1).norm(dim=1)
+    assume(bool((dense > 0.2 * factors).all()))  # cancelling columns have their own test
     torch.testing.assert_close(update_norms(tree)[:, 0], dense, rtol=1e-6, atol=1e-12)
     found = normalise(tree, balanced=balanced)
     torch.testing.assert_close(torch.linalg.matrix_norm(product(found.tree)), torch.ones(3).double(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(
-        product(found.tree), product(tree) / dense[:, None, None], rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(product(found.tree), product(tree) / dense[:, None, None], rtol=0, atol=2e-6)
     again = normalise(found.tree, balanced=balanced)
     for key, tensor in found.tree.items():
         torch.testing.assert_close(again.tree[key], tensor, rtol=2e-6, atol=2e-6)

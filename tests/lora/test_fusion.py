@@ -104,7 +104,7 @@ def test_alpha_gradient_agrees_with_finite_differences(separate):
     stack = random_stack(model, 3)
     alpha = load_fusion(model, stack, OWN, ALPHA, separate=separate)
     gradients(model.double())
-    step = 2.0**-9
+    step = 2.0**-11
     for slot in range(3):
         losses = []
         for sign in (1.0, -1.0):
@@ -112,7 +112,7 @@ def test_alpha_gradient_agrees_with_finite_differences(separate):
                 alpha[slot] += sign * step
                 losses.append(float(model(**batch()).loss))
                 alpha[slot] -= sign * step
-        assert float(alpha.grad[slot]) == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=3e-3, abs=1e-5)
+        assert float(alpha.grad[slot]) == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=3e-3, abs=3e-4)
 
 
 @pytest.mark.parametrize("x_needs_grad", [True, False])
@@ -140,9 +140,11 @@ def test_a_step_changes_own_pair_and_alpha_and_nothing_else():
     model = adapted()
     stack = random_stack(model, 3)
     alpha = load_fusion(model, stack, OWN, ALPHA)
-    frozen, own, banks = base_hash(model), read_adapters(model), [
-        (layer.bank.peer_a.clone(), layer.bank.peer_bt.clone()) for layer in fused_layers(model).values()
-    ]
+    frozen, own, banks = (
+        base_hash(model),
+        read_adapters(model),
+        [(layer.bank.peer_a.clone(), layer.bank.peer_bt.clone()) for layer in fused_layers(model).values()],
+    )
     optimizer = torch.optim.AdamW([*adapter_parameters(model), alpha], lr=1e-2, weight_decay=0.0)
     gradients(model)
     optimizer.step()
@@ -296,7 +298,7 @@ def test_slot_order_puts_own_first_and_is_undone(sizes):
 
 def test_bad_input_is_named():
     model = adapted()
-    with pytest.raises(ValueError, match="3 directions .* and 2 fusion weights"):
+    with pytest.raises(ValueError, match=r"3 directions .* and 2 fusion weights"):
         load_fusion(model, random_stack(model, 3), 0, torch.ones(2))
     with pytest.raises(ValueError, match="another backbone or lora_rank"):
         load_fusion(model, random_stack(adapted(rank=2), 3), 0, torch.ones(3))

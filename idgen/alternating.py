@@ -1,0 +1,234 @@
+"""Alternating training of ID generator and backbone: each learns while the other is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from idgen.samples import Task, num_batches, num_samples, train_batches
+from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
+from idgen.training import (
+    Batch,
+    LossFn,
+    OnStep,
+    TrainConfig,
+    epoch_generator,
+    make_optimizer,
+    parameter_groups,
+    sequence_loss,
+    set_dropout,
+    train_steps,
+)
+
+Ids = TypeVar("Ids")
+
+EPOCHS_PER_TURN = 1000
+"""Epoch numbers of a turn start at a multiple of this, so that no two epochs draw alike."""
+
+
+class _Side(NamedTuple):
+    """Training of one of the two models over all its turns."""
+
+    optimizer: torch.optim.AdamW
+    config: TrainConfig
+    step: int
+    total_steps: int
+
+
+@dataclass(frozen=True)
+class AlternatingConfig:
+    """Turns of ID generator and backbone, after IDGenRec (SIGIR 2024: 3 rounds of 1 and 10 epochs).
+
+    Args:
+        num_phases: Turns of the ID generator; 0 leaves the IDs as they are.
+        order: "rec_first" trains the backbone before the first turn of the generator as well; "id_first" does not,
+            as in IDGenRec. Either way the backbone has the last word, on the final IDs.
+        id_epochs: Epochs of one turn of the generator.
+        rec_epochs: Epochs of one turn of the backbone.
+        id_lr: Learning rate of the generator. IDGenRec's 1e-8 is below the resolution of fp32 weights; the report
+            says how many IDs change.
+        id_batch_size: Samples of one step of the generator.
+        soft: How IDs are softened.
+    """
+
+    num_phases: int = 0
+    order: Literal["rec_first", "id_first"] = "rec_first"
+    id_epochs: int = 1
+    rec_epochs: int = 10
+    id_lr: float = 1e-5
+    id_batch_size: int = 12
+    soft: SoftIdConfig = field(default_factory=SoftIdConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("num_phases", "id_epochs", "rec_epochs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
+        if self.order not in ("rec_first", "id_first"):
+            raise ValueError(f"got order {self.order!r}, expected 'rec_first' or 'id_first'")
+        if not self.id_lr > 0 or self.id_batch_size < 1:
+            raise ValueError(
+                f"got id_lr {self.id_lr} and id_batch_size {self.id_batch_size}, expected more than 0 and at least 1"
+            )
+
+
+def phases(config: AlternatingConfig) -> list[str]:
+    """The turns in order: "backbone" and "ids"."""
+    first = ["backbone"] if config.order == "rec_first" and config.num_phases > 0 else []
+    return first + ["ids", "backbone"] * config.num_phases
+
+
+def alternate(
+    backbone: nn.Module,
+    generator: nn.Module,
+    ids: Ids,
+    *,
+    assign_ids: Callable[[], Ids],
+    make_tasks: Callable[[Ids], list[Task]],
+    item_texts: Sequence[Sequence[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    config: AlternatingConfig,
+    train: TrainConfig,
+    seed: int,
+    device: torch.device | str = "cpu",
+    on_step: OnStep | None = None,
+) -> tuple[Ids, list[dict[str, Any]]]:
+    """Train backbone and ID generator in turns, both in place; the final IDs and one log per turn.
+
+    ``ids`` is whatever ``assign_ids`` returns; ``assign_ids()`` writes the IDs anew with the generator as it is now,
+    ``make_tasks(ids)`` builds the training tasks, always in the same order; ``item_texts[k]`` belongs to task k.
+    ``train``: optimisation of the backbone; its epochs are set by ``config``, and the generator uses the same settings
+    with its own learning rate and batch size. Warm-up and decay span the steps of all turns of a model, whose
+    optimiser lives as long. After each turn of the generator tasks are built anew, so that the backbone and the next
+    turn of the generator see the new IDs, and the log says how many of them changed.
+    Source: IDGenRec (SIGIR 2024). Differs from its released code: as `soft_id_loss`, and the data of both models are
+    rebuilt after every change of IDs.
+    """
+    device = torch.device(device)
+    tasks = make_tasks(ids)
+    order = phases(config)
+    positions = num_samples(tasks) // tasks[0].config.samples_per_position
+    rec = _side(backbone, train, order.count("backbone") * config.rec_epochs * num_batches(tasks, train.batch_size))
+    id_train = replace(train, learning_rate=config.id_lr, batch_size=config.id_batch_size)
+    gen = _side(generator, id_train, order.count("ids") * config.id_epochs * -(-positions // config.id_batch_size))
+    if train.dropout is not None:
+        set_dropout(backbone, train.dropout)
+    logs: list[dict[str, Any]] = []
+    with _seeded(seed, device):
+        for turn, trained in enumerate(order):
+            streams = (epoch_generator(seed, EPOCHS_PER_TURN * turn + epoch) for epoch in count())
+            if trained == "backbone":
+                rec, losses = _train_backbone(backbone, rec, tasks, islice(streams, config.rec_epochs), device, on_step)
+                logs.append({"turn": turn, "trained": trained, "loss": losses})
+                continue
+            source = soft_source(tasks, item_texts, tokenizer, len(_embeddings(backbone)), config.soft)
+            gen, losses = _train_generator(
+                generator, backbone, gen, source, islice(streams, config.id_epochs), device, on_step
+            )
+            ids = assign_ids()
+            old, tasks = tasks, make_tasks(ids)
+            logs.append({"turn": turn, "trained": trained, "loss": losses, **changed_ids(old, tasks)})
+    backbone.eval()
+    generator.eval()
+    return ids, logs
+
+
+def changed_ids(old: Sequence[Task], new: Sequence[Task]) -> dict[str, Any]:
+    """How many item IDs differ, in all and by task."""
+    by_task = {
+        after.name: sum(
+            tokens != others for tokens, others in zip(before.item_ids.token_ids, after.item_ids.token_ids, strict=True)
+        )
+        for before, after in zip(old, new, strict=True)
+    }
+    return {
+        "ids_changed": sum(by_task.values()),
+        "num_ids": sum(len(task.trie) for task in new),
+        "ids_changed_by_task": by_task,
+    }
+
+
+def _side(model: nn.Module, config: TrainConfig, total_steps: int) -> _Side:
+    return _Side(make_optimizer(parameter_groups(model, config), config), config, 0, total_steps)
+
+
+def _train_backbone(
+    backbone: Any,
+    side: _Side,
+    tasks: list[Task],
+    streams: Iterable[torch.Generator],
+    device: torch.device,
+    on_step: OnStep | None,
+) -> tuple[_Side, list[float]]:
+    backbone.train()
+
+    def loss(batch: Batch) -> Tensor:
+        return sequence_loss(backbone, batch, side.config.label_smoothing)
+
+    epochs = (train_batches(tasks, side.config.batch_size, stream) for stream in streams)
+    return _run(side, epochs, loss, device, on_step)
+
+
+def _train_generator(
+    generator: Any,
+    backbone: Any,
+    side: _Side,
+    source: SoftSource,
+    streams: Iterable[torch.Generator],
+    device: torch.device,
+    on_step: OnStep | None,
+) -> tuple[_Side, list[float]]:
+    # Without dropout, so that the soft IDs belong to the greedy ones.
+    generator.eval()
+    backbone.eval()
+
+    def loss(batch: Batch) -> Tensor:
+        return soft_id_loss(generator, backbone, source, batch)
+
+    epochs = (soft_batches(source, side.config.batch_size, stream) for stream in streams)
+    with _frozen(backbone):
+        return _run(side, epochs, loss, device, on_step)
+
+
+def _run(
+    side: _Side, epochs: Iterable[Iterable[Batch]], loss_fn: LossFn, device: torch.device, on_step: OnStep | None
+) -> tuple[_Side, list[float]]:
+    losses = []
+    for batches in epochs:
+        done, loss, _ = train_steps(
+            side.optimizer, batches, loss_fn, side.config, device, side.step, side.total_steps, on_step
+        )
+        side = side._replace(step=side.step + done)
+        losses.append(loss)
+    return side, losses
+
+
+def _embeddings(model: Any) -> Tensor:
+    return model.get_input_embeddings().weight
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No gradients for the parameters of ``model`` inside."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout draws from ``seed`` inside; the global random state is as before afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,145 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+from tiny_tasks import make_domain, make_ids, make_task, make_tokenizer
+from transformers import T5Config, T5ForConditionalGeneration
+
+from idgen import alternating
+from idgen.alternating import AlternatingConfig, alternate, changed_ids, phases
+from idgen.item_ids import assign_item_ids
+from idgen.samples import SampleConfig
+from idgen.training import TrainConfig
+
+DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
+TOKENIZER = make_tokenizer([DOMAIN], 250)
+PLAIN = SampleConfig(templates="compact", user_wording="none", max_history=6)
+TRAIN = TrainConfig(learning_rate=1e-2, batch_size=5, warmup_share=0.1)
+
+
+def tiny_t5(seed):
+    torch.manual_seed(seed)
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    return T5ForConditionalGeneration(T5Config(vocab_size=len(TOKENIZER), dropout_rate=0.0, **sizes))
+
+
+def ids_in_order(words):
+    """IDs whose words are dealt anew on each call, as a generator that has changed would."""
+    return assign_item_ids(DOMAIN.item_keys, lambda items, _: [[words[item]] for item in items], TOKENIZER)
+
+
+def run(config, train=TRAIN, seed=0):
+    first = make_ids(DOMAIN, TOKENIZER)
+    written, used = [], []
+
+    def assign():
+        written.append(ids_in_order([first.texts[(item + len(written) + 1) % 11] for item in range(11)]))
+        return written[-1]
+
+    def tasks_of(ids):
+        used.append(ids)
+        return [make_task(DOMAIN, TOKENIZER, PLAIN, item_ids=ids)]
+
+    backbone, generator = tiny_t5(1), tiny_t5(2)
+    before = copy.deepcopy(backbone.state_dict()), copy.deepcopy(generator.state_dict())
+    ids, logs = alternate(
+        backbone,
+        generator,
+        first,
+        assign_ids=assign,
+        make_tasks=tasks_of,
+        item_texts=[DOMAIN.item_texts],
+        tokenizer=TOKENIZER,
+        config=config,
+        train=train,
+        seed=seed,
+    )
+    return ids, logs, backbone, generator, before, used
+
+
+def same(model, state):
+    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_order_of_turns():
+    assert phases(AlternatingConfig(num_phases=2)) == ["backbone", "ids", "backbone", "ids", "backbone"]
+    assert phases(AlternatingConfig(num_phases=2, order="id_first")) == ["ids", "backbone"] * 2
+    assert phases(AlternatingConfig()) == []
+
+
+def test_ids_are_written_after_each_turn_and_used_by_the_next():
+    config = AlternatingConfig(num_phases=2, rec_epochs=2, id_lr=1e-3, id_batch_size=4)
+    ids, logs, *_, used = run(config)
+    assert [log["trained"] for log in logs] == ["backbone", "ids", "backbone", "ids", "backbone"]
+    assert [len(log["loss"]) for log in logs] == [2, 1, 2, 1, 2]
+    assert len(used) == 3  # tasks at the start and after each turn of the generator
+    assert used[-1] is ids
+    assert len({tuple(one.texts) for one in used}) == 3
+    for log in logs[1::2]:
+        assert log["num_ids"] == 11
+        assert log["ids_changed"] == sum(log["ids_changed_by_task"].values()) > 5
+
+
+def test_the_other_model_is_frozen():
+    id_only = AlternatingConfig(num_phases=1, order="id_first", rec_epochs=0, id_lr=1e-3)
+    _, _, backbone, generator, (old_backbone, old_generator), _ = run(id_only)
+    assert same(backbone, old_backbone)
+    assert not same(generator, old_generator)
+    assert all(parameter.requires_grad for parameter in backbone.parameters())
+    rec_only = dataclasses.replace(id_only, id_epochs=0, rec_epochs=1)
+    _, _, backbone, generator, (old_backbone, old_generator), _ = run(rec_only)
+    assert not same(backbone, old_backbone)
+    assert same(generator, old_generator)
+
+
+def test_the_papers_generator_rate_hardly_moves_fp32_weights():
+    """IDGenRec's 1e-8: no weight of 0.25 or more changes; the exposed rate does change such weights."""
+    for rate, expected in ((1e-8, False), (1e-4, True)):
+        config = AlternatingConfig(num_phases=1, order="id_first", rec_epochs=0, id_lr=rate)
+        _, _, _, generator, (_, old), _ = run(config)
+        moved = any(
+            bool(((tensor != old[name]) & (old[name].abs() >= 0.25)).any())
+            for name, tensor in generator.state_dict().items()
+        )
+        assert moved == expected
+
+
+def test_learning_rates_span_all_turns(monkeypatch):
+    seen = []
+    original = alternating.train_steps
+
+    def spy(optimizer, batches, loss_fn, config, device, first_step, total_steps, on_step):
+        seen.append((config.learning_rate, first_step, total_steps))
+        return original(optimizer, batches, loss_fn, config, device, first_step, total_steps, on_step)
+
+    monkeypatch.setattr(alternating, "train_steps", spy)
+    run(AlternatingConfig(num_phases=2, rec_epochs=1, id_lr=1e-3, id_batch_size=4))
+    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, 4 steps of 4 for the generator
+    assert [entry[1:] for entry in seen if entry[0] == 1e-2] == [(0, 9), (3, 9), (6, 9)]
+    assert [entry[1:] for entry in seen if entry[0] == 1e-3] == [(0, 8), (4, 8)]
+
+
+def test_same_seed_same_weights():
+    config = AlternatingConfig(num_phases=1, rec_epochs=1, id_lr=1e-3)
+    with_dropout = dataclasses.replace(TRAIN, dropout=0.2)
+    first, second, third = (run(config, with_dropout, seed)[2].state_dict() for seed in (5, 5, 6))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], third[name]) for name in first)
+
+
+def test_changed_ids_counts_token_sequences():
+    first = make_ids(DOMAIN, TOKENIZER)
+    swapped = first._replace(token_ids=[first.token_ids[1], first.token_ids[0], *first.token_ids[2:]])
+    old, new = (make_task(DOMAIN, TOKENIZER, PLAIN, item_ids=ids) for ids in (first, swapped))
+    assert changed_ids([old, old], [old, new]) == {
+        "ids_changed": 2,
+        "num_ids": 22,
+        "ids_changed_by_task": {"small_shop": 2},
+    }
+
+
+def test_wrong_settings_are_refused():
+    for change in ({"num_phases": -1}, {"order": "both"}, {"id_lr": 0.0}, {"id_batch_size": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            AlternatingConfig(**change)

@@ -1,0 +1,237 @@
+import json
+import math
+
+import pytest
+import torch
+from tiny_tasks import make_domain, make_task, make_tokenizer
+from transformers import T5Config, T5ForConditionalGeneration
+
+from idgen.backbone import BackboneConfig, build_backbone, train_backbone
+from idgen.samples import SampleConfig, train_batches
+from idgen.training import (
+    TrainConfig,
+    epoch_generator,
+    learning_rate_factor,
+    parameter_groups,
+    sequence_loss,
+    set_dropout,
+    train_model,
+)
+
+DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
+TOKENIZER = make_tokenizer([DOMAIN], 250)
+TASK = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", user_wording="none", max_history=6))
+SMALL = BackboneConfig(d_model=8, num_layers=2, num_heads=2, d_kv=4, d_ff=12, dropout=0.0)
+
+
+def first_batch():
+    return next(train_batches(TASK, 6, torch.Generator().manual_seed(1)))
+
+
+def same(first, second):
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_scratch_has_the_asked_sizes_and_depends_on_the_seed_only():
+    state = torch.get_rng_state()
+    model = build_backbone(SMALL, TOKENIZER, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    config = model.config
+    sizes = (config.vocab_size, config.d_model, config.num_layers, config.num_decoder_layers, config.d_ff, config.d_kv)
+    assert sizes == (len(TOKENIZER), 8, 2, 2, 12, 4)
+    assert not model.training
+    torch.manual_seed(99)
+    assert same(model.state_dict(), build_backbone(SMALL, TOKENIZER, seed=3).state_dict())
+    assert not same(model.state_dict(), build_backbone(SMALL, TOKENIZER, seed=4).state_dict())
+
+
+def test_saved_backbone_comes_back_and_padded_embeddings_are_cut(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    wide = T5ForConditionalGeneration(T5Config(vocab_size=len(TOKENIZER) + 5, **sizes)).eval()
+    wide.save_pretrained(tmp_path)
+    model = build_backbone(BackboneConfig(name_or_path=str(tmp_path)), TOKENIZER)
+    assert model.get_input_embeddings().num_embeddings == model.config.vocab_size == len(TOKENIZER)
+    batch = first_batch()
+    with torch.no_grad():
+        got, expected = (one(**batch).logits for one in (model, wide))
+    assert torch.allclose(got, expected[..., : len(TOKENIZER)], atol=1e-6)
+    model.save_pretrained(tmp_path / "again")
+    again = build_backbone(BackboneConfig(name_or_path=str(tmp_path / "again")), TOKENIZER)
+    assert same(model.state_dict(), again.state_dict())
+
+
+def test_what_cannot_be_a_backbone_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot load a backbone"):
+        build_backbone(BackboneConfig(name_or_path=str(tmp_path / "nowhere")), TOKENIZER)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ValueError, match="'bert'.*expected one of"):
+        build_backbone(BackboneConfig(name_or_path=str(tmp_path)), TOKENIZER)
+    short = T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2))
+    short.save_pretrained(tmp_path / "short")
+    with pytest.raises(ValueError, match="20 token embeddings"):
+        build_backbone(BackboneConfig(name_or_path=str(tmp_path / "short")), TOKENIZER)
+    with pytest.raises(ValueError, match="no tasks"):
+        build_backbone(BackboneConfig(embedding_init="cooccurrence"), TOKENIZER)
+    for change in ({"num_layers": 0}, {"dropout": 1.0}, {"feed_forward": "silu"}):
+        with pytest.raises(ValueError, match="expected"):
+            BackboneConfig(**change)
+
+
+def test_cooccurrence_start_touches_item_tokens_only():
+    config = BackboneConfig(
+        d_model=8, num_layers=1, num_heads=2, d_kv=4, d_ff=8, embedding_init="cooccurrence", dropout=0.0
+    )
+    plain = build_backbone(BackboneConfig(d_model=8, num_layers=1, num_heads=2, d_kv=4, d_ff=8), TOKENIZER, 1)
+    model = build_backbone(config, TOKENIZER, 1, [TASK])
+    seen = {item for sequence in TASK.training_sequences if len(sequence) > 1 for item in sequence}
+    tokens = sorted({token for item in seen for token in TASK.item_ids.token_ids[item]})
+    changed = (model.shared.weight != plain.shared.weight).any(1)
+    assert changed.nonzero().squeeze(1).tolist() == tokens
+
+
+def test_loss_is_the_models_own_and_padding_has_no_influence():
+    """Equal to the cross-entropy of transformers; more padding on the right of inputs and labels changes nothing."""
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    batch = first_batch()
+    with torch.no_grad():
+        loss = sequence_loss(model, batch)
+        assert loss.item() == pytest.approx(model(**batch).loss.item(), abs=1e-6)
+        pads = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        wider = {name: torch.nn.functional.pad(batch[name], (0, 4), value=value) for name, value in pads.items()}
+        assert sequence_loss(model, wider).item() == pytest.approx(loss.item(), abs=1e-6)
+        wrong = {**wider, "labels": wider["labels"].clamp(min=0)}  # what the loss would be with pads as targets
+        assert abs(sequence_loss(model, wrong).item() - loss.item()) > 1e-3
+
+
+def test_label_smoothing_by_hand():
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    batch = first_batch()
+    with torch.no_grad():
+        logits = model(**batch).logits
+        counts = batch["labels"] != -100
+        log_prob = logits.log_softmax(-1)[counts]
+        hard = -log_prob.gather(1, batch["labels"][counts][:, None]).mean()
+        expected = 0.8 * hard - 0.2 * log_prob.mean()
+        assert sequence_loss(model, batch, 0.2).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_learning_rate_by_hand():
+    config = TrainConfig(warmup_share=0.2, schedule="linear")
+    factors = [learning_rate_factor(step, 10, config) for step in range(10)]
+    assert factors == pytest.approx([1 / 3, 2 / 3, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+    cosine = TrainConfig(warmup_share=0.0, schedule="cosine", final_share=0.1)
+    assert learning_rate_factor(0, 8, cosine) == 1.0
+    assert learning_rate_factor(2, 8, cosine) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)))
+    constant = TrainConfig(warmup_share=0.0, schedule="constant")
+    assert {learning_rate_factor(step, 8, constant) for step in range(8)} == {1.0}
+
+
+def test_norms_have_no_weight_decay():
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    model.shared.weight.requires_grad_(False)
+    decayed, kept = parameter_groups(model, TrainConfig(weight_decay=0.3))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.3
+    assert kept["weight_decay"] == 0.0
+    assert all("layer_norm" in names[id(parameter)] for parameter in kept["params"])
+    assert len(kept["params"]) == 2 * 2 + 2 * 3 + 2  # encoder layers, decoder layers, final norms
+    assert not any("layer_norm" in names[id(parameter)] for parameter in decayed["params"])
+    assert id(model.shared.weight) not in {id(parameter) for parameter in decayed["params"]}
+
+
+def test_one_step_is_adamw_with_clipping_by_hand():
+    """First AdamW step: decay, then the learning rate times g / (|g| + eps) of the clipped gradient."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, -2.0]]))
+    config = TrainConfig(
+        learning_rate=0.1, batch_size=1, max_steps=1, warmup_share=0.0, weight_decay=0.2, clip_norm=1e-6
+    )
+    batch = {"labels": torch.zeros(1, 1)}
+
+    def loss_fn(_):
+        return (model.weight * torch.tensor([[3.0, -4.0]])).sum()
+
+    train_model(model, lambda epoch: [batch], 1, config, seed=0, loss_fn=loss_fn)
+    clipped = torch.tensor([[0.6e-6, -0.8e-6]])  # of (3, -4), norm 5
+    expected = torch.tensor([[0.5, -2.0]]) * (1 - 0.1 * 0.2) - 0.1 * clipped / (clipped.abs() + 1e-6)
+    assert torch.allclose(model.weight, expected, atol=1e-3)
+    assert not torch.allclose(model.weight, expected - 0.01, atol=1e-3)
+
+
+def test_training_memorises_a_small_pool_and_reports():
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    config = TrainConfig(learning_rate=1e-2, batch_size=7, epochs=30)
+    ticks = []
+    logs = train_backbone(model, TASK, config, seed=0, on_step=lambda *tick: ticks.append(tick))
+    assert len(logs) == 30
+    assert logs[-1]["loss"] < 0.7 * logs[0]["loss"]
+    assert [log["samples"] for log in logs] == [14] * 30  # 1 + 3 + 10
+    assert logs[-1]["step"] == 60 == ticks[-1][0] == ticks[-1][1]
+    assert ticks[-1][2].startswith("loss ")
+    assert all(log["samples_per_s"] > 0 for log in logs)
+    assert not model.training
+
+
+def test_same_seed_same_weights_and_the_global_stream_is_left_alone():
+    config = TrainConfig(batch_size=7, epochs=2, dropout=0.3)
+    states = []
+    for seed in (5, 5, 6):
+        model = build_backbone(SMALL, TOKENIZER, 1)
+        before = torch.get_rng_state()
+        train_backbone(model, TASK, config, seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append(model.state_dict())
+    assert same(states[0], states[1])
+    assert not same(states[0], states[2])
+    draws = [int(torch.randint(2**60, (), generator=epoch_generator(*pair))) for pair in ((0, 1), (1, 0), (0, 1))]
+    assert draws[0] == draws[2] != draws[1]
+
+
+def test_max_steps_crosses_epochs_and_the_best_weights_are_kept():
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    seen = []
+
+    def validate():
+        seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        assert not model.training
+        return {1: 0.3, 2: 0.7}.get(len(seen), 0.1)
+
+    config = TrainConfig(batch_size=7, max_steps=5, evaluate_every=1, keep_best=True, dropout=0.1)
+    logs = train_backbone(model, TASK, config, seed=0, validate=validate)
+    assert [log["step"] for log in logs[:-1]] == [1, 2, 3, 4, 5]
+    assert [log["epoch"] for log in logs[:-1]] == [0, 0, 1, 1, 2]
+    assert logs[-1] == {"kept_step": 2, "score": 0.7}
+    assert same(model.state_dict(), seen[1])
+    assert not same(model.state_dict(), seen[4])
+
+
+def test_bf16_and_dropout_settings():
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    set_dropout(model, 0.25)
+    rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+    inside = {module.dropout for module in model.modules() if type(module).__name__ == "T5Attention"}
+    assert rates == inside == {0.25}
+    logs = train_backbone(model, TASK, TrainConfig(batch_size=7, epochs=2, precision="bf16"), seed=0)
+    assert math.isfinite(logs[-1]["loss"])
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_divergence_and_wrong_settings_are_refused():
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    with torch.no_grad():
+        model.shared.weight[5] = math.nan
+    with pytest.raises(ValueError, match="Lower the learning rate"):
+        train_backbone(model, TASK, TrainConfig(batch_size=7), seed=0)
+    for change in (
+        {"learning_rate": 0.0},
+        {"batch_size": 0},
+        {"epochs": -1},
+        {"warmup_share": 1.5},
+        {"precision": "fp16"},
+        {"schedule": "step"},
+        {"dropout": 1.0},
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            TrainConfig(**change)

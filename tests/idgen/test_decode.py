@@ -1,0 +1,214 @@
+"""Constrained beam search: catalogue IDs only, exact with enough beams, equal to HF generate, batch-invariant."""
+
+from __future__ import annotations
+
+import random
+
+import peft
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_t5 import VOCAB, ragged_inputs, tiny_t5
+
+from idgen import decode
+from idgen.decode import NOT_RANKED, constrained_beam_search, item_positions, score_catalogue, stable_topk
+from idgen.trie import Trie, TrieLogitsProcessor
+
+EOS = 1
+MODEL = tiny_t5()
+
+
+def random_ids(count: int, seed: int = 0, longest: int = 5, first: int = 12) -> list[list[int]]:
+    rng = random.Random(seed)
+    ids: set[tuple[int, ...]] = set()
+    while len(ids) < count:
+        ids.add((rng.randrange(3, first), *(rng.randrange(3, VOCAB) for _ in range(rng.randrange(longest)))))
+    return [list(tokens) for tokens in sorted(ids, key=lambda tokens: rng.random())]
+
+
+def exact_ranking(model, inputs, mask, trie, length_penalty):
+    score, item = score_catalogue(model, inputs, mask, trie, length_penalty).sort(dim=1, descending=True, stable=True)
+    return item, score
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(3, 8), min_size=1, max_size=4).map(tuple), min_size=1, max_size=12, unique=True),
+    st.sampled_from([0.0, 0.7, 1.0]),
+    st.integers(0, 4),
+)
+def test_with_enough_beams_the_ranking_is_exhaustive_scoring(ids, length_penalty, surplus):
+    trie = Trie.build(ids, EOS)  # many of these catalogues hold prefix IDs
+    inputs, mask = ragged_inputs([6, 2, 4])
+    num_beams = len(ids) + surplus
+    item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, trie, num_beams, length_penalty)
+    exact_item, exact_score = exact_ranking(MODEL, inputs, mask, trie, length_penalty)
+    assert item_BK.shape == score_BK.shape == (3, num_beams)
+    assert (item_BK[:, len(ids) :] == -1).all()
+    assert (score_BK[:, len(ids) :] == -torch.inf).all()
+    torch.testing.assert_close(score_BK[:, : len(ids)], exact_score, atol=2e-5, rtol=1e-5)
+    gaps = (exact_score[:, :-1] - exact_score[:, 1:]) if len(ids) > 1 else torch.ones(1)
+    if gaps.min() > 1e-4:
+        assert torch.equal(item_BK[:, : len(ids)], exact_item)
+    else:
+        assert torch.equal(item_BK[:, : len(ids)].sort(1).values, exact_item.sort(1).values)
+
+
+def test_decoder_of_another_depth_than_the_encoder():
+    model = tiny_t5(num_decoder_layers=4)
+    inputs, mask = ragged_inputs([5, 3])
+    trie = Trie.build(random_ids(6, seed=5), EOS)
+    exact_item, _ = exact_ranking(model, inputs, mask, trie, 0.0)
+    assert torch.equal(constrained_beam_search(model, inputs, mask, trie, 6)[0], exact_item)
+
+
+def test_one_item_catalogue():
+    inputs, mask = ragged_inputs([3, 5])
+    item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, Trie.build([[7, 4]], EOS), 3)
+    assert item_BK.tolist() == [[0, -1, -1], [0, -1, -1]]
+    assert torch.isfinite(score_BK[:, 0]).all()
+    assert (score_BK[:, 1:] == -torch.inf).all()
+
+
+def test_exact_scores_by_hand():
+    """Sum of log-softmax values along the forced sequence, taken from the model's own loss."""
+    inputs, mask = ragged_inputs([4])
+    loss = MODEL(input_ids=inputs, attention_mask=mask, labels=torch.tensor([[9, 5, EOS]])).loss.item()
+    trie = Trie.build([[3], [9, 5]], EOS)
+    assert score_catalogue(MODEL, inputs, mask, trie)[0, 1].item() == pytest.approx(-3 * loss, rel=1e-5)
+    assert score_catalogue(MODEL, inputs, mask, trie, 1.0)[0, 1].item() == pytest.approx(-loss, rel=1e-5)
+    small_chunks = score_catalogue(MODEL, inputs, mask, trie, chunk=1)
+    torch.testing.assert_close(small_chunks, score_catalogue(MODEL, inputs, mask, trie))
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_equals_hugging_face_generate(length_penalty, scaled):
+    model = MODEL if scaled else tiny_t5(3, tie_word_embeddings=False, feed_forward_proj="gated-gelu")
+    assert model.config.scale_decoder_outputs is scaled
+    ids = random_ids(60)
+    trie = Trie.build(ids, EOS)
+    inputs, mask = ragged_inputs([9, 3, 6, 1])
+    item_BK, score_BK = constrained_beam_search(model, inputs, mask, trie, 5, length_penalty)
+    assert not any(module.training for module in model.modules())
+    output = model.generate(
+        input_ids=inputs,
+        attention_mask=mask,
+        num_beams=5,
+        num_return_sequences=5,
+        max_length=20,
+        length_penalty=length_penalty,
+        early_stopping="never",  # the exact stopping rule
+        logits_processor=[TrieLogitsProcessor(trie)],
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    item_of = {tuple(tokens): item for item, tokens in enumerate(ids)}
+    written = [item_of[tuple(row[1 : row.index(EOS)])] for row in output.sequences.tolist()]
+    assert item_BK.flatten().tolist() == written
+    torch.testing.assert_close(score_BK.flatten(), output.sequences_scores, atol=1e-5, rtol=1e-5)
+    assert len(set(item_BK[0].tolist())) == 5
+
+
+def test_batch_size_and_padding_do_not_matter():
+    trie = Trie.build(random_ids(50, seed=1), EOS)
+    lengths = [7, 2, 11, 4, 1]
+    inputs, mask = ragged_inputs(lengths)
+    item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, trie, 6, 1.0)
+    for user, length in enumerate(lengths):
+        rows = slice(user, user + 1)
+        item_1K, score_1K = constrained_beam_search(MODEL, inputs[rows, :length], mask[rows, :length], trie, 6, 1.0)
+        assert item_1K[0].tolist() == item_BK[user].tolist()
+        torch.testing.assert_close(score_1K[0], score_BK[user], atol=1e-5, rtol=1e-5)
+    exact = score_catalogue(MODEL, inputs, mask, trie)
+    alone = score_catalogue(MODEL, inputs[3:4, :4], mask[3:4, :4], trie)
+    torch.testing.assert_close(exact[3:4], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_limited_logits_at_a_time_change_nothing(monkeypatch):
+    trie = Trie.build(random_ids(50, seed=2), EOS)
+    inputs, mask = ragged_inputs([5, 3, 8])
+    expected = constrained_beam_search(MODEL, inputs, mask, trie, 4)
+    monkeypatch.setattr(decode, "MAX_LOGITS", 3 * VOCAB)
+    item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, trie, 4)
+    assert torch.equal(item_BK, expected[0])
+    torch.testing.assert_close(score_BK, expected[1], atol=1e-5, rtol=1e-5)
+
+
+def test_equal_scores_come_in_item_order_in_any_batch():
+    model = tiny_t5()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    ids = [[9], [4], [7], [3], [8]]
+    inputs, mask = ragged_inputs([3, 5])
+    item_BK, score_BK = constrained_beam_search(model, inputs, mask, Trie.build(ids, EOS), 5)
+    assert item_BK.tolist() == [[0, 1, 2, 3, 4]] * 2
+    torch.testing.assert_close(score_BK, torch.full((2, 5), -2 * torch.tensor(float(VOCAB)).log().item()))
+    few, _ = constrained_beam_search(model, inputs, mask, Trie.build(ids, EOS), 2)
+    assert few.tolist() == [[1, 3]] * 2  # all tie in step 0: the lower tokens (3 and 4) stay, then item order
+
+
+def test_stable_topk_keeps_the_order_of_equals():
+    score = torch.tensor([[1.0, 3.0, 3.0, -torch.inf, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0, 5.0, 6.0]])
+    top, place = stable_topk(score, 3)
+    assert place.tolist() == [[1, 2, 4], [5, 0, 1]]
+    assert top.tolist() == [[3.0, 3.0, 3.0], [6.0, 5.0, 5.0]]
+    assert stable_topk(score, 9)[0].shape == (2, 6)
+
+
+def test_peft_wrapped_models_decode_with_their_adapter_and_keep_their_mode():
+    wrapped = peft.get_peft_model(
+        tiny_t5(), peft.LoraConfig(r=2, target_modules=["q", "k", "v", "o"], task_type="SEQ_2_SEQ_LM")
+    )
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+    wrapped.train()
+    trie = Trie.build(random_ids(6, seed=3), EOS)
+    inputs, mask = ragged_inputs([4, 6])
+    item_BK, score_BK = constrained_beam_search(wrapped, inputs, mask, trie, 6)
+    assert all(module.training for module in wrapped.modules())
+    exact_item, exact_score = exact_ranking(wrapped, inputs, mask, trie, 0.0)
+    assert torch.equal(item_BK, exact_item)
+    torch.testing.assert_close(score_BK, exact_score, atol=2e-5, rtol=1e-5)
+    plain = score_catalogue(MODEL, inputs, mask, trie)
+    assert (plain - score_catalogue(wrapped, inputs, mask, trie)).abs().max() > 1e-2
+
+
+def test_bf16_autocast_stays_close():
+    trie = Trie.build(random_ids(8, seed=4), EOS)
+    inputs, mask = ragged_inputs([4, 6])
+    exact = constrained_beam_search(MODEL, inputs, mask, trie, 8)[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, trie, 8)
+    assert score_BK.dtype == torch.float32
+    assert sorted(item_BK[0].tolist()) == list(range(8))
+    assert (exact - score_BK).abs().max() < 0.5
+
+
+def test_positions_by_hand():
+    items = torch.tensor([[4, 7, 2, -1], [4, 7, 2, 9], [1, 2, 3, 4]])
+    target = torch.tensor([2, 9, 8])
+    assert item_positions(items, target).tolist() == [2, 3, NOT_RANKED]
+    seen = [[4], [4, 9, 2], [1]]  # a seen target keeps its place
+    assert item_positions(items, target, seen).tolist() == [1, 1, NOT_RANKED]
+    with pytest.raises(ValueError, match="3 users, 2 targets"):
+        item_positions(items, target[:2])
+
+
+def test_not_ranked_is_the_value_the_metrics_know():
+    metrics = pytest.importorskip("fedecider.evaluation.metrics")
+    assert metrics.NOT_RANKED == NOT_RANKED
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"), [({"num_beams": 0}, "num_beams is 0"), ({"length_penalty": -1.0}, "length_penalty is -1")]
+)
+def test_bad_settings_are_refused(settings_, words):
+    inputs, mask = ragged_inputs([2])
+    with pytest.raises(ValueError, match=words):
+        constrained_beam_search(MODEL, inputs, mask, Trie.build([[3]], EOS), **{"num_beams": 2, **settings_})
+    with pytest.raises(ValueError, match="got a Linear"):
+        constrained_beam_search(torch.nn.Linear(2, 2), inputs, mask, Trie.build([[3]], EOS), 2)

@@ -1,0 +1,270 @@
+"""Unique, valid, order-independent item IDs from any source of candidates, and user texts that cannot leak."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idgen.id_generator import (
+    IDGenerator,
+    IDGeneratorConfig,
+    build_id_generator,
+    make_item_ids,
+    train_id_generator,
+)
+from idgen.item_ids import (
+    Attempt,
+    IdConfig,
+    ItemIds,
+    assign_item_ids,
+    encode_item_ids,
+    keyword_item_ids,
+    ladder,
+    num_wording_items,
+    user_texts,
+)
+from idgen.keywords import KeywordConfig, keyword_candidates, split_fields
+from idgen.tokenizer import decode_ids, encode_ids, train_tokenizer
+from idgen.trie import Trie
+
+_NOUNS = "river lantern garden murder harbour winter atlas copper fox kitten engine violin"
+NOUNS = _NOUNS.split()
+KINDS = ["red", "blue", "quiet", "broken"]
+
+
+def item_text(number: int) -> str:
+    rng = random.Random(number)
+    title = " ".join([rng.choice(KINDS), *rng.sample(NOUNS, 2)])
+    return f"title: the {title}; brand: {rng.choice(NOUNS)} press; categories: books, {rng.choice(KINDS)} stories"
+
+
+TEXTS = [item_text(number) for number in range(60)]
+KEYS = [f"b{(number * 37) % 101:03d}" for number in range(60)]  # not in the order of the items
+TOKENIZER = train_tokenizer(TEXTS, 300, "word")
+
+
+def check(ids: ItemIds, max_id_tokens: int = 16) -> None:
+    sequences = [tuple(tokens) for tokens in ids.token_ids]
+    assert len(set(sequences)) == len(sequences)
+    assert encode_ids(TOKENIZER, ids.texts) == ids.token_ids
+    assert decode_ids(TOKENIZER, ids.token_ids) == ids.texts
+    for text, tokens in zip(ids.texts, sequences, strict=True):
+        assert text
+        assert 0 < len(tokens) <= max_id_tokens
+        assert not set(tokens) & {0, 1, 2}
+    trie = Trie.build(ids.token_ids, 1)
+    assert int((trie.item_N >= 0).sum()) == len(ids.texts)
+    assert ids.report["num_items"] == len(sequences)
+    assert ids.report["max_tokens"] == max(map(len, sequences))
+    assert ids.report["mean_tokens"] == pytest.approx(sum(map(len, sequences)) / len(sequences))
+
+
+def test_assignment_by_hand():
+    asked: list[tuple[list[str], Attempt]] = []
+    keys = ["c", "a", "b", "d"]
+    answers = {
+        0: {"c": ["red fox", "blue fox"], "a": ["Red  fox!"], "b": ["red fox", "龍", ""], "d": ["...", "<pad>"]},
+        1: {"b": ["blue fox", "quiet, fox"], "d": ["blue fox"]},
+    }
+
+    def candidates(items, attempt):
+        asked.append(([keys[item] for item in items], attempt))
+        return [answers.get(attempt.number, {}).get(keys[item], []) for item in items]
+
+    ids = assign_item_ids(keys, candidates, TOKENIZER, IdConfig(max_attempts=3))
+    # Pass 1 in key order: a takes "red fox", b finds it taken, c takes its second, d gets "pad" (a word like any).
+    assert ids.texts == ["blue fox", "red fox", "quiet fox", "pad"]
+    assert asked == [(["a", "b", "c", "d"], Attempt(0, 1.0, 1)), (["b"], Attempt(1, 2.0, 1))]
+    assert ids.report["first_choice_share"] == 0.25
+    assert ids.report["mean_attempts"] == 5 / 4
+    assert ids.report["num_fallbacks"] == 0
+    check(ids)
+
+
+def test_the_ladder():
+    rungs = list(ladder(30))
+    assert [rung.diversity_penalty for rung in rungs] == [float(number) for number in range(1, 11)] * 3
+    assert [rung.min_length for rung in rungs] == [1] * 10 + [11] * 10 + [21] * 10
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([*NOUNS, "", "龍", "<unk>", "a b", "fox fox"]), max_size=3), min_size=1, max_size=30
+    ),
+    st.integers(2, 6),
+    st.randoms(use_true_random=False),
+)
+def test_any_candidates_give_valid_ids_that_do_not_depend_on_order(candidates, max_id_tokens, rng):
+    keys = [f"k{number:02d}" for number in range(len(candidates))]
+    config = IdConfig(max_id_tokens, max_attempts=2)
+    ids = assign_item_ids(keys, lambda items, _: [candidates[item] for item in items], TOKENIZER, config)
+    check(ids, max_id_tokens)
+    order = list(range(len(keys)))
+    rng.shuffle(order)
+    shuffled = assign_item_ids(
+        [keys[item] for item in order], lambda items, _: [candidates[order[item]] for item in items], TOKENIZER, config
+    )
+    assert [shuffled.texts[order.index(item)] for item in range(len(keys))] == ids.texts
+    assert shuffled.report == ids.report
+
+
+def test_fallback_takes_numbers_then_hashes():
+    keys = [f"k{number:03d}" for number in range(103)]
+    ids = assign_item_ids(keys, lambda items, _: [["red fox"]] * len(items), TOKENIZER, IdConfig(max_attempts=1))
+    assert ids.texts[:3] == ["red fox", "red fox 2", "red fox 3"]
+    assert ids.texts[98] == "red fox 99"
+    assert all(text.startswith("red fox ") and len(text) == 12 for text in ids.texts[99:])
+    assert ids.report["num_fallbacks"] == 102
+    check(ids)
+    tight = assign_item_ids(["a", "b"], lambda items, _: [["red fox"]] * 2, TOKENIZER, IdConfig(2, max_attempts=1))
+    assert tight.texts == ["red fox", "red 2"]  # no room for three tokens: the base gives way
+
+
+@pytest.mark.parametrize("keys", [[], ["a", "a"]])
+def test_bad_keys_are_refused(keys):
+    with pytest.raises(ValueError, match="item keys"):
+        assign_item_ids(keys, lambda items, _: [[] for _ in items], TOKENIZER)
+
+
+def test_fields():
+    assert split_fields("title: dark: one; brand: na; description: a; b: c") == {
+        "title": "dark: one",
+        "brand": "na",
+        "description": "a",
+        "b": "c",
+    }
+    assert split_fields("just words") == {"title": "just words"}
+    assert split_fields("  ") == {}
+
+
+def test_keywords_by_hand():
+    texts = ["title: the red fox; categories: books, sea tales", "title: red kitten fox", "title: red", "title: !"]
+    # Items with the word: red 3, fox 2, kitten 1, books / sea / tales 1 each (a later field).
+    rare = keyword_candidates(texts, KeywordConfig(2, 3))
+    assert rare[0] == ["fox red", "books fox red", "sea fox red", "tales fox red"]
+    assert rare[1] == ["kitten fox", "kitten fox red"]
+    assert rare[2] == ["red"]
+    assert rare[3] == []
+    common = keyword_candidates(texts, KeywordConfig(2, 3, "common_first"))
+    assert common[0][:2] == ["red fox", "red fox books"]
+    title = keyword_candidates(texts, KeywordConfig(2, 3, "title"))
+    assert title[0][:2] == ["red fox", "red fox books"]
+    assert title[1][1] == "red kitten fox"
+    assert keyword_candidates(texts, KeywordConfig(2, 3, lead="category"))[0][:2] == ["sea tales", "sea tales fox"]
+    assert [found[:1] for found in keyword_candidates(texts, KeywordConfig(2, 3, lead="shared_word"))] == [
+        ["fox red"],
+        ["fox kitten"],
+        ["red"],
+        [],
+    ]
+    with pytest.raises(ValueError, match="min_words is 3"):
+        KeywordConfig(3, 2)
+
+
+@pytest.mark.parametrize("order", ["title", "rare_first", "common_first"])
+def test_keyword_ids(order):
+    ids = keyword_item_ids(KEYS, TEXTS, TOKENIZER, KeywordConfig(word_order=order))
+    check(ids)
+    assert ids.report["first_choice_share"] > 0.3
+    shuffled = list(range(60))
+    random.Random(1).shuffle(shuffled)
+    again = keyword_item_ids(
+        [KEYS[item] for item in shuffled],
+        [TEXTS[item] for item in shuffled],
+        TOKENIZER,
+        KeywordConfig(word_order=order),
+    )
+    assert again.texts == [ids.texts[item] for item in shuffled]
+
+
+def test_ids_as_single_tokens():
+    ids = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
+    whole = train_tokenizer(TEXTS, 400, "word", phrases=ids.texts)
+    single = encode_item_ids(ids, whole)
+    assert single.texts == ids.texts
+    assert all(len(tokens) == 1 for tokens in single.token_ids)
+    assert single.report["mean_tokens"] == 1.0
+    assert ids.report["mean_tokens"] > 2
+    assert len({tuple(tokens) for tokens in single.token_ids}) == 60
+    with pytest.raises(ValueError, match="cannot hold the ID '龍'"):
+        encode_item_ids(ItemIds(["龍"], [[2]], {}), whole)
+
+
+def trained(seed: int) -> tuple[IDGenerator, list[dict[str, float]]]:
+    config = IDGeneratorConfig(
+        d_model=32, d_ff=64, num_layers=1, num_heads=2, epochs=15, batch_size=16, dropout=0.0, learning_rate=3e-3
+    )
+    generator = build_id_generator(config, TOKENIZER, seed)
+    return generator, train_id_generator(generator, TEXTS, KeywordConfig(2, 3, "title"), seed)
+
+
+def test_generator_learns_keywords_and_gives_the_same_ids_again():
+    few = IdConfig(max_attempts=3)
+    state = torch.get_rng_state()
+    generator, logs = trained(0)
+    assert torch.equal(state, torch.get_rng_state())
+    assert logs[-1]["loss"] < 0.6 * logs[0]["loss"]
+    assert len(logs) == 15
+    ids = make_item_ids(KEYS, TEXTS, TOKENIZER, "generator", generator, config=few)
+    check(ids)
+    twin = make_item_ids(KEYS[::-1], TEXTS[::-1], TOKENIZER, "generator", trained(0)[0], config=few)
+    assert twin.texts[::-1] == ids.texts
+    assert twin.report == ids.report
+    assert make_item_ids(KEYS, TEXTS, TOKENIZER, "generator", trained(1)[0], config=few).texts != ids.texts
+    with pytest.raises(ValueError, match="without a generator"):
+        make_item_ids(KEYS, TEXTS, TOKENIZER, "generator")
+
+
+def test_generator_from_a_folder(tmp_path):
+    generator = build_id_generator(IDGeneratorConfig(d_model=16, num_layers=1), TOKENIZER, 3)
+    generator.model.save_pretrained(tmp_path)
+    loaded = build_id_generator(IDGeneratorConfig(source=str(tmp_path), epochs=0), TOKENIZER)
+    assert loaded.candidates(TEXTS[:3], Attempt(0, 1.0, 1)) == generator.candidates(TEXTS[:3], Attempt(0, 1.0, 1))
+    larger = train_tokenizer(TEXTS, 400, "word", phrases=[f"fox {number}" for number in range(99)])
+    with pytest.raises(ValueError, match="expected one shared tokenizer"):
+        build_id_generator(IDGeneratorConfig(source=str(tmp_path)), larger)
+    with pytest.raises(ValueError, match="no T5 model could be loaded"):
+        build_id_generator(IDGeneratorConfig(source=str(tmp_path / "none")), TOKENIZER)
+
+
+ITEM_IDS = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
+SEQUENCES = [[3, 4, 5, 6, 7, 8], [9, 3, 4], [11, 12, 13, 14], [20, 21, 22, 23, 24], [3, 4, 5, 9, 9]]
+USERS = [f"u{number}" for number in range(len(SEQUENCES))]
+
+
+def copy_first(sources, attempt):
+    return [[source, f"{source} {attempt.number}"] for source in sources]
+
+
+@pytest.mark.parametrize("generate", [None, copy_first])
+@pytest.mark.parametrize("mode", ["prefix", "train"])
+def test_user_texts_are_unique_and_see_no_held_out_item(mode, generate):
+    train = [sequence[:-2] for sequence in SEQUENCES]
+    texts = user_texts(mode, USERS, train, ITEM_IDS, TOKENIZER, generate)
+    assert texts is not None
+    check(texts)
+    changed = [[*sequence[:-2], 40, 41] for sequence in SEQUENCES]
+    again = user_texts(mode, USERS, [sequence[:-2] for sequence in changed], ITEM_IDS, TOKENIZER, generate)
+    assert again == texts
+    # A change at a position that prefix wording does not show has no influence; train wording sees it.
+    deep = [[*sequence[: num_wording_items(len(sequence))], *[50] * 9][: len(sequence)] for sequence in train]
+    assert deep != train
+    same = user_texts(mode, USERS, deep, ITEM_IDS, TOKENIZER, generate) == texts
+    assert same is (mode == "prefix") or generate is None
+
+
+def test_user_wording_modes():
+    assert [num_wording_items(length) for length in (1, 2, 3, 4, 5, 90)] == [1, 1, 2, 3, 3, 3]
+    assert user_texts("none", USERS, SEQUENCES, ITEM_IDS, TOKENIZER) is None
+    joined = user_texts("prefix", ["u"], [[3, 4]], ITEM_IDS, TOKENIZER)
+    assert joined is not None
+    assert joined.texts == [ITEM_IDS.texts[3].split()[0]]
+    with pytest.raises(ValueError, match="user wording is 'full'"):
+        user_texts("full", USERS, SEQUENCES, ITEM_IDS, TOKENIZER)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="no train item"):
+        user_texts("prefix", ["u"], [[]], ITEM_IDS, TOKENIZER)

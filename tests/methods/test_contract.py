@@ -1,0 +1,160 @@
+"""What every method of the LLM line owes to the shared runner."""
+
+import pytest
+import torch
+from toy_recommender import blocks, positions_of, run, toy_recommender
+
+from fedecider.federation.method import Download
+from fedecider.lora.adapters import adapter_shapes, base_hash, num_scalars, read_adapters, take_row
+from fedecider.methods import METHODS
+from fedecider.methods.fedecider import FedeciderConfig
+
+pytestmark = pytest.mark.parametrize("name", METHODS)
+
+
+def build(name, recommender=None, **config):
+    return METHODS[name].build(recommender or toy_recommender(), METHODS[name].config(**config))
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_same_seed_same_bits_another_seed_other_ones(name):
+    first, records = run(build(name, toy_recommender(dropout=0.2)), 3, 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(99)  # the global generator has no influence
+        second, _ = run(build(name, toy_recommender(dropout=0.2)), 3, 2)
+    third, _ = run(build(name, toy_recommender(dropout=0.2, seed=4)), 3, 2)
+    assert same(first.server, second.server)
+    assert same(first.local, second.local)
+    assert not same(first.local, third.local)
+    assert [record["round"] for record in records] == [1, 2]
+    for log in records[1]["clients"]:
+        assert log["steps"] == -(-[7, 5, 9][log["client"]] // 4)
+        assert log["finite"]
+
+
+def test_block_size_does_not_matter(name):
+    single, _ = run(build(name), 3, 2)
+    together, _ = run(build(name), 3, 2, block_size=3)
+    assert same(single.server, together.server)
+    assert same(single.local, together.local)
+
+
+def test_training_lowers_the_loss_and_leaves_the_base_alone(name):
+    recommender = toy_recommender(local_epochs=8, learning_rate=2e-2)
+    frozen = base_hash(recommender.model)
+    _, records = run(build(name, recommender), 3, 2)
+    assert base_hash(recommender.model) == frozen
+    for first, last in zip(records[0]["clients"], records[-1]["clients"], strict=True):
+        assert last["loss"] < 0.8 * first["first_loss"]
+
+
+def test_absent_clients_keep_their_state(name):
+    method = build(name)
+    before, _ = run(method, 3, 1)
+    server, local = before.server, before.local
+    present = blocks(3)[1:2]
+    own = {key: tensor[present[0].clients] for key, tensor in local.items()}
+    _, new_own, _ = method.client_update(2, method.broadcast(2, server, present[0].clients), own, present[0])
+    assert all(len(tensor) == 1 for tensor in new_own.values())
+    assert new_own.keys() == local.keys()
+    assert any(not torch.equal(new_own[key], own[key]) for key in own)
+    after, _ = run(method, 3, 2, participation=0.3)  # one client a round
+    trained = sum(
+        any(not torch.equal(tensor[client], method.init()[1][key][client]) for key, tensor in after.local.items())
+        for client in range(3)
+    )
+    assert trained <= 2
+
+
+def test_uploads_hold_exactly_p_scalars_and_no_alpha(name):
+    recommender = toy_recommender()
+    method = build(name, recommender)
+    server, local = method.init()
+    own = {key: tensor[:1] for key, tensor in local.items()}
+    upload, _, _ = method.client_update(1, method.broadcast(1, server, torch.tensor([0])), own, blocks(3)[0])
+    scalars = sum(
+        shape.rank * (shape.in_features + shape.out_features) for shape in adapter_shapes(recommender.model).values()
+    )
+    assert num_scalars(take_row(upload.tensors, 0)) == (0 if name == "local" else scalars)
+    assert not [key for key in upload.tensors if "alpha" in key]
+
+
+def test_load_view_reproduces_what_is_evaluated(name):
+    recommender = toy_recommender()
+    method = build(name, recommender)
+    state, _ = run(method, 3, 2)
+    for view in method.views:
+        found = positions_of(method, state, view, 3)
+        for client in range(3):
+            download = method.broadcast(state.round + 1, state.server, torch.tensor([client]))
+            METHODS[name].load_view(
+                recommender, METHODS[name].config(), view, download, take_row(state.local, client), client
+            )
+            assert torch.equal(recommender.positions(client, "valid"), found[client])
+
+
+def test_a_non_finite_update_changes_nothing_that_is_kept(name):
+    before, _ = run(build(name), 3, 1)
+    method = build(name, toy_recommender(learning_rate=1e38))
+    own = {key: tensor[1:2] for key, tensor in before.local.items()}
+    download = method.broadcast(2, before.server, torch.tensor([1]))
+    upload, new_own, logs = method.client_update(2, download, own, blocks(3)[1])
+    assert logs[0]["finite"] is False
+    assert same(new_own, own)
+    after = method.server_aggregate(2, before.server, iter([upload]))
+    assert same(after, before.server)
+
+
+def test_wrong_settings_are_refused(name):
+    if name == "fedavg":
+        with pytest.raises(ValueError, match="got weighting mean"):
+            METHODS[name].config(weighting="mean")
+    if name == "fedecider":
+        with pytest.raises(ValueError, match="got own_slot keep"):
+            FedeciderConfig(own_slot="keep")
+        with pytest.raises(ValueError, match="own_slot raw with wo_decomp"):
+            FedeciderConfig(own_slot="raw", ablation="wo_decomp")
+        with pytest.raises(ValueError, match="absorb with wo_per"):
+            FedeciderConfig(own_slot="absorb", ablation="wo_per")
+        with pytest.raises(ValueError, match="alpha_learning_rate 0"):
+            FedeciderConfig(alpha_learning_rate=0.0)
+
+
+def test_a_broadcast_of_wrong_rank_is_refused(name):
+    method = build(name)
+    other = build(name, toy_recommender(rank=3))
+    server, local = other.init()
+    own = {key: tensor[:1] for key, tensor in local.items()}
+    with pytest.raises(ValueError, match="another backbone or lora_rank"):
+        method.client_update(1, other.broadcast(1, server, torch.tensor([0])), own, blocks(3)[0])
+
+
+def test_resume_gives_the_uninterrupted_result(name, tmp_path):
+    whole, _ = run(build(name), 3, 3)
+    run(build(name), 3, 2, checkpoints=tmp_path)
+    resumed, records = run(build(name), 3, 3, checkpoints=tmp_path, resume=True)
+    assert [record["round"] for record in records] == [3]
+    assert same(whole.server, resumed.server)
+    assert same(whole.local, resumed.local)
+
+
+def test_views_are_evaluated_for_every_client(name):
+    method = build(name)
+    state, records = run(method, 3, 1)
+    assert list(records[0]["valid"]) == list(method.views)
+    assert [len(found) for found in positions_of(method, state, method.views[0], 3)] == [7, 5, 9]
+
+
+def test_reading_after_local_training_gives_the_upload(name):
+    if name == "local":
+        pytest.skip("uploads nothing")
+    recommender = toy_recommender()
+    method = build(name, recommender)
+    server, local = method.init()
+    own = {key: tensor[:1] for key, tensor in local.items()}
+    download: Download = method.broadcast(1, server, torch.tensor([0]))
+    upload, _, _ = method.client_update(1, download, own, blocks(3)[0])
+    assert same(take_row(upload.tensors, 0), read_adapters(recommender.model))

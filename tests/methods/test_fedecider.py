@@ -1,0 +1,266 @@
+"""FeDecider: the algorithm step by step, its degenerate cases and its ablations."""
+
+import pytest
+import torch
+from toy_recommender import blocks, positions_of, run, toy_data, toy_recommender
+
+from fedecider.federation.method import Download
+from fedecider.lora.adapters import (
+    adapter_shapes,
+    initial_adapters,
+    module_names,
+    num_scalars,
+    read_adapters,
+    stack_trees,
+    take_row,
+    without_prefix,
+)
+from fedecider.lora.directions import geometric_mean_norm, normalise, update_norms
+from fedecider.lora.fusion import client_order, fused_factors, load_fusion, load_plain
+from fedecider.methods.fedecider import FedeciderConfig, fedecider, load_view
+from fedecider.methods.local import LocalConfig, local
+from fedecider.methods.local_training import train_locally
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def close(left, right, **tolerance):
+    assert left.keys() == right.keys()
+    for key, tensor in left.items():
+        torch.testing.assert_close(tensor, right[key], **tolerance)
+
+
+def test_round_one_is_local_training_and_its_broadcast_has_unit_norms():
+    state, records = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 1)
+    alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 1)
+    assert same(without_prefix(state.local, "own"), without_prefix(alone.local, "own"))
+    norms = update_norms(state.server)
+    torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=1e-6)
+    raw = update_norms(without_prefix(state.local, "own"))
+    for client, log in enumerate(records[0]["clients"]):
+        assert log["norm_min"] == pytest.approx(float(raw[client].min()))
+        assert log["norm_max"] > log["norm_median"] > log["norm_min"] > 0.0
+        assert log["num_untrained"] == 0
+        assert log["cosine"] is None
+    assert state.local["alpha"].tolist() == [[2.0] * 3] * 3
+    assert state.local["upload_alpha"].tolist() == torch.eye(3).tolist()
+
+
+def test_round_two_by_hand():
+    recommender = toy_recommender()
+    method = fedecider(recommender, FedeciderConfig(alpha_learning_rate=0.03))
+    first, _ = run(method, 3, 1)
+    second, records = run(method, 3, 2)
+    other = toy_recommender()
+    for client in (0, 2):
+        alpha = load_fusion(other.model, first.server, client, torch.full((3,), 2.0))
+        trained = train_locally(other, client, 2, alpha=alpha, alpha_learning_rate=0.03)
+        assert same(trained.adapters, take_row(without_prefix(second.local, "own"), client))
+        assert torch.equal(second.local["alpha"][client], client_order(alpha.detach(), client))
+        expected = take_row(normalise(stack_trees([trained.adapters])).tree, 0)
+        assert same(expected, take_row(second.server, client))
+    assert (second.local["alpha"] - 2.0).abs().min() > 1e-3
+    for client, log in enumerate(records[1]["clients"]):
+        assert log["alpha"] == pytest.approx(second.local["alpha"][client].tolist())
+        assert len(log["cosine"]) == 3
+        assert log["cosine"][client] > max(log["cosine"][:client] + log["cosine"][client + 1 :])
+
+
+def test_downloads_are_one_pair_then_all_directions():
+    recommender = toy_recommender()
+    method = fedecider(recommender, FedeciderConfig())
+    _, records = run(method, 3, 2)
+    scalars = num_scalars(read_adapters(recommender.model))
+    for record, factor in zip(records, (1, 3), strict=True):
+        assert [sum(group["down"].values()) for group in record["traffic"]] == [4 * factor * scalars]
+        assert [sum(group["up"].values()) for group in record["traffic"]] == [4 * scalars]
+
+
+def test_normalising_at_the_client_gives_the_same_bits():
+    server_side, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 3)
+    client_side, _ = run(fedecider(toy_recommender(), FedeciderConfig(normalize_at="client")), 3, 3)
+    assert same(server_side.server, client_side.server)
+    assert same(server_side.local, client_side.local)
+
+
+def test_permuting_clients_permutes_alpha_and_nothing_else():
+    names = ["crime", "comics", "children"]
+    order = [2, 0, 1]
+    config = FedeciderConfig(alpha_learning_rate=0.02)
+    first, _ = run(fedecider(toy_recommender(names), config), 3, 3)
+    moved, _ = run(fedecider(toy_recommender([names[client] for client in order]), config), 3, 3)
+    torch.testing.assert_close(moved.local["alpha"], first.local["alpha"][order][:, order], rtol=1e-4, atol=1e-5)
+    close(moved.server, {key: tensor[order] for key, tensor in first.server.items()}, rtol=1e-2, atol=1e-3)
+    assert (first.local["alpha"] - first.local["alpha"].T).abs().max() > 1e-3  # not symmetric by chance
+
+
+def test_identical_clients_stay_bit_equal():
+    # same data and same random streams: both bear the name "crime"
+    data = [toy_data("crime"), toy_data("crime"), toy_data("children")]
+    recommender = toy_recommender(["crime", "crime", "children"], data=data)
+    method = fedecider(recommender, FedeciderConfig(alpha_learning_rate=0.02))
+    state, _ = run(method, 3, 3)
+    assert same(take_row(state.server, 0), take_row(state.server, 1))
+    alpha_KK = state.local["alpha"]
+    assert torch.equal(alpha_KK[0, [0, 1, 2]], alpha_KK[1, [1, 0, 2]])
+    alpha = load_fusion(recommender.model, state.server, 2, torch.full((3,), 2.0))
+    recommender.model(**toy_data("children")).loss.backward()
+    gradient = client_order(alpha.grad, 2)
+    assert float(gradient[0]) == pytest.approx(float(gradient[1]), rel=1e-5)
+    assert float(gradient[0]) != pytest.approx(float(gradient[2]), rel=1e-2)
+
+
+def test_one_client_is_local_training_restarted_from_its_direction():
+    recommender, other = toy_recommender(["crime"]), toy_recommender(["crime"])
+    state, _ = run(fedecider(recommender, FedeciderConfig(alpha_learning_rate=0.02)), 1, 3)
+    pair = initial_adapters(adapter_shapes(other.model), other.seed)
+    load_plain(other.model, pair)
+    pair, alpha_K = train_locally(other, 0, 1).adapters, torch.tensor([2.0])
+    for round in (2, 3):
+        unit = normalise(stack_trees([pair])).tree
+        alpha = load_fusion(other.model, unit, 0, alpha_K)
+        pair = train_locally(other, 0, round, alpha=alpha, alpha_learning_rate=0.02).adapters
+        alpha_K = alpha.detach().clone()
+    assert torch.equal(state.local["alpha"][0], alpha_K)
+    assert same(take_row(state.server, 0), take_row(normalise(stack_trees([pair])).tree, 0))
+
+
+def test_pre_upload_is_the_model_that_was_trained():
+    recommender = toy_recommender()
+    method = fedecider(recommender, FedeciderConfig())
+    first, _ = run(method, 3, 1)
+    own = {key: tensor[1:2] for key, tensor in first.local.items()}
+    download = method.broadcast(2, first.server, torch.tensor([1]))
+    method.client_update(2, download, own, blocks(3)[1])
+    trained = fused_factors(recommender.model)
+    second, _ = run(method, 3, 2)
+    later = method.broadcast(3, second.server, torch.tensor([1]))
+    load_view(recommender, FedeciderConfig(), "pre_upload", later, take_row(second.local, 1), 1)
+    assert same(trained, fused_factors(recommender.model))
+    load_view(recommender, FedeciderConfig(), "post_broadcast", later, take_row(second.local, 1), 1)
+    assert not same(trained, fused_factors(recommender.model))
+
+
+def test_pre_upload_after_round_one_is_the_plain_adapter():
+    recommender = toy_recommender()
+    method = fedecider(recommender, FedeciderConfig())
+    state, _ = run(method, 3, 1)
+    found = positions_of(method, state, "pre_upload", 3)
+    alone = local(toy_recommender(), LocalConfig())
+    alone_state, _ = run(alone, 3, 1)
+    for mine, other in zip(found, positions_of(alone, alone_state, "local", 3), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("own_slot", ["absorb", "raw"])
+def test_keeping_the_own_size(own_slot):
+    recommender = toy_recommender()
+    config = FedeciderConfig(own_slot=own_slot)
+    method = fedecider(recommender, config)
+    state, _ = run(method, 3, 1)
+    raw = without_prefix(state.local, "own")
+    norm_CM = update_norms(raw)
+    for client in range(3):
+        own = take_row(state.local, client)
+        scale = geometric_mean_norm(norm_CM[client]) if own_slot == "absorb" else 1.0
+        assert float(own["alpha"][client]) == pytest.approx(scale, rel=1e-6)
+        assert own["alpha"].tolist().count(2.0) == 2
+        load_view(recommender, config, "post_broadcast", Download(state.server), own, client)
+        factors = fused_factors(recommender.model)
+        for module, name in enumerate(module_names(raw)):
+            found = factors[f"{name}.lora_b"][:, :2] @ factors[f"{name}.lora_a"][:2]  # the own slot comes first
+            product = raw[f"{name}.lora_b"][client] @ raw[f"{name}.lora_a"][client]
+            if own_slot == "absorb":
+                product = product / norm_CM[client, module].float() * scale
+            torch.testing.assert_close(found, product, rtol=1e-4, atol=1e-6)
+    # the broadcast is the same in every mode
+    plain, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 1)
+    assert same(plain.server, state.server)
+
+
+def test_absorbing_multiplies_the_trained_weight():
+    config = FedeciderConfig(own_slot="absorb", alpha_learning_rate=0.02)
+    state, records = run(fedecider(toy_recommender(), config), 3, 2)
+    for client, log in enumerate(records[1]["clients"]):
+        expected = log["alpha"][client] * log["norm_geometric_mean"]
+        assert float(state.local["alpha"][client, client]) == pytest.approx(expected, rel=1e-5)
+        assert float(state.local["upload_alpha"][client, client]) == pytest.approx(log["alpha"][client])
+
+
+def test_without_personalisation_is_alpha_frozen_at_one_over_k():
+    without, _ = run(fedecider(toy_recommender(), FedeciderConfig(ablation="wo_per")), 3, 3)
+    frozen, _ = run(fedecider(toy_recommender(), FedeciderConfig(alpha_init=1.0 / 3.0, train_alpha=False)), 3, 3)
+    assert same(without.server, frozen.server)
+    assert same(without.local, frozen.local)
+    assert without.local["alpha"].tolist() == torch.full((3, 3), 1.0 / 3.0).tolist()
+
+
+def test_without_decomposition_is_normalisation_replaced_by_the_identity(monkeypatch):
+    without, _ = run(fedecider(toy_recommender(), FedeciderConfig(ablation="wo_decomp")), 3, 3)
+
+    class Untouched:
+        def __init__(self, tree):
+            self.tree = tree
+
+    monkeypatch.setattr("fedecider.methods.fedecider.normalise", lambda tree, **_: Untouched(tree))
+    main, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 3)
+    assert same(without.server, main.server)
+    assert same(without.local, main.local)
+    assert same(without.server, without_prefix(without.local, "own"))
+
+
+def test_without_separation_uses_raw_factors_and_the_product_of_sums():
+    recommender = toy_recommender()
+    config = FedeciderConfig(ablation="wo_sep")
+    state, _ = run(fedecider(recommender, config), 3, 2)
+    assert same(state.server, without_prefix(state.local, "own"))
+    load_view(recommender, config, "post_broadcast", Download(state.server), take_row(state.local, 1), 1)
+    alpha_K = state.local["alpha"][1]
+    for key, tensor in fused_factors(recommender.model).items():
+        torch.testing.assert_close(tensor, torch.tensordot(alpha_K, state.server[key], 1), rtol=1e-4, atol=1e-6)
+    unit, _ = run(fedecider(toy_recommender(), FedeciderConfig(ablation="wo_sep", sep_factors="normalized")), 3, 2)
+    norms = update_norms(unit.server)
+    torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=1e-6)
+
+
+def test_one_client_without_separation_and_weight_one_is_local_training():
+    config = FedeciderConfig(ablation="wo_sep", alpha_init=1.0, train_alpha=False)
+    state, _ = run(fedecider(toy_recommender(["crime"]), config), 1, 3)
+    alone, _ = run(local(toy_recommender(["crime"]), LocalConfig()), 1, 3)
+    assert same(without_prefix(state.local, "own"), without_prefix(alone.local, "own"))
+
+
+def test_frozen_weights_of_the_other_clients_at_zero_are_local_training():
+    # own weight 1 and the own raw pair kept: peers with weight 0 have no say
+    config = FedeciderConfig(alpha_init=0.0, train_alpha=False, own_slot="raw")
+    state, _ = run(fedecider(toy_recommender(), config), 3, 3)
+    alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 3)
+    close(without_prefix(state.local, "own"), without_prefix(alone.local, "own"), rtol=1e-2, atol=1e-4)
+
+
+def test_balanced_broadcasts_have_the_same_products():
+    plain, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 1)
+    balanced, _ = run(fedecider(toy_recommender(), FedeciderConfig(balanced=True)), 3, 1)
+    for name in module_names(plain.server):
+        left, right = (one.server[f"{name}.lora_b"] @ one.server[f"{name}.lora_a"] for one in (plain, balanced))
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-5)
+        squares = [balanced.server[f"{name}.{factor}"].square().sum((1, 2)) for factor in ("lora_a", "lora_b")]
+        torch.testing.assert_close(*squares)
+
+
+def test_a_client_that_first_comes_later_still_learns():
+    # one client a round: in round 2 or 3 somebody starts from the common start, with an exactly zero direction
+    recommender = toy_recommender()
+    method = fedecider(recommender, FedeciderConfig())
+    server, local_tree = method.init()
+    own = {key: tensor[2:3] for key, tensor in local_tree.items()}
+    upload, new_own, logs = method.client_update(2, method.broadcast(2, server, torch.tensor([2])), own, blocks(3)[2])
+    assert logs[0]["finite"]
+    assert logs[0]["norm_min"] > 0.0
+    after = method.server_aggregate(2, server, iter([upload]))
+    norms = update_norms(after)
+    assert not norms[:2].any()
+    torch.testing.assert_close(norms[2], torch.ones_like(norms[2]), rtol=0, atol=1e-6)
+    assert torch.equal(new_own["alpha"][0, :2], torch.tensor([2.0, 2.0]))  # untrained peers give no gradient

@@ -1,0 +1,106 @@
+"""A recommender over a T5 of a few thousand weights and invented sequences; domains differ in size and taste."""
+
+from __future__ import annotations
+
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.federation.method import Block
+from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
+from fedecider.lora.adapters import LoraSettings, attach_lora
+from fedecider.methods.recommender import RankingConfig, Recommender, TrainingConfig
+
+SIZES = {"crime": 7, "comics": 5, "children": 9}
+SHIFTS = {"crime": 1, "comics": -2, "children": 5}
+
+
+def toy_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=24,
+        d_model=12,
+        d_kv=5,
+        d_ff=20,
+        num_layers=1,
+        num_decoder_layers=1,
+        num_heads=2,
+        dropout_rate=dropout,
+        decoder_start_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return T5ForConditionalGeneration(config).eval()
+
+
+def toy_data(name: str) -> dict[str, torch.Tensor]:
+    """The next token is the last one plus the domain's shift: learnable, and different in each domain."""
+    size, shift = SIZES[name], SHIFTS[name]
+    generator = torch.Generator().manual_seed(size)
+    input_ids = torch.randint(3, 24, (size, 5), generator=generator)
+    target = (input_ids[:, -1:] - 3 + shift) % 21 + 3
+    return {
+        "input_ids": input_ids,
+        "attention_mask": torch.ones_like(input_ids),
+        "labels": torch.cat([target, torch.ones_like(target)], 1),
+    }
+
+
+def toy_recommender(
+    names=("crime", "comics", "children"),
+    *,
+    data=None,
+    seed: int = 3,
+    rank: int = 2,
+    local_epochs: int = 1,
+    learning_rate: float = 1e-2,
+    dropout: float = 0.0,
+) -> Recommender:
+    """``data`` overrides the invented data per client."""
+    model = attach_lora(toy_t5(dropout), LoraSettings(rank=rank))
+    data = [toy_data(name) for name in names] if data is None else data
+
+    def batches(client, generator):
+        order = torch.randperm(len(data[client]["labels"]), generator=generator)
+        for rows in order.split(4):
+            yield {key: tensor[rows] for key, tensor in data[client].items()}
+
+    def positions(client, split):
+        with torch.no_grad():
+            logit_BV = model(**data[client]).logits[:, 0]
+        target_B = data[client]["labels"][:, 0]
+        place_B = (logit_BV > logit_BV.gather(1, target_B[:, None])).sum(1)
+        return torch.where(place_B < 20, place_B, NOT_RANKED)
+
+    return Recommender(
+        model=model,
+        tokenizer=None,
+        tasks=data,
+        names=list(names),
+        device=torch.device("cpu"),
+        seed=seed,
+        training=TrainingConfig(local_epochs=local_epochs, batch_size=4, learning_rate=learning_rate),
+        ranking=RankingConfig(),
+        batches=batches,
+        positions=positions,
+        num_examples=lambda client: len(data[client]["labels"]),
+    )
+
+
+def blocks(num_clients: int, size: int = 1) -> list[Block]:
+    return [Block(clients, None) for clients in torch.arange(num_clients).split(size)]
+
+
+def summarise(position_U):
+    return {"ndcg@10": float((1.0 / torch.log2(position_U.double() + 2.0)).mean())}
+
+
+def run(method, num_clients: int, rounds: int, *, block_size: int = 1, **options):
+    """The final state after ``rounds`` rounds of the real loop, and the records."""
+    records: list[dict] = []
+    settings = RoundSettings(num_rounds=rounds, seed=0, participation=options.pop("participation", 1.0))
+    state = run_rounds(method, blocks(num_clients, block_size), settings, summarise, on_round=records.append, **options)
+    return state, records
+
+
+def positions_of(method, state, view, num_clients):
+    return evaluate(method, state.round, view, "valid", state.server, state.local, blocks(num_clients))

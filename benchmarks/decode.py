@@ -30,7 +30,7 @@ import transformers
 from torch import Tensor
 from transformers import PrefixConstrainedLogitsProcessor, T5Config, T5ForConditionalGeneration
 
-from idgen.decode import constrained_beam_search, evaluating, stable_topk
+from idgen.decode import constrained_beam_search, evaluating
 from idgen.trie import Trie, TrieLogitsProcessor
 
 EOS = 1
@@ -138,8 +138,8 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 def mask_seconds(setting: Setting, repeats: int) -> dict[str, float]:
     """Mean seconds per decode step of the mask alone, on the prefixes that the search meets, for each path.
 
-    ``own search`` is what stands in its place there: children of the running beams, their log-probabilities and
-    the best 2 K, whereas the other two still have to search the masked rows of V scores.
+    ``own search`` is what stands in its place there: the scores of the children of the running beams. What follows
+    in each path is not counted: the best of these few, or the best of K x V masked scores.
     """
     items_BK, _ = constrained_beam_search(
         setting.model, setting.inputs_BS, setting.mask_BS, setting.trie, setting.num_beams
@@ -147,30 +147,27 @@ def mask_seconds(setting: Setting, repeats: int) -> dict[str, float]:
     labels = setting.trie.label_IT[items_BK.flatten()].clamp(min=0)
     rows_RT = torch.cat([torch.zeros(len(labels), 1, dtype=torch.long), labels], 1)
     score_RV = torch.log_softmax(torch.randn(len(labels), setting.model.config.vocab_size), -1)
-    stock = PrefixConstrainedLogitsProcessor(DictTrie(setting.ids).allowed, setting.num_beams)
-    own = TrieLogitsProcessor(setting.trie)
+    stock: Any = PrefixConstrainedLogitsProcessor(DictTrie(setting.ids).allowed, setting.num_beams)
+    own = TrieLogitsProcessor(setting.trie, in_place=True)
     totals = dict.fromkeys(("prefix_allowed_tokens_fn", "TrieLogitsProcessor", "own search"), 0.0)
     steps = range(1, setting.trie.max_length)
     for step in steps:
         prefix_RT = rows_RT[:, :step]
-        expected, found = stock(prefix_RT, score_RV), own(prefix_RT, score_RV)
-        assert torch.equal(expected, found), "the two masks differ"
+        overwritten_RV = score_RV.clone()
+        assert torch.equal(stock(prefix_RT, score_RV), own(prefix_RT, overwritten_RV)), "the two masks differ"
         node_R = setting.trie.walk(prefix_RT[:, 1:]).clamp(min=0)
         totals["prefix_allowed_tokens_fn"] += seconds(lambda prefix=prefix_RT: stock(prefix, score_RV), repeats)
-        totals["TrieLogitsProcessor"] += seconds(lambda prefix=prefix_RT: own(prefix, score_RV), repeats)
+        totals["TrieLogitsProcessor"] += seconds(
+            lambda prefix=prefix_RT, scores=overwritten_RV: own(prefix, scores), repeats
+        )
         totals["own search"] += seconds(lambda node=node_R: candidates(setting, node, score_RV), repeats)
     return {name: total / len(steps) for name, total in totals.items()}
 
 
-def candidates(setting: Setting, node_R: Tensor, score_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """Children of all beams and the best 2 K per user, as the search collects them."""
+def candidates(setting: Setting, node_R: Tensor, score_RV: Tensor) -> Tensor:
+    """Scores of the children of all beams, as the search collects them instead of masking the others."""
     child = setting.trie.children(node_R)
-    user_C = child.row_C // setting.num_beams
-    count_B = torch.bincount(user_C, minlength=len(setting.inputs_BS))
-    place_C = torch.arange(len(user_C)) - (torch.cumsum(count_B, 0) - count_B)[user_C]
-    score_BM = score_RV.new_full((len(count_B), max(1, int(count_B.max()))), -torch.inf)
-    score_BM[user_C, place_C] = score_RV[child.row_C, child.token_C]
-    return stable_topk(score_BM, 2 * setting.num_beams)
+    return score_RV[child.row_C, child.token_C]
 
 
 def measure(name: str, arguments: argparse.Namespace) -> list[str]:
@@ -182,7 +179,7 @@ def measure(name: str, arguments: argparse.Namespace) -> list[str]:
         )
 
     def with_processor() -> tuple[Tensor, Tensor]:
-        return hugging_face(setting, logits_processor=[TrieLogitsProcessor(setting.trie)])
+        return hugging_face(setting, logits_processor=[TrieLogitsProcessor(setting.trie, in_place=True)])
 
     def stock() -> tuple[Tensor, Tensor]:
         return hugging_face(setting, prefix_allowed_tokens_fn=DictTrie(setting.ids).allowed)
@@ -210,7 +207,8 @@ def heading(arguments: argparse.Namespace) -> list[str]:
         folder = Path(__file__).resolve().parent
         return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True).stdout.strip()
 
-    changed = " with uncommitted changes" if git("status", "--porcelain", "--", "idgen", "../idgen", ".") else ""
+    setting = {name: value for name, value in vars(arguments).items() if name != "output"}
+    changed = " with uncommitted changes" if git("status", "--porcelain", "--", "../idgen", "decode.py") else ""
     return [
         "# Constrained decoding",
         "",
@@ -218,13 +216,13 @@ def heading(arguments: argparse.Namespace) -> list[str]:
         f"- Commit: {git('rev-parse', '--short', 'HEAD') or 'unknown'}{changed}",
         f"- Versions: Python {platform.python_version()}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
-        f"- Hardware: {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread used",
+        f"- Hardware: {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread used, "
+        f"load average {os.getloadavg()[0]:.1f} at the start",
         f"- Command: `python {shlex.join(['benchmarks/decode.py', *sys.argv[1:]])}`",
-        f"- Setting: {json.dumps(vars(arguments) | {'output': None})}, random weights, IDs of 2 to 5 tokens, "
-        "length_penalty 0",
+        f"- Setting: {json.dumps(setting)}, random weights, IDs of 2 to 5 tokens, length_penalty 0",
         "",
         "Equal results were asserted first. The mask column is the mean over the decode steps, on the same prefixes; "
-        "for the own search it is what it does instead of masking (children of the beams and the best 2 K).",
+        "for the own search it is what it does instead of masking (collecting the scores of the beams' children).",
         "",
         "| model | path | mask, ms a step | times faster | whole search, s | users a second | times faster |",
         "|---|---|---|---|---|---|---|",

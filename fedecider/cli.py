@@ -34,12 +34,19 @@ def build_parser(description: str, *config_classes: type, default_config: Path |
 def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: type) -> list[Any]:
     """Parsed and checked instances of ``config_classes``; exits with code 2 on an unknown key or a bad value."""
     values = parser.parse_args(None if argv is None else list(argv))
+    return [_instance(parser, values, config_class) for config_class in config_classes]
+
+
+def _instance(parser: ArgumentParser, values: Any, config_class: type) -> Any:
     values = parser.instantiate_classes(values)
-    instances = []
-    for config_class in config_classes:
-        names = config_class.__dataclass_fields__  # type: ignore[attr-defined]
-        instances.append(config_class(**{name: values[name] for name in names}))
-    return instances
+    return config_class(**{name: values[name] for name in config_class.__dataclass_fields__})  # type: ignore[attr-defined]
+
+
+def from_plain(config_class: type, values: dict[str, Any]) -> Any:
+    """A checked ``config_class`` from nested plain values, such as those that ``run.json`` keeps."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(config_class)
+    return _instance(parser, parser.parse_object(values), config_class)
 
 
 def peek(argv: Sequence[str], name: str, default: str = "") -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from fedecider.cli import REPOSITORY, build_parser, parse, peek
+from fedecider.cli import REPOSITORY, build_parser, from_plain, parse, peek
 from fedecider.config import RunConfig
 from fedecider.federate import Settings
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import RankingConfig, TrainingConfig
+from fedecider.run_folder import read_run
 
 DEMO = REPOSITORY / "configs" / "demo.yaml"
 
@@ -30,3 +32,16 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     classes = (RunConfig, TrainingConfig, RankingConfig, METHODS[method].config)
     parser = build_parser(description, *classes, default_config=DEMO if demo else None)
     return Settings(*parse(parser, words, *classes))
+
+
+def recorded_settings(run: Path, data: str = "") -> Settings:
+    """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
+    config = read_run(run)["config"]
+    config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
+    classes = {
+        "run": RunConfig,
+        "training": TrainingConfig,
+        "ranking": RankingConfig,
+        "method": METHODS[config["run"]["method"]].config,
+    }
+    return Settings(**{name: from_plain(config_class, config[name]) for name, config_class in classes.items()})

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from distill.train import DistillConfig
-from idgen.alternating import AlternatingConfig
-
 from fedecider.evaluation.protocols import get_protocol
+from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
 from idgen.draws import SampleConfig
 from idgen.id_generator import IDGeneratorConfig
@@ -24,7 +23,8 @@ class PretrainConfig:
     Args:
         tokenizer: Folder or hub name; empty takes the backbone's, or trains one on the item texts when the backbone
             is built from scratch.
-        tokenizer_kind: Of a trained one: word pieces, or one token for every frequent word.
+        tokenizer_kind: Of a trained one: unigram, word pieces; word, one token for every frequent word; phrase, also
+            one token for every item ID, which then is the item's shortest unique phrase (id_source keywords).
         vocab_size: Of a trained one, at most.
         id_source: Who writes item and user IDs: the ID generator, or the items' own keywords alone.
         keywords: Keyword targets of the ID generator, or the IDs themselves.
@@ -37,7 +37,7 @@ class PretrainConfig:
     """
 
     tokenizer: str = ""
-    tokenizer_kind: Literal["unigram", "word"] = "unigram"
+    tokenizer_kind: Literal["unigram", "word", "phrase"] = "unigram"
     vocab_size: int = 8000
     id_source: Literal["generator", "keywords"] = "generator"
     keywords: KeywordConfig = field(default_factory=KeywordConfig)
@@ -47,6 +47,13 @@ class PretrainConfig:
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     alternating: AlternatingConfig = field(default_factory=AlternatingConfig)
+
+    def __post_init__(self) -> None:
+        if self.tokenizer_kind == "phrase" and self.id_source != "keywords":
+            raise ValueError(
+                f"got tokenizer_kind phrase with id_source {self.id_source}, expected keywords: a phrase is one token, "
+                "which an ID generator cannot write word by word"
+            )
 
 
 @dataclass(frozen=True)

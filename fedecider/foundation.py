@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from distill.train import distill
 from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
+from distill.train import distill
 from fedecider.config import PretrainConfig, RunConfig
 from fedecider.data.domain import Domain, Events, train_part
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed
 from fedecider.progress import progress
 from fedecider.stages import Stage, cached_stage, file_digest
+from idgen.alternating import alternate
 from idgen.backbone import build_backbone, load_backbone, train_backbone
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
 from idgen.item_ids import ItemIds, user_texts
+from idgen.phrases import phrase_item_ids, unique_phrases
 from idgen.prompts import prompt_texts
 from idgen.samples import Task, build_task
 from idgen.tokenizer import load_tokenizer, train_tokenizer
@@ -103,12 +105,20 @@ def client_tasks(
 
 def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:
     settings = config.pretrain
-    tokenizer = _tokenizer(settings, domains)
+    phrases: dict[str, list[str]] = {}
+    if settings.tokenizer_kind == "phrase":
+        keys = {name: domain.item_keys for name, domain in domains.items()}
+        texts = {name: domain.item_texts for name, domain in domains.items()}
+        phrases = unique_phrases(keys, texts, settings.keywords)
+    tokenizer = _tokenizer(settings, domains, phrases)
     report: dict[str, Any] = {}
     generator = None
     if settings.id_source == "generator":
         generator, report["id_generator"] = _id_generator(config, domains, tokenizer, device, quiet)
-    ids = {name: _domain_ids(settings, domain, tokenizer, generator, quiet) for name, domain in domains.items()}
+    ids = {
+        name: _domain_ids(settings, domain, tokenizer, generator, phrases.get(name), quiet)
+        for name, domain in domains.items()
+    }
     tasks = public_tasks(domains, ids, tokenizer, settings)
     model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks).to(device)
     with progress("backbone", not quiet) as on_step:
@@ -148,14 +158,16 @@ def save_backbone(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokeni
     tokenizer.save_pretrained(str(folder))
 
 
-def _tokenizer(settings: PretrainConfig, domains: Domains) -> PreTrainedTokenizerBase:
+def _tokenizer(settings: PretrainConfig, domains: Domains, phrases: Mapping[str, list[str]]) -> PreTrainedTokenizerBase:
     """Item texts are catalogue data, which every client publishes; no interaction is read."""
     source = settings.tokenizer or settings.backbone.name_or_path or settings.id_generator.source
     if source:
         return load_tokenizer(source)
     texts = [text for domain in domains.values() for text in domain.item_texts]
     prompts = prompt_texts(settings.samples.templates, settings.samples.separator, list(domains))
-    return train_tokenizer([*texts, *prompts], settings.vocab_size, settings.tokenizer_kind)
+    kind = "word" if settings.tokenizer_kind == "phrase" else settings.tokenizer_kind
+    all_phrases = [phrase for of_domain in phrases.values() for phrase in of_domain]
+    return train_tokenizer([*texts, *prompts], settings.vocab_size, kind, all_phrases)
 
 
 def _id_generator(
@@ -175,19 +187,23 @@ def _domain_ids(
     domain: Domain,
     tokenizer: PreTrainedTokenizerBase,
     generator: IDGenerator | None,
+    phrases: list[str] | None,
     quiet: bool,
 ) -> DomainIds:
-    with progress(f"item IDs of {domain.name}", not quiet and generator is not None) as on_step:
-        items = make_item_ids(
-            domain.item_keys,
-            domain.item_texts,
-            tokenizer,
-            settings.id_source,
-            generator,
-            settings.keywords,
-            settings.id_limits,
-            on_step,
-        )
+    if phrases is not None:
+        items = phrase_item_ids(domain.item_keys, phrases, tokenizer, settings.id_limits)
+    else:
+        with progress(f"item IDs of {domain.name}", not quiet and generator is not None) as on_step:
+            items = make_item_ids(
+                domain.item_keys,
+                domain.item_texts,
+                tokenizer,
+                settings.id_source,
+                generator,
+                settings.keywords,
+                settings.id_limits,
+                on_step,
+            )
 
     def users(events: Events, sequences: list[list[int]]) -> ItemIds | None:
         wording = settings.samples.user_wording
@@ -209,8 +225,28 @@ def _alternate(
     ids: dict[str, DomainIds],
     device: torch.device,
     quiet: bool,
-) -> tuple[dict[str, DomainIds], Any]:
-    raise NotImplementedError
+) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
+    if generator is None:
+        raise ValueError("got alternating phases with id_source keywords, expected generator: nothing to train")
+    settings = config.pretrain
+    with progress("alternating training", not quiet) as on_step:
+        return alternate(
+            model,
+            generator.model,
+            ids,
+            assign_ids=lambda: {
+                name: _domain_ids(settings, domain, tokenizer, generator, None, True)
+                for name, domain in domains.items()
+            },
+            make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
+            item_texts=[domain.item_texts for domain in domains.values()],
+            tokenizer=tokenizer,
+            config=settings.alternating,
+            train=settings.train,
+            seed=derive_seed(config.seed, "alternating"),
+            device=device,
+            on_step=on_step,
+        )
 
 
 def _model_names(settings: PretrainConfig) -> list[str]:

@@ -136,18 +136,14 @@ def provenance() -> dict[str, Any]:
 
 def git_commit() -> str | None:
     """The commit of the source tree, with ``-dirty`` when tracked files differ from it; None outside a checkout."""
-    folder = Path(__file__).resolve().parent
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        status = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head + ("-dirty" if status.strip() else "")
+    return head + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).resolve().parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

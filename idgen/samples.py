@@ -48,6 +48,7 @@ __all__ = [
     "Split",
     "Task",
     "build_task",
+    "catalogue_task",
     "encode_histories",
     "eval_batches",
     "merge_tasks",
@@ -122,6 +123,23 @@ def build_task(
         config=config,
         hold_out=hold_out,
     )
+
+
+def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> Task:
+    """A task with a catalogue and no users: enough for `encode_histories` and constrained decoding."""
+    parts = make_parts(
+        name,
+        item_ids.token_ids,
+        [],
+        tokenizer,
+        templates=config.templates,
+        separator=config.separator,
+        newest_first=config.newest_first,
+        max_source_tokens=config.max_source_tokens,
+    )
+    trie = Trie.build(item_ids.token_ids, cast(int, tokenizer.eos_token_id))
+    nobody = event_table([], True, np.zeros(0, bool), config.user_wording)
+    return Task(name, item_ids, trie, nobody, [], None, parts, config, hold_out=True)
 
 
 def num_samples(tasks: Task | Sequence[Task]) -> int:

@@ -53,7 +53,8 @@ def train_tokenizer(
     texts = list(texts)
     if not any(clean_words(text) for text in texts):
         raise ValueError(f"got {len(texts)} texts without a single word; expected item texts. Check the prepared data")
-    num_fragments = vocab_size if kind == "unigram" else max(2 * len(ALPHABET), int(FRAGMENT_SHARE * vocab_size))
+    num_words = vocab_size - len(phrases)
+    num_fragments = vocab_size if kind == "unigram" else max(2 * len(ALPHABET), int(FRAGMENT_SHARE * num_words))
     pieces = _unigram_pieces(texts, num_fragments)
     if kind == "word":
         pieces = _with_words(texts, pieces, phrases, vocab_size)
@@ -133,11 +134,15 @@ def _unigram_pieces(texts: Sequence[str], vocab_size: int) -> dict[str, float]:
     The trainer's sums differ near 1e-11 from call to call and it numbers characters that it prunes but must keep in
     an order of its own: scores are rounded, and rare characters all get one score below those of longer pieces.
     """
+    texts = [unicodedata.normalize("NFKC", text).lower() for text in texts]
+    count = Counter(character for text in texts for character in text)
+    kept = sorted(count, key=lambda character: (-count[character], character))[: (vocab_size - len(ALPHABET)) // 2]
+    rare = dict.fromkeys(map(ord, set(count).difference(kept)), " ")  # e.g. of a foreign script: unknown tokens
     tokenizer = _frame(models.Unigram())
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - len(ALPHABET), special_tokens=[PAD, EOS, UNK], unk_token=UNK, show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator([text.translate(rare) for text in texts] if rare else texts, trainer)
     learned = {piece: round(score, 2) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"][3:]}
     floor = min((score for piece, score in learned.items() if len(piece) > 1), default=0.0) - 1.0
     return dict.fromkeys(ALPHABET, floor) | {piece: max(score, floor) for piece, score in learned.items()}

@@ -41,6 +41,7 @@ class TrainConfig:
         schedule: Learning rate after the warm-up: "linear" or "cosine" down to `final_share`, or "constant".
         final_share: Share of the learning rate that is left at the end of "linear" and "cosine".
         weight_decay: Decoupled weight decay; norms and biases have none.
+        beta2: AdamW's decay rate of the squared gradients; 0.98 adapts faster in short runs.
         dropout: Dropout while training; unset keeps the model's own.
         label_smoothing: Share of the target probability that is spread over the vocabulary.
         clip_norm: Largest gradient norm over all parameters; 0 for no clipping.
@@ -57,6 +58,7 @@ class TrainConfig:
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     final_share: float = 0.0
     weight_decay: float = 0.01
+    beta2: float = 0.999
     dropout: float | None = None
     label_smoothing: float = 0.0
     clip_norm: float = 1.0
@@ -75,6 +77,8 @@ class TrainConfig:
         for name in ("warmup_share", "final_share", "label_smoothing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"got {name} {getattr(self, name)}, expected 0 to 1")
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(f"got beta2 {self.beta2}, expected at least 0 and less than 1")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"got dropout {self.dropout}, expected at least 0 and less than 1")
         if self.schedule not in ("linear", "cosine", "constant"):
@@ -103,19 +107,23 @@ def sequence_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Ten
     ``model``: a T5, plain or wrapped by PEFT. ``batch`` holds ``attention_mask``, ``labels`` (B, T) and either
     ``input_ids`` (B, S) or ``inputs_embeds`` (B, S, D). Logits are computed for counting tokens only.
     """
+    label_BT = batch["labels"]
+    counts_BT = label_BT != IGNORED_LABEL
+    logit_RV = token_logits(unwrap(model), decoder_states(model, batch)[counts_BT])
+    return F.cross_entropy(logit_RV, label_BT[counts_BT], label_smoothing=label_smoothing)
+
+
+def decoder_states(model: Any, batch: Batch) -> Tensor:
+    """Last hidden states (B, T, D) of the decoder, which reads the labels shifted by one; see `sequence_loss`."""
     base = unwrap(model)
     source = {name: batch[name] for name in ("input_ids", "inputs_embeds") if name in batch}
     hidden_BSD = base.encoder(attention_mask=batch["attention_mask"], **source).last_hidden_state
-    label_BT = batch["labels"]
-    hidden_BTD = base.decoder(
-        input_ids=base._shift_right(label_BT),
+    return base.decoder(
+        input_ids=base._shift_right(batch["labels"]),
         encoder_hidden_states=hidden_BSD,
         encoder_attention_mask=batch["attention_mask"],
         use_cache=False,
     ).last_hidden_state
-    counts_BT = label_BT != IGNORED_LABEL
-    logit_RV = token_logits(base, hidden_BTD[counts_BT])
-    return F.cross_entropy(logit_RV, label_BT[counts_BT], label_smoothing=label_smoothing)
 
 
 def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
@@ -151,7 +159,12 @@ def learning_rate_factor(step: int, total_steps: int, config: TrainConfig) -> fl
 def make_optimizer(groups: Sequence[dict[str, Any]], config: TrainConfig) -> torch.optim.AdamW:
     """AdamW with eps 1e-6; a group may bring its own ``lr`` and ``weight_decay``."""
     optimizer = torch.optim.AdamW(
-        list(groups), lr=config.learning_rate, eps=1e-6, weight_decay=config.weight_decay, fused=True
+        list(groups),
+        lr=config.learning_rate,
+        betas=(0.9, config.beta2),
+        eps=1e-6,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
     for group in optimizer.param_groups:
         group["full_lr"] = group["lr"]
@@ -176,12 +189,16 @@ def train_steps(
     first_step: int,
     total_steps: int,
     on_step: OnStep | None = None,
+    clip_each_group: bool = False,
 ) -> tuple[int, float, int]:
     """One optimiser step per batch until the batches or ``total_steps`` end: (steps done, mean loss, samples).
 
+    ``clip_each_group``: hold the gradient norm of every parameter group by itself below ``clip_norm``.
     Errors: ``ValueError`` when the loss is not finite any more.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    clipped = [group["params"] for group in optimizer.param_groups]
+    if not clip_each_group:
+        clipped = [[parameter for group in clipped for parameter in group]]
     loss_sum = torch.zeros((), device=device)
     step, samples, note = first_step, 0, ""
     for batch in batches:
@@ -195,7 +212,8 @@ def train_steps(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if config.clip_norm > 0:
-            nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+            for parameters in clipped:
+                nn.utils.clip_grad_norm_(parameters, config.clip_norm)
         optimizer.step()
         loss_sum += loss.detach()
         step += 1
@@ -220,11 +238,13 @@ def train_model(
     loss_fn: LossFn | None = None,
     on_step: OnStep | None = None,
     validate: Callable[[], float] | None = None,
+    clip_each_group: bool = False,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place and return one log per epoch (or per ``evaluate_every`` steps).
 
     ``batches_of_epoch(epoch)``: the batches of epoch 0, 1, ...; ``steps_per_epoch``: how many there are.
     ``parameters``: AdamW groups, default all trainable parameters. ``loss_fn(batch)``: default `sequence_loss`.
+    ``clip_each_group``: as in `train_steps`.
     ``validate()``: score of the current weights, higher is better; logged, and the choice of ``keep_best``.
     A log holds epoch, step, loss, samples, samples_per_s, learning_rate and, with ``validate``, score.
     Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
@@ -248,7 +268,7 @@ def train_model(
                 model.train()
                 started = time.perf_counter()
                 done, loss, samples = train_steps(
-                    optimizer, batches, loss_fn, config, device, step, total_steps, on_step
+                    optimizer, batches, loss_fn, config, device, step, total_steps, on_step, clip_each_group
                 )
                 if done == 0:
                     break

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
+
 from collections.abc import Sequence
 
 from fedecider.cli import build_parser, parse, run

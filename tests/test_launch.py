@@ -2,7 +2,7 @@ from fedecider.launch import requested_processes
 
 
 def test_the_launcher_line_is_read():
-    line = "python /x/bin/accelerate launch --cpu --num_processes 2 scripts/federate.py".split()
+    line = ["python", "/x/bin/accelerate", "launch", "--cpu", "--num_processes", "2", "scripts/federate.py"]
     assert requested_processes([["bash"], line]) == 2
     assert requested_processes([[*line[:4], "--num-processes=3"]]) == 3
     assert requested_processes([["accelerate", "launch", "scripts/federate.py"]]) is None

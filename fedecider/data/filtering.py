@@ -105,11 +105,11 @@ def count_exact_duplicates(sequences: Sequences) -> int:
     return count
 
 
-PIECE_EVENTS = 1_000_000
+PIECE_EVENTS = 250_000
 
 
 def _pieces(sequences: Sequences) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """(first row, user_E, item_E, time_E) of whole users, about a million events at a time, to bound the memory."""
+    """(first row, user_E, item_E, time_E) of whole users, some 250,000 events at a time, to bound the memory."""
     first = 0
     while first < len(sequences.users):
         start = int(sequences.start_U[first])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,7 +258,9 @@ def _user_order(seed: int, user: str) -> int:
 
 
 def _ranked_users(seed: int, users: list[str]) -> list[str]:
-    return sorted(users, key=lambda user: (_user_order(seed, user), user))
+    """``users`` (sorted by key) in the order of ``_user_order``, ties by key."""
+    order_U = np.fromiter((_user_order(seed, user) for user in users), dtype=np.uint64, count=len(users))
+    return [users[place] for place in np.argsort(order_U, kind="stable")]
 
 
 def _choose_clients(config: PrepareConfig, name: str, ranked: list[str]) -> set[str]:
@@ -283,7 +286,6 @@ def _choose_clients(config: PrepareConfig, name: str, ranked: list[str]) -> set[
 def _choose_public(
     config: PrepareConfig, sequences: Sequences, ranked: list[str], client_anywhere: Collection[str]
 ) -> set[str]:
-    length_of = dict(zip(sequences.users, np.diff(sequences.start_U).tolist(), strict=True))
     chosen: set[str] = set()
     num_events = 0
     for user in reversed(ranked):
@@ -294,7 +296,9 @@ def _choose_public(
             break
         if user not in client_anywhere:
             chosen.add(user)
-            num_events += min(length_of[user], config.max_length or length_of[user])
+            place = bisect_left(sequences.users, user)
+            length = int(sequences.start_U[place + 1] - sequences.start_U[place])
+            num_events += min(length, config.max_length or length)
     return chosen
 
 

@@ -30,6 +30,10 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(scratch, path)
 
 
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
 class Recorder(NamedTuple):
     """Appends records to ``path`` (None: a process that does not write) and hands them to ``tracker``."""
 

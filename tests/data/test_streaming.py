@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-NUM_EVENTS = 1_300_000
+NUM_EVENTS = 1_920_000
 EVENTS_A_USER = 32
 NUM_BOOKS = 12_000
 
@@ -59,7 +59,7 @@ def measure(folder):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
 def test_two_gigabytes_fit_in_one(tmp_path):
-    sizes = [write_goodreads(tmp_path / name, n) for name, n in (("small", NUM_EVENTS // 5), ("large", NUM_EVENTS))]
+    sizes = [write_goodreads(tmp_path / name, n) for name, n in (("small", NUM_EVENTS // 3), ("large", NUM_EVENTS))]
     small, large = (measure(tmp_path / name) for name in ("small", "large"))
     assert large["clients"] == 5000
     assert large["raw"] == NUM_EVENTS // 2

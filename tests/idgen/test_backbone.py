@@ -65,7 +65,7 @@ def test_what_cannot_be_a_backbone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot load a backbone"):
         build_backbone(BackboneConfig(name_or_path=str(tmp_path / "nowhere")), TOKENIZER)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ValueError, match="'bert'.*expected one of"):
+    with pytest.raises(ValueError, match="of type 'bert'; expected one of"):
         build_backbone(BackboneConfig(name_or_path=str(tmp_path)), TOKENIZER)
     short = T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2))
     short.save_pretrained(tmp_path / "short")
@@ -156,8 +156,7 @@ def test_one_step_is_adamw_with_clipping_by_hand():
     train_model(model, lambda epoch: [batch], 1, config, seed=0, loss_fn=loss_fn)
     clipped = torch.tensor([[0.6e-6, -0.8e-6]])  # of (3, -4), norm 5
     expected = torch.tensor([[0.5, -2.0]]) * (1 - 0.1 * 0.2) - 0.1 * clipped / (clipped.abs() + 1e-6)
-    assert torch.allclose(model.weight, expected, atol=1e-3)
-    assert not torch.allclose(model.weight, expected - 0.01, atol=1e-3)
+    assert torch.allclose(model.weight, expected, atol=1e-5)
 
 
 def test_training_memorises_a_small_pool_and_reports():
@@ -231,6 +230,7 @@ def test_divergence_and_wrong_settings_are_refused():
         {"warmup_share": 1.5},
         {"precision": "fp16"},
         {"schedule": "step"},
+        {"beta2": 1.0},
         {"dropout": 1.0},
     ):
         with pytest.raises(ValueError, match="expected"):

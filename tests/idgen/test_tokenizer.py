@@ -86,6 +86,14 @@ def test_known_words_and_phrases_stay_whole():
     assert len(word.tokenize("zebra")) > 1
 
 
+@pytest.mark.parametrize("kind", ["unigram", "word"])
+def test_more_characters_than_pieces(kind):
+    foreign = [chr(0x4E00 + number) + chr(0x4E00 + number) for number in range(1500)]
+    tokenizer = train_tokenizer([*texts(), " ".join(foreign)], 300, kind)
+    assert len(tokenizer) <= 300
+    assert decode_ids(tokenizer, encode_ids(tokenizer, ["copper fox"])) == ["copper fox"]
+
+
 def test_clean_words():
     assert clean_words("Harry's  ½-Blood: Été_2 (3rd)") == ["harry", "s", "1", "2", "blood", "été_2", "3rd"]
     assert clean_words("— ! …") == []

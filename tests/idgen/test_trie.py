@@ -71,6 +71,9 @@ def test_logits_processor_by_hand():
     for row, tokens in enumerate(allowed):
         assert torch.isfinite(masked[row]).nonzero().flatten().tolist() == tokens
         assert torch.equal(masked[row, tokens], scores[row, tokens])
+    copy = scores.clone()
+    assert TrieLogitsProcessor(processor.trie, in_place=True)(prefixes, copy) is copy
+    assert torch.equal(copy, masked)
 
 
 @pytest.mark.parametrize(

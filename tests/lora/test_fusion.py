@@ -304,3 +304,21 @@ def test_bad_input_is_named():
         load_fusion(model, random_stack(adapted(rank=2), 3), 0, torch.ones(3))
     with pytest.raises(ValueError, match="without adapters"):
         fused_layers(tiny_t5())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_cuda_gives_the_cpu_results(precision):
+    results = []
+    for device in ("cpu", "cuda"):
+        model = adapted().to(device)
+        alpha = load_fusion(model, random_stack(model, 3), OWN, ALPHA)
+        inputs = {key: tensor.to(device) for key, tensor in batch().items()}
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            output = model(**inputs)
+        output.loss.float().backward()
+        grads = [alpha.grad, *(parameter.grad for parameter in adapter_parameters(model))]
+        results.append([output.logits.detach().float().cpu(), *(grad.cpu() for grad in grads)])
+    tolerance = {"rtol": 1e-3, "atol": 1e-5} if precision == "fp32" else {"rtol": 0.2, "atol": 0.05}
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, **tolerance)

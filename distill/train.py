@@ -1,0 +1,277 @@
+"""Distillation: train a student of half depth and report what was lost and won back.
+
+Shapes: P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import T5ForConditionalGeneration
+
+from distill.losses import finetune_loss, pair_losses
+from distill.pairing import Init, Pair, build_student, pair_parameters, pairs_of
+from idgen.decode import evaluating
+from idgen.samples import Task, num_batches, train_batches
+from idgen.training import Batch, OnStep, TrainConfig, epoch_generator, sequence_loss, set_dropout, train_model
+
+Evaluate = Callable[[T5ForConditionalGeneration], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Extension, not in FeDecider: train the blocks of the chained student end to end after the pairs.
+
+    Args:
+        epochs: Passes over the data; 0 for no fine-tuning.
+        learning_rate: Largest learning rate of AdamW.
+        kl_weight: Weight of KL(teacher || student) beside the cross-entropy.
+    """
+
+    epochs: int = 0
+    learning_rate: float = 3e-4
+    kl_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or self.kl_weight < 0:
+            raise ValueError(f"got epochs {self.epochs} and kl_weight {self.kl_weight}, expected 0 or more")
+        if not self.learning_rate > 0:
+            raise ValueError(f"got learning_rate {self.learning_rate}, expected more than 0")
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """Layer-wise distillation (FeDecider, WWW 2026, appendix B.2); the optimisation is not in the paper.
+
+    Args:
+        init: Start of a student block: the "first" or the "second" of its two teacher blocks, or their "mean".
+        epochs: Passes over the public data; 0 leaves the student as it starts.
+        learning_rate: Largest learning rate of AdamW (no weight decay).
+        batch_size: Samples of one step.
+        warmup_share: Share of the steps in which the learning rate rises.
+        schedule: "linear" or "cosine" decay, or "constant".
+        clip_norm: Largest gradient norm of each pair by itself; 0 for no clipping.
+        precision: "fp32", or "bf16" for bfloat16 autocast.
+        report_batches: Batches on which losses are measured before and after.
+        finetune: Extension: end-to-end fine-tuning afterwards; off by default.
+    """
+
+    init: Init = "first"
+    epochs: int = 3
+    learning_rate: float = 1e-3
+    batch_size: int = 64
+    warmup_share: float = 0.05
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    clip_norm: float = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    report_batches: int = 8
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+
+    def __post_init__(self) -> None:
+        if self.init not in ("first", "second", "mean"):
+            raise ValueError(f"got init {self.init!r}, expected 'first', 'second' or 'mean'")
+        if self.report_batches < 1:
+            raise ValueError(f"got report_batches {self.report_batches}, expected at least 1")
+        self.training(self.epochs, self.learning_rate)  # checks the shared settings
+
+    def training(self, epochs: int, learning_rate: float) -> TrainConfig:
+        """These settings for the training loop; dropout would only add noise to what a block is to return."""
+        return TrainConfig(
+            learning_rate=learning_rate,
+            batch_size=self.batch_size,
+            epochs=epochs,
+            warmup_share=self.warmup_share,
+            schedule=self.schedule,
+            weight_decay=0.0,
+            dropout=0.0,
+            clip_norm=self.clip_norm,
+            precision=self.precision,
+        )
+
+
+def distill(
+    teacher: T5ForConditionalGeneration,
+    tasks: Task | Sequence[Task],
+    config: DistillConfig,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    on_step: OnStep | None = None,
+    evaluate: Evaluate | None = None,
+    held_out: Task | Sequence[Task] | None = None,
+) -> tuple[T5ForConditionalGeneration, dict[str, Any]]:
+    """A student of half depth trained on the samples of ``tasks``, and a report; the teacher is left as it was.
+
+    Every pair is trained on the teacher's inputs, all pairs in parallel: the pairs share no trained parameter, and
+    gradients are clipped pair by pair. Embeddings, final norms and position biases stay the teacher's.
+    The report holds ``pairs`` (loss of each before and after), ``chained_loss`` (cross-entropy of teacher, student at
+    the start, student), ``parameters``, ``logs``; ``held_out`` (tasks that are not trained on) adds the same losses
+    under "held_out", ``evaluate(model)`` adds its results for each model under "metrics".
+    Source: FeDecider (WWW 2026), appendix B.2. Differs from the paper: mean over tokens that count instead of a sum
+    over all, see `pair_losses`; ``config.finetune`` is an extension.
+    """
+    device = torch.device(device)
+    teacher.to(device).eval()  # type: ignore[arg-type]
+    student = build_student(teacher, config.init)
+    pairs = pairs_of(teacher.config)
+    measured = {"train": _report_batches(tasks, config, seed, device)}
+    if held_out is not None:
+        measured["held_out"] = _report_batches(held_out, config, seed, device)
+    stages = {"teacher": _measure(teacher, teacher, [], measured, evaluate)}
+    stages["init"] = _measure(teacher, student, pairs, measured, evaluate)
+    logs = {"pairs": train_pairs(teacher, student, tasks, config, seed=seed, device=device, on_step=on_step)}
+    stages["student"] = _measure(teacher, student, pairs, measured, evaluate)
+    if config.finetune.epochs > 0:
+        logs["finetune"] = finetune(teacher, student, tasks, config, seed=seed, device=device, on_step=on_step)
+        stages["finetuned"] = _measure(teacher, student, pairs, measured, evaluate)
+    report = {
+        **_losses(pairs, stages, "train"),
+        "parameters": {"teacher": _count(teacher), "student": _count(student)},
+        "block_parameters": {"teacher": _count_blocks(teacher), "student": _count_blocks(student)},
+        "logs": logs,
+    }
+    if held_out is not None:
+        report["held_out"] = _losses(pairs, stages, "held_out")
+    if evaluate is not None:
+        report["metrics"] = {name: stage["metrics"] for name, stage in stages.items()}
+    return student, report
+
+
+def train_pairs(
+    teacher: T5ForConditionalGeneration,
+    student: T5ForConditionalGeneration,
+    tasks: Task | Sequence[Task],
+    config: DistillConfig,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    on_step: OnStep | None = None,
+) -> list[dict[str, Any]]:
+    """Train every student block on its pair, in place; logs as in `train_model` (loss: sum over the pairs)."""
+    teacher.eval()
+    pairs = pairs_of(teacher.config)
+
+    def loss(batch: Batch) -> torch.Tensor:
+        return pair_losses(teacher, student, pairs, batch).sum()
+
+    training = config.training(config.epochs, config.learning_rate)
+    return _train(student, pairs, tasks, training, loss, seed, device, on_step, clip_each_group=True)
+
+
+def finetune(
+    teacher: T5ForConditionalGeneration,
+    student: T5ForConditionalGeneration,
+    tasks: Task | Sequence[Task],
+    config: DistillConfig,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    on_step: OnStep | None = None,
+) -> list[dict[str, Any]]:
+    """Extension: train the same parameters through the chained student, in place, see `finetune_loss`.
+
+    Reason: each block was trained on inputs of the teacher, which it does not see in the chain.
+    """
+    teacher.eval()
+    settings = config.finetune
+
+    def loss(batch: Batch) -> torch.Tensor:
+        return finetune_loss(teacher, student, batch, settings.kl_weight)
+
+    pairs, training = pairs_of(teacher.config), config.training(settings.epochs, settings.learning_rate)
+    # seed + 1: other batches than the pairs had.
+    return _train(student, pairs, tasks, training, loss, seed + 1, device, on_step, clip_each_group=False)
+
+
+def _train(
+    student: T5ForConditionalGeneration,
+    pairs: Sequence[Pair],
+    tasks: Task | Sequence[Task],
+    training: TrainConfig,
+    loss: Callable[[Batch], torch.Tensor],
+    seed: int,
+    device: torch.device | str,
+    on_step: OnStep | None,
+    clip_each_group: bool,
+) -> list[dict[str, Any]]:
+    """Train the blocks of the pairs; everything else of the student is frozen meanwhile."""
+    groups = [{"params": pair_parameters(student, pair)} for pair in pairs]
+    student.requires_grad_(False)
+    for group in groups:
+        for parameter in group["params"]:
+            parameter.requires_grad_(True)
+    logs = train_model(
+        student,
+        lambda epoch: train_batches(tasks, training.batch_size, epoch_generator(seed, epoch)),
+        num_batches(tasks, training.batch_size),
+        training,
+        device,
+        seed=seed,
+        parameters=groups,
+        loss_fn=loss,
+        on_step=on_step,
+        clip_each_group=clip_each_group,
+    )
+    student.requires_grad_(True)
+    set_dropout(student, student.config.dropout_rate)
+    return logs
+
+
+def _report_batches(
+    tasks: Task | Sequence[Task], config: DistillConfig, seed: int, device: torch.device
+) -> list[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    batches = islice(train_batches(tasks, config.batch_size, generator), config.report_batches)
+    return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+
+
+def _measure(
+    teacher: T5ForConditionalGeneration,
+    model: T5ForConditionalGeneration,
+    pairs: Sequence[Pair],
+    measured: dict[str, list[Batch]],
+    evaluate: Evaluate | None,
+) -> dict[str, Any]:
+    """Chained loss and pair losses of ``model`` on each list of batches, and whatever ``evaluate`` says."""
+    result: dict[str, Any] = {}
+    with evaluating(model):
+        for name, batches in measured.items():
+            chained = [float(sequence_loss(model, batch)) for batch in batches]
+            by_batch = [pair_losses(teacher, model, pairs, batch) for batch in batches] if pairs else []
+            result[name] = {
+                "chained": sum(chained) / len(chained),
+                "pairs": torch.stack(by_batch).mean(0).tolist() if pairs else [],
+            }
+        if evaluate is not None:
+            result["metrics"] = evaluate(model)
+    return result
+
+
+def _losses(pairs: Sequence[Pair], stages: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    by_stage = {stage: result[name] for stage, result in stages.items()}
+    return {
+        "pairs": [
+            {
+                "stack": pair.stack,
+                "student_block": pair.student,
+                "teacher_blocks": [pair.first, pair.first + 1],
+                "before": by_stage["init"]["pairs"][number],
+                "after": by_stage["student"]["pairs"][number],
+            }
+            for number, pair in enumerate(pairs)
+        ],
+        "chained_loss": {stage: result["chained"] for stage, result in by_stage.items()},
+    }
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _count_blocks(model: T5ForConditionalGeneration) -> int:
+    return _count(model.encoder.block) + _count(model.decoder.block)

@@ -1,0 +1,67 @@
+"""Evaluate the handed-over adapters of a run again, with plain transformers and peft, and compare with its metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.federate import Settings, load_data
+from fedecider.federation.record import read_json
+from fedecider.foundation import client_tasks, load_ids, pretrain_stage
+from fedecider.lora.export import read_item_ids
+from fedecider.methods.recommender import rank_task
+from fedecider.run_folder import RunFolder, read_run
+from idgen.backbone import load_backbone
+from idgen.tokenizer import load_tokenizer
+
+
+class Verified(NamedTuple):
+    """One domain's metrics, measured again."""
+
+    domain: str
+    metrics: dict[str, float]
+    recorded: dict[str, float]
+    """What ``metrics.json`` says of the reported model; empty for another split than test."""
+
+    @property
+    def largest_difference(self) -> float:
+        return max((abs(self.metrics[name] - value) for name, value in self.recorded.items()), default=0.0)
+
+
+def verify(run: Path, settings: Settings, split: str, device: torch.device) -> list[Verified]:
+    """Rank ``split`` for every client of the run with its exported adapter.
+
+    Raises:
+        ValueError: the data are not those of the run, or an ID map does not match its adapter.
+    """
+    folder, record = RunFolder(run), read_run(run)
+    domains = load_data(settings.run)
+    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
+    if changed:
+        raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
+    foundation = pretrain_stage(settings.run, domains, device)
+    tokenizer = load_tokenizer(folder.backbone)
+    ids = {name: load_ids(foundation.folder, domain) for name, domain in domains.items()}
+    recorded = read_json(folder.metrics)
+    found = []
+    for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
+        adapter = folder.adapters / task.name
+        if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
+            raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
+        model = PeftModel.from_pretrained(load_backbone(folder.backbone, tokenizer), str(adapter)).to(device).eval()
+        metrics = mean_metrics(_positions(model, task, split, settings, device))
+        expected = recorded["domains"][task.name]["test"][recorded["reported"]] if split == "test" else {}
+        found.append(Verified(task.name, metrics, {name: value["mean"] for name, value in expected.items()}))
+    return found
+
+
+def _positions(model: PeftModel, task: object, split: str, settings: Settings, device: torch.device) -> Tensor:
+    drop_seen = get_protocol(settings.run.protocol).drop_seen
+    precision = settings.training.precision
+    return rank_task(model, task, split, None, settings.ranking, drop_seen, precision, device)

@@ -1,0 +1,68 @@
+"""Evaluate the adapters of a finished run again, as plain peft loads them: python scripts/evaluate.py --run runs/x."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+
+from fedecider.cli import build_parser, parse, run
+from fedecider.commands import recorded_settings
+from fedecider.launch import start
+from fedecider.progress import console
+from fedecider.verify import verify
+
+DESCRIPTION = """Load backbone and adapters of a run with transformers and peft alone, rank the held-out items again and
+compare with metrics.json; exit code 2 when a test metric differs by more than --tolerance."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to evaluate.
+
+    Args:
+        run: Run folder that scripts/federate.py printed.
+        split: Held-out items: the last (test) or the last but one (valid) of every user.
+        tolerance: Largest allowed difference of a test metric.
+        data: Folder of prepared domains, when it is not where the run found it.
+    """
+
+    run: str
+    split: Literal["test", "valid"] = "test"
+    tolerance: float = 1e-6
+    data: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        (config,) = parse(build_parser(DESCRIPTION, EvaluateConfig), argv, EvaluateConfig)
+        settings = recorded_settings(Path(config.run), config.data)
+        launch = start(settings.run.num_threads)
+        results = verify(Path(config.run), settings, config.split, launch.device)
+        names = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
+        table = Table(title=f"{config.split} metrics of {config.run} ({settings.run.protocol})", show_edge=False)
+        for column in ("domain", *names, "largest difference"):
+            table.add_column(column)
+        for result in results:
+            difference = f"{result.largest_difference:.1e}" if result.recorded else "-"
+            table.add_row(result.domain, *(f"{result.metrics[name]:.4f}" for name in names), difference)
+        console.print(table)
+        worst = max(results, key=lambda result: result.largest_difference)
+        if worst.largest_difference > config.tolerance:
+            raise ValueError(
+                f"the adapter of {worst.domain} gives metrics that differ by {worst.largest_difference:.1e} from "
+                f"metrics.json, expected at most {config.tolerance:.0e}. Export again, or compare on equal hardware"
+            )
+
+    return run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

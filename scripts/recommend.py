@@ -1,0 +1,60 @@
+"""Next items for a history of titles: python scripts/recommend.py --run runs/x --domain crime --history "A | B"."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from fedecider.cli import build_parser, parse, run
+from fedecider.progress import console
+from fedecider.recommend import load, recommend
+
+DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
+
+
+@dataclass(frozen=True)
+class RecommendConfig:
+    """What to recommend from.
+
+    Args:
+        run: Run folder that scripts/federate.py printed.
+        domain: Whose adapter and catalogue.
+        history: Titles or item keys of that domain, oldest first, separated by " | ".
+        k: Number of recommendations.
+        device: cpu or cuda.
+    """
+
+    run: str
+    domain: str
+    history: str
+    k: int = 10
+    device: str = "cpu"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), argv, RecommendConfig)
+        loaded = load(config.run, config.domain, config.device)
+        titles = [title.strip() for title in config.history.split("|") if title.strip()]
+        table = Table(title=f"Next for a reader in {config.domain}", show_edge=False)
+        for column in ("", "title", "score", "key"):
+            table.add_column(column)
+        for place, item in enumerate(recommend(loaded, titles, config.k), 1):
+            table.add_row(str(place), item.title, f"{item.score:.3f}", item.key)
+        console.print(table)
+        if loaded.alpha_share:
+            shares = ", ".join(f"{name} {share:.1%}" for name, share in loaded.alpha_share.items())
+            console.print(f"share of each domain's direction: {shares}", highlight=False)
+
+    return run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The recommender over real tasks: batches, positions through constrained search, all of it under a fusion."""
+
+import pytest
+import torch
+from toy_recommender import run
+
+from fedecider.data.domain import Domain, Events
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, stack_trees, take_row
+from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
+from fedecider.methods.fedecider import FedeciderConfig, fedecider
+from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender
+from idgen.backbone import BackboneConfig, build_backbone
+from idgen.decode import score_catalogue
+from idgen.item_ids import keyword_item_ids
+from idgen.samples import SampleConfig, build_task, eval_batches
+from idgen.tokenizer import train_tokenizer
+
+WORDS = ["red", "blue", "green", "amber", "grey"]
+THINGS = ["lantern", "harbour", "castle"]
+
+
+def make_domain(name: str, num_items: int, lengths: list[int], step: int) -> Domain:
+    """Users walk through the catalogue with a constant step, from different starts."""
+    titles = [f"{WORDS[item % 5]} {THINGS[item % 3]}" for item in range(num_items)]
+    sequences = [[(user + step * place) % num_items for place in range(length)] for user, length in enumerate(lengths)]
+    users = [f"{name}{user}" for user in range(len(lengths))]
+    texts = [f"title: {title}" for title in titles]
+    keys = [f"{name}{item:02d}" for item in range(num_items)]
+    return Domain(name, keys, titles, texts, Events(users, sequences, None), Events([], [], None), {})
+
+
+@pytest.fixture(scope="module")
+def parts():
+    domains = [make_domain("crime", 15, [5, 9, 4, 7], 2), make_domain("comics", 11, [6, 4, 8], 3)]
+    tokenizer = train_tokenizer([text for domain in domains for text in domain.item_texts], 300)
+    tasks = []
+    for domain in domains:
+        ids = keyword_item_ids(domain.item_keys, domain.item_texts, tokenizer)
+        config = SampleConfig(templates="compact", user_wording="none")
+        tasks.append(build_task(domain, domain.clients, ids, tokenizer, config, hold_out=True))
+    return tokenizer, tasks
+
+
+def recommender_of(parts, **ranking):
+    tokenizer, tasks = parts
+    config = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=6, d_ff=24, dropout=0.1)
+    model = attach_lora(build_backbone(config, tokenizer, seed=1), LoraSettings(rank=2))
+    return build_recommender(
+        model,
+        tokenizer,
+        tasks,
+        seed=0,
+        training=TrainingConfig(local_epochs=1, batch_size=8, learning_rate=1e-2),
+        ranking=RankingConfig(**ranking),
+    )
+
+
+def strong_stack(model, clients: int):
+    generator = torch.Generator().manual_seed(4)
+    start = stack_trees([initial_adapters(adapter_shapes(model), client) for client in range(clients)])
+    return {key: 0.5 * torch.randn(tensor.shape, generator=generator) for key, tensor in start.items()}
+
+
+def exhaustive(recommender, client: int, split: str, drop_seen: bool):
+    """Positions by scoring the whole catalogue, user by user."""
+    task = recommender.tasks[client]
+    place_U = torch.zeros(len(task.sequences), dtype=torch.long)
+    for user_B, input_ids, attention_mask, target_B in eval_batches(task, split, 3):
+        score_BI = score_catalogue(recommender.model, input_ids, attention_mask, task.trie)
+        for user, target, score_I in zip(user_B.tolist(), target_B.tolist(), score_BI, strict=True):
+            seen = task.sequences[user][: {"valid": -2, "test": -1}[split]] if drop_seen else []
+            ahead = [item for item in (score_I > score_I[target]).nonzero().flatten().tolist() if item not in set(seen)]
+            place_U[user] = len(ahead)
+    return place_U
+
+
+@pytest.mark.parametrize("drop_seen", [True, False])
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_positions_are_those_of_exhaustive_scoring_in_user_order(parts, split, drop_seen):
+    recommender = recommender_of(parts, num_beams=15, eval_batch_size=2, drop_seen=drop_seen)
+    load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.tensor([1.0, -0.7]))
+    found = [recommender.positions(client, split) for client in range(2)]
+    for client in range(2):
+        assert torch.equal(found[client], exhaustive(recommender, client, split, drop_seen))
+    assert len({*found[0].tolist(), *found[1].tolist()}) > 2
+
+
+def test_fusion_weights_reach_the_search(parts):
+    recommender = recommender_of(parts, num_beams=15)
+    stack = strong_stack(recommender.model, 2)
+    load_fusion(recommender.model, stack, 0, torch.tensor([1.0, -0.7]))
+    fused = recommender.positions(0, "test")
+    load_plain(recommender.model, take_row(stack, 0))
+    assert not torch.equal(recommender.positions(0, "test"), fused)
+
+
+def test_narrow_search_leaves_targets_unranked(parts):
+    recommender = recommender_of(parts, num_beams=1)
+    load_plain(recommender.model, take_row(strong_stack(recommender.model, 1), 0))
+    assert NOT_RANKED in recommender.positions(0, "test").tolist()
+
+
+def test_validation_takes_a_fixed_sample_and_test_all_users(parts):
+    whole, sampled = recommender_of(parts, num_beams=15), recommender_of(parts, num_beams=15, num_eval_users=2)
+    for one in (whole, sampled):
+        load_plain(one.model, take_row(strong_stack(one.model, 1), 0))
+    everybody, some = whole.positions(0, "valid"), sampled.positions(0, "valid")
+    assert len(some) == 2
+    assert torch.equal(some, sampled.positions(0, "valid"))
+    assert set(some.tolist()) <= set(everybody.tolist())
+    assert torch.equal(sampled.positions(0, "test"), whole.positions(0, "test"))
+
+
+def test_rounds_over_real_tasks(parts):
+    recommender = recommender_of(parts, num_beams=5)
+    assert [recommender.num_examples(client) for client in range(2)] == [2 + 6 + 1 + 4, 3 + 1 + 5]
+    state, records = run(fedecider(recommender, FedeciderConfig()), 2, 2)
+    assert all(log["finite"] for record in records for log in record["clients"])
+    assert state.local["alpha"].shape == (2, 2)
+
+
+def test_bf16_training_and_ranking(parts):
+    recommender = recommender_of(parts, num_beams=5)
+    settings = TrainingConfig(local_epochs=1, batch_size=8, learning_rate=1e-2, precision="bf16")
+    half = build_recommender(
+        recommender.model, None, recommender.tasks, seed=0, training=settings, ranking=recommender.ranking
+    )
+    state, records = run(fedecider(half, FedeciderConfig()), 2, 2)
+    assert all(log["finite"] for record in records for log in record["clients"])
+    assert (state.local["alpha"] - 2.0).abs().max() > 1e-4
+    assert all(tensor.dtype == torch.float32 for tensor in fused_factors(half.model).values())
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (TrainingConfig, {"local_epochs": 0}, "local_epochs 0"),
+        (TrainingConfig, {"batch_size": 0}, "batch_size 0"),
+        (TrainingConfig, {"learning_rate": 0.0}, "learning_rate 0"),
+        (TrainingConfig, {"precision": "fp16"}, "overflows in T5"),
+        (RankingConfig, {"num_beams": 0}, "num_beams 0"),
+        (RankingConfig, {"num_eval_users": -1}, "num_eval_users"),
+    ],
+)
+def test_wrong_settings_are_refused(config, changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)

@@ -1,0 +1,173 @@
+"""The whole pipeline on the embedded sample with toy sizes: run, hand-over, resume after a kill, bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SETTINGS = {
+    "num_rounds": 3,
+    "num_threads": 1,
+    "local_epochs": 1,
+    "lora_rank": 4,
+    "num_beams": 10,
+    "num_eval_users": 40,
+    "eval_batch_size": 40,
+    "pretrain": {
+        "tokenizer_kind": "word",
+        "vocab_size": 3000,
+        "id_source": "keywords",
+        "keywords": {"min_words": 2, "max_words": 3, "word_order": "title"},
+        "samples": {"templates": "compact", "max_history": 3, "max_source_tokens": 64, "newest_first": True},
+        "backbone": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 64},
+        "train": {"max_steps": 60, "learning_rate": 3e-3, "batch_size": 64},
+    },
+    "distill": {"train": {"max_steps": 10}},
+}
+
+
+def command(script: str, *words: str) -> list[str]:
+    return [sys.executable, str(REPOSITORY / "scripts" / f"{script}.py"), *words]
+
+
+def call(script: str, *words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command(script, *words), cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with the toy settings and one finished run, ``runs/whole``."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    (folder / "toy.yaml").write_text(yaml.safe_dump(SETTINGS))
+    done = call("federate", "--config", "toy.yaml", "--output", "runs/whole", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+def test_a_run_leaves_everything_behind(workplace):
+    run = workplace / "runs" / "whole"
+    for name in ("run.json", "rounds.jsonl", "metrics.json", "per_user.parquet", "fusion_weights.json"):
+        assert (run / name).is_file(), name
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert set(metrics["domains"]) == {"crime", "comics", "children"}
+    crime = metrics["domains"]["crime"]["test"]
+    reported = crime[metrics["reported"]]
+    assert {"hit@5", "ndcg@10", "mrr@20"} <= set(reported)
+    assert reported["hit@10"]["low"] <= reported["hit@10"]["mean"] <= reported["hit@10"]["high"]
+    assert {"popularity", "memoriser", "last-item co-occurrence"} <= set(crime)
+    weights = json.loads((run / "fusion_weights.json").read_text())
+    assert torch.tensor(weights["alpha"]).shape == (3, 3, 3)
+    assert (torch.tensor(weights["alpha"])[-1] != 2).all()
+    printed = (workplace / "stdout.txt").read_text()
+    assert "strict" in printed
+    assert printed.count("adapter: ") == 3
+
+
+def test_bytes_follow_the_formula(workplace):
+    content = json.loads((workplace / "runs" / "whole" / "communication.json").read_text())
+    payload = 4 * content["adapter_scalars"]
+    last = content["tensors"]["3"][0]
+    assert sum(last["up"].values()) == payload
+    assert sum(last["down"].values()) == 3 * payload
+    first = content["tensors"]["1"][0]
+    assert sum(first["down"].values()) == payload
+
+
+def test_plain_peft_reproduces_the_recommendations(workplace):
+    run = workplace / "runs" / "whole"
+    table = json.loads((run / "adapters" / "crime" / "item_ids.json").read_text())["items"]
+    titles = [entry["title"] for entry in table.values()]
+    words = ("--run", "runs/whole", "--domain", "crime", "--history", " | ".join(titles[:2]), "--k", "5")
+    done = call("recommend", *words, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert "share of each domain's direction" in done.stdout
+    tokenizer = AutoTokenizer.from_pretrained(run / "backbone")
+    model = PeftModel.from_pretrained(
+        AutoModelForSeq2SeqLM.from_pretrained(run / "backbone"), str(run / "adapters" / "crime")
+    ).eval()
+    sys.path.insert(0, str(REPOSITORY))
+    from fedecider.recommend import load, recommend
+    from idgen.samples import encode_histories
+
+    loaded = load(run, "crime")
+    ranked = recommend(loaded, titles[:2], k=5)
+    assert ranked[0].title[:20] in done.stdout
+    input_ids, attention_mask = encode_histories(loaded.task, [[0, 1]])
+    for item in ranked:
+        target = torch.tensor([[*table[item.key]["tokens"], tokenizer.eos_token_id]])
+        with torch.no_grad():
+            logits = model(input_ids=input_ids, attention_mask=attention_mask, labels=target).logits
+        score = logits.log_softmax(-1).gather(2, target[..., None]).sum().item()
+        assert score == pytest.approx(item.score, abs=1e-3)
+
+
+def test_evaluate_confirms_the_metrics(workplace):
+    done = call("evaluate", "--run", "runs/whole", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kill_and_resume_gives_the_same_metrics(workplace):
+    words = ("--config", "toy.yaml", "--output", "runs/killed")
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    rounds = workplace / "runs" / "killed" / "rounds.jsonl"
+    process = subprocess.Popen(command("federate", *words), cwd=workplace, env=env, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not rounds.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)  # during round 2
+    process.wait()
+    assert not (workplace / "runs" / "killed" / "metrics.json").exists()
+    done = call("federate", *words, "--resume", "true", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    whole, killed = (
+        json.loads((workplace / "runs" / name / "metrics.json").read_text()) for name in ("whole", "killed")
+    )
+    assert whole == killed
+
+
+BAD_INPUT = {
+    "unknown domain": (("--domains", "crime,horror"), "horror"),
+    "one domain twice": (("--domains", "crime,crime"), "different names"),
+    "rank 0": (("--lora_rank", "0"), "lora_rank 0"),
+    "negative rounds": (("--num_rounds", "-1"), "num_rounds -1"),
+    "unknown key": (("--lora_ranks", "4"), "lora_ranks"),
+    "unknown method": (("--method", "fedmagic"), "fedmagic"),
+    "another method's option": (("--method", "fedavg", "--alpha_init", "1"), "alpha_init"),
+    "no data folder": (("--data", "nowhere"), "nowhere"),
+    "resume without a run": (("--output", "runs/none", "--resume", "true"), "runs/none"),
+    "resume of another configuration": (("--output", "runs/whole", "--resume", "true", "--seed", "5"), "seed"),
+    "a run that exists": (("--output", "runs/whole"), "--resume"),
+    "sampled candidates": (("--protocol", "strict/sampled99"), "strict"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_code_2(workplace, case, capsys, monkeypatch):
+    """In this process: starting Python for every case would take most of the suite's time."""
+    import runpy
+
+    words, expected = BAD_INPUT[case]
+    before = sorted(workplace.rglob("*"))
+    monkeypatch.chdir(workplace)
+    script = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))
+    try:
+        code = script["main"](["--config", "toy.yaml", *words])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert expected in captured.err
+    assert "Traceback" not in captured.err
+    assert sorted(workplace.rglob("*")) == before

@@ -78,7 +78,7 @@ def backbone(size: Size) -> T5ForConditionalGeneration:
         num_layers=size.num_layers,
         num_decoder_layers=size.num_layers,
         dropout_rate=0.0,
-        decoder_start_token_id=0,
+        decoder_start_token_id=0,  # pyright: ignore[reportCallIssue]
     )
     return T5ForConditionalGeneration(config)
 
@@ -173,6 +173,7 @@ def assert_equal(size: Size, num_clients: int) -> None:
         _assert_close(own_b.grad, grad_b[:, rows])
         products = (grad_a * directions[f"{name}.lora_a"].flatten(0, 1)).sum(1)
         alpha_grad += products.view(num_clients, RANK).sum(1)
+    assert alpha.grad is not None
     _assert_close(client_order(alpha.grad, own), alpha_grad)
 
 
@@ -237,9 +238,10 @@ def measure(size_name: str, repeats: int) -> list[str]:
     lines = []
     for name, path_s in seconds.items():
         ratio = statistics.median(mine / other for mine, other in zip(path_s, base_s, strict=True))
+        mib = peak_mib[name]
         lines.append(
             f"| {size_name} | {name} | {1000 * min(path_s):.1f} | {1000 * statistics.median(path_s):.1f} "
-            f"| {min(path_s) / min(base_s):.3f} | {ratio:.3f} | {peak_mib[name]:.0f} | {peak_mib[name] / base_mib:.3f} |"
+            f"| {min(path_s) / min(base_s):.3f} | {ratio:.3f} | {mib:.0f} | {mib / base_mib:.3f} |"
         )
     return lines
 
@@ -263,8 +265,8 @@ def heading(repeats: int) -> list[str]:
         f"- Models and batches: {json.dumps(sizes)}; fp32, LoRA rank {RANK} on q, k, v, o, {repeats} timed steps",
         "",
         "Logits and gradients of K = 3 and K = 8 were first asserted equal to PEFT's concatenated adapter. A step is",
-        "forward, backward, clipping and AdamW; the paths take turns. Ratios are to PEFT LoRA: of the fastest steps, and",
-        "the median over turns. Memory is what three steps add to the process at its peak, the lower of two processes.",
+        "forward, backward, clipping and AdamW; the paths take turns. Ratios are to PEFT LoRA: of the fastest steps,",
+        "and the median over turns. Memory is what three steps add to the process at its peak, the lower of two runs.",
         "",
         "| model | path | fastest, ms | median, ms | ratio of fastest | median ratio | peak memory, MiB | ratio |",
         "|---|---|---|---|---|---|---|---|",

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from fedecider.cli import REPOSITORY, build_parser, from_plain, parse, peek
 from fedecider.config import RunConfig
 from fedecider.federate import Settings
@@ -19,7 +21,8 @@ DEMO = REPOSITORY / "configs" / "demo.yaml"
 def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     """Settings of a run; the options of the chosen method join the common ones.
 
-    Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded sample.
+    Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded sample. A
+    config file may hold settings for one method only, under the method's name; all of them are checked.
 
     Raises:
         ValueError: the method is not known.
@@ -31,7 +34,20 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     demo = not peek(words, "config") and not peek(words, "data")
     classes = (RunConfig, TrainingConfig, RankingConfig, METHODS[method].config)
     parser = build_parser(description, *classes, default_config=DEMO if demo else None)
+    blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
+    for name in METHODS:
+        parser.add_argument(f"--{name}", type=dict, default={}, help=f"in a config file: options of {name} only")
+    parser.set_defaults(blocks.get(method, {}))
     return Settings(*parse(parser, words, *classes))
+
+
+def _method_blocks(config: Path) -> dict[str, dict]:
+    """Checked method settings of a config file, by method."""
+    content = yaml.safe_load(config.read_text()) if config.is_file() else None
+    blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
+    for name, block in blocks.items():
+        from_plain(METHODS[name].config, block)
+    return blocks
 
 
 def recorded_settings(run: Path, data: str = "") -> Settings:

@@ -79,8 +79,8 @@ def test_downloads_are_one_pair_then_all_directions():
 
 
 def test_normalising_at_the_client_gives_the_same_bits():
-    server_side, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 3)
-    client_side, _ = run(fedecider(toy_recommender(), FedeciderConfig(normalize_at="client")), 3, 3)
+    server_side, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 2)
+    client_side, _ = run(fedecider(toy_recommender(), FedeciderConfig(normalize_at="client")), 3, 2)
     assert same(server_side.server, client_side.server)
     assert same(server_side.local, client_side.local)
 
@@ -89,8 +89,8 @@ def test_permuting_clients_permutes_alpha_and_nothing_else():
     names = ["crime", "comics", "children"]
     order = [2, 0, 1]
     config = FedeciderConfig(alpha_learning_rate=0.02)
-    first, _ = run(fedecider(toy_recommender(names), config), 3, 3)
-    moved, _ = run(fedecider(toy_recommender([names[client] for client in order]), config), 3, 3)
+    first, _ = run(fedecider(toy_recommender(names), config), 3, 2)
+    moved, _ = run(fedecider(toy_recommender([names[client] for client in order]), config), 3, 2)
     torch.testing.assert_close(moved.local["alpha"], first.local["alpha"][order][:, order], rtol=1e-4, atol=1e-5)
     close(moved.server, {key: tensor[order] for key, tensor in first.server.items()}, rtol=1e-2, atol=1e-3)
     assert (first.local["alpha"] - first.local["alpha"].T).abs().max() > 1e-3  # not symmetric by chance
@@ -190,22 +190,22 @@ def test_absorbing_multiplies_the_trained_weight():
 
 
 def test_without_personalisation_is_alpha_frozen_at_one_over_k():
-    without, _ = run(fedecider(toy_recommender(), FedeciderConfig(ablation="wo_per")), 3, 3)
-    frozen, _ = run(fedecider(toy_recommender(), FedeciderConfig(alpha_init=1.0 / 3.0, train_alpha=False)), 3, 3)
+    without, _ = run(fedecider(toy_recommender(), FedeciderConfig(ablation="wo_per")), 3, 2)
+    frozen, _ = run(fedecider(toy_recommender(), FedeciderConfig(alpha_init=1.0 / 3.0, train_alpha=False)), 3, 2)
     assert same(without.server, frozen.server)
     assert same(without.local, frozen.local)
     assert without.local["alpha"].tolist() == torch.full((3, 3), 1.0 / 3.0).tolist()
 
 
 def test_without_decomposition_is_normalisation_replaced_by_the_identity(monkeypatch):
-    without, _ = run(fedecider(toy_recommender(), FedeciderConfig(ablation="wo_decomp")), 3, 3)
+    without, _ = run(fedecider(toy_recommender(), FedeciderConfig(ablation="wo_decomp")), 3, 2)
 
     class Untouched:
         def __init__(self, tree):
             self.tree = tree
 
     monkeypatch.setattr("fedecider.methods.fedecider.normalise", lambda tree, **_: Untouched(tree))
-    main, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 3)
+    main, _ = run(fedecider(toy_recommender(), FedeciderConfig()), 3, 2)
     assert same(without.server, main.server)
     assert same(without.local, main.local)
     assert same(without.server, without_prefix(without.local, "own"))
@@ -235,8 +235,8 @@ def test_one_client_without_separation_and_weight_one_is_local_training():
 def test_frozen_weights_of_the_other_clients_at_zero_are_local_training():
     # own weight 1 and the own raw pair kept: peers with weight 0 have no say
     config = FedeciderConfig(alpha_init=0.0, train_alpha=False, own_slot="raw")
-    state, _ = run(fedecider(toy_recommender(), config), 3, 3)
-    alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 3)
+    state, _ = run(fedecider(toy_recommender(), config), 3, 2)
+    alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 2)
     close(without_prefix(state.local, "own"), without_prefix(alone.local, "own"), rtol=1e-2, atol=1e-4)
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
+from transformers.utils import logging as transformers_logging
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -22,6 +26,7 @@ def build_parser(description: str, *config_classes: type, default_config: Path |
     """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``."""
     parser = ArgumentParser(
         description=description,
+        usage="%(prog)s [--config FILE] [--OPTION VALUE ...]",
         default_config_files=[str(default_config)] if default_config else [],
         parser_mode="yaml",
     )
@@ -68,6 +73,7 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
 
 def run(function: Callable[[], Any]) -> int:
     """Call ``function`` and turn input errors into one line on stderr and exit code 2."""
+    _quiet_libraries()
     try:
         function()
     except (ValueError, OSError, EOFError) as error:
@@ -79,3 +85,9 @@ def run(function: Callable[[], Any]) -> int:
         print("interrupted; a run goes on with --resume true", file=sys.stderr)
         return 130
     return 0
+
+
+def _quiet_libraries() -> None:
+    """No bars for loading files of a few megabytes, and no warning that only a library's authors can act on."""
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

@@ -31,6 +31,12 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     method = peek(words, "method", RunConfig.method)
     if method not in METHODS:
         raise ValueError(f"got method {method!r}, expected one of {', '.join(sorted(METHODS))}")
+    prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in {f"--{name}" for name in METHODS}]
+    if prefixed:
+        raise ValueError(
+            f"got {prefixed[0]}, expected the option of the chosen method without a prefix, such as --alpha_init 0.2: "
+            "blocks named after methods belong in a config file"
+        )
     demo = not peek(words, "config") and not peek(words, "data")
     classes = (RunConfig, TrainingConfig, RankingConfig, METHODS[method].config)
     parser = build_parser(description, *classes, default_config=DEMO if demo else None)

@@ -13,6 +13,7 @@ from fedecider.data.domain import Domain
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings, run_rounds
@@ -83,6 +84,7 @@ def make_recommender(settings: Settings, foundation: Foundation, device: torch.d
         seed=settings.run.seed,
         training=settings.training,
         ranking=settings.ranking,
+        drop_seen=get_protocol(settings.run.protocol).drop_seen,
         device=device,
     )
 

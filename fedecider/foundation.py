@@ -17,8 +17,11 @@ from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 from distill.train import distill
 from fedecider.config import PretrainConfig, RunConfig
 from fedecider.data.domain import Domain, Events, train_part
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed
+from fedecider.methods.recommender import RankingConfig, eval_users, rank_task
 from fedecider.progress import progress
 from fedecider.stages import Stage, cached_stage, file_digest
 from idgen.alternating import alternate
@@ -31,6 +34,10 @@ from idgen.samples import Task, build_task
 from idgen.tokenizer import load_tokenizer, train_tokenizer
 
 Domains = Mapping[str, Domain]
+
+
+NUM_REPORT_USERS = 200
+"""Client users per domain on which the distillation report compares teacher and student."""
 
 
 class DomainIds(NamedTuple):
@@ -80,7 +87,11 @@ def load_ids(foundation: Path, domain: Domain) -> DomainIds:
             f"got item IDs of another catalogue for {domain.name} in {foundation}, expected the one of the data "
             f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
         )
-    return DomainIds(*(None if content[group] is None else ItemIds(**content[group]) for group in DomainIds._fields))
+    items, clients, public = (
+        None if content[group] is None else ItemIds(**content[group]) for group in DomainIds._fields
+    )
+    assert items is not None
+    return DomainIds(items, clients, public)
 
 
 def public_tasks(
@@ -120,12 +131,14 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
         for name, domain in domains.items()
     }
     tasks = public_tasks(domains, ids, tokenizer, settings)
-    model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks).to(device)
-    with progress("backbone", not quiet) as on_step:
-        seed = derive_seed(config.seed, "backbone training")
-        report["backbone"] = train_backbone(model, tasks, settings.train, seed, device, on_step)
+    model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks)
+    model.to(device)  # type: ignore[arg-type]
     if settings.alternating.num_phases > 0:
         ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
+    else:
+        with progress("backbone", not quiet) as on_step:
+            seed = derive_seed(config.seed, "backbone training")
+            report["backbone"] = train_backbone(model, tasks, settings.train, seed, device, on_step)
     report["ids"] = {name: one.items.report for name, one in ids.items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     save_backbone(model, tokenizer, folder / "backbone")
@@ -142,15 +155,38 @@ def _distill(
     config: RunConfig, foundation: Stage, domains: Domains, device: torch.device, folder: Path, quiet: bool
 ) -> None:
     tokenizer = load_tokenizer(foundation.folder / "backbone")
-    teacher = load_backbone(foundation.folder / "backbone", tokenizer).to(device)
+    teacher = load_backbone(foundation.folder / "backbone", tokenizer)
     ids = {name: load_ids(foundation.folder, domain) for name, domain in domains.items()}
     tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
+    clients = client_tasks(domains, ids, tokenizer, config.pretrain)
     with progress("distillation", not quiet) as on_step:
         student, report = distill(
-            teacher, tasks, config.distill, seed=derive_seed(config.seed, "distill"), device=device, on_step=on_step
+            teacher,
+            tasks,
+            config.distill,
+            seed=derive_seed(config.seed, "distill"),
+            device=device,
+            on_step=on_step,
+            evaluate=lambda model: _valid_metrics(model, clients, config, device),
         )
     save_backbone(student, tokenizer, folder / "backbone")
     write_json(folder / "report.json", report)
+
+
+def _valid_metrics(
+    model: T5ForConditionalGeneration, tasks: list[Task], config: RunConfig, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """hit@10 and ndcg@10 per domain on a sample of the clients' validation items; for the report only."""
+    drop_seen = get_protocol(config.protocol).drop_seen
+    found = {}
+    for task in tasks:
+        users = eval_users(task, "valid", NUM_REPORT_USERS, config.seed)
+        position_U = rank_task(
+            model, task, task.trie.to(device), "valid", users, RankingConfig(), drop_seen, "fp32", device
+        )
+        metrics = mean_metrics(position_U)
+        found[task.name] = {name: metrics[name] for name in ("hit@10", "ndcg@10")}
+    return found
 
 
 def save_backbone(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

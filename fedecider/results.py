@@ -23,11 +23,12 @@ from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalar
 from fedecider.lora.export import Card, ItemTable, export_adapter
 from fedecider.lora.fusion import load_plain
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import Recommender, rank_task
 from fedecider.progress import console
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.tables import ResultRow, ResultTable, markdown_table, result_row, rich_table
 from fedecider.run_folder import RunFolder
+from idgen.backbone import load_backbone
 from idgen.samples import train_batches
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 Positions = dict[str, Tensor]
 """domain -> (U,) positions of the held-out items."""
 
-ZERO_SHOT = "zero-shot student"
+TEACHER, STUDENT = "zero-shot teacher", "zero-shot student"
 
 
 def write_results(
@@ -71,7 +72,7 @@ def write_results(
     }
     if not launch.is_main:
         return
-    lines[ZERO_SHOT] = zero_shot(recommender, "test")
+    lines[TEACHER], lines[STUDENT] = zero_shot(settings, foundation, recommender, launch.device)
     references = reference_lines(settings, foundation)
     rows = [result_row(label, positions, stream(0, "bootstrap")) for label, positions in lines.items()]
     for label, positions in references.items():
@@ -94,10 +95,20 @@ def write_results(
         console.print(f"adapter: {folder.adapters / name}", highlight=False, soft_wrap=True)
 
 
-def zero_shot(recommender: Recommender, split: str) -> Positions:
-    """The shared student without any adapter."""
+def zero_shot(
+    settings: Settings, foundation: Foundation, recommender: Recommender, device: torch.device
+) -> tuple[Positions, Positions]:
+    """Test positions of the full-depth backbone and of the shared student, both without any adapter."""
     load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
-    return {name: recommender.positions(client, split) for client, name in enumerate(recommender.names)}
+    student = {name: recommender.positions(client, "test") for client, name in enumerate(recommender.names)}
+    teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
+    teacher.to(device)  # type: ignore[arg-type]
+    drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
+    ranking = settings.ranking
+    return {
+        task.name: rank_task(teacher, task, task.trie.to(device), "test", None, ranking, drop_seen, precision, device)
+        for task in recommender.tasks
+    }, student
 
 
 def reference_lines(settings: Settings, foundation: Foundation, split: str = "test") -> dict[str, Positions]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from peft import PeftModel
-from torch import Tensor
 
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
@@ -18,6 +17,7 @@ from fedecider.lora.export import read_item_ids
 from fedecider.methods.recommender import rank_task
 from fedecider.run_folder import RunFolder, read_run
 from idgen.backbone import load_backbone
+from idgen.samples import Split
 from idgen.tokenizer import load_tokenizer
 
 
@@ -34,7 +34,7 @@ class Verified(NamedTuple):
         return max((abs(self.metrics[name] - value) for name, value in self.recorded.items()), default=0.0)
 
 
-def verify(run: Path, settings: Settings, split: str, device: torch.device) -> list[Verified]:
+def verify(run: Path, settings: Settings, split: Split, device: torch.device) -> list[Verified]:
     """Rank ``split`` for every client of the run with its exported adapter.
 
     Raises:
@@ -55,13 +55,11 @@ def verify(run: Path, settings: Settings, split: str, device: torch.device) -> l
         if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
             raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
         model = PeftModel.from_pretrained(load_backbone(folder.backbone, tokenizer), str(adapter)).to(device).eval()
-        metrics = mean_metrics(_positions(model, task, split, settings, device))
+        drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
+        position_U = rank_task(
+            model, task, task.trie.to(device), split, None, settings.ranking, drop_seen, precision, device
+        )
+        metrics = mean_metrics(position_U)
         expected = recorded["domains"][task.name]["test"][recorded["reported"]] if split == "test" else {}
         found.append(Verified(task.name, metrics, {name: value["mean"] for name, value in expected.items()}))
     return found
-
-
-def _positions(model: PeftModel, task: object, split: str, settings: Settings, device: torch.device) -> Tensor:
-    drop_seen = get_protocol(settings.run.protocol).drop_seen
-    precision = settings.training.precision
-    return rank_task(model, task, split, None, settings.ranking, drop_seen, precision, device)

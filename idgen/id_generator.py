@@ -6,7 +6,7 @@ Shapes: B items, S input tokens, T target tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,23 +24,37 @@ MAX_LENGTH_OVER_MIN = 10  # an ID text may be this many tokens longer than the l
 
 @dataclass(frozen=True)
 class IDGeneratorConfig:
-    """Size, training and use of the ID generator."""
+    """Size, training and use of the ID generator.
 
-    source: str = field(
-        default="", metadata={"help": "folder or hub name of a T5 that writes tags; empty: a small T5 from scratch"}
-    )
-    d_model: int = field(default=64, metadata={"help": "width, from scratch only"})
-    d_ff: int = field(default=256, metadata={"help": "width of the feed-forward layers, from scratch only"})
-    num_layers: int = field(default=2, metadata={"help": "encoder and decoder layers, from scratch only"})
-    num_heads: int = field(default=4, metadata={"help": "attention heads, from scratch only"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout, from scratch only"})
-    epochs: int = field(default=3, metadata={"help": "epochs on keyword targets; 0 uses the source as it is"})
-    batch_size: int = field(default=64, metadata={"help": "items per step, in training and in generation"})
-    learning_rate: float = field(default=1e-3, metadata={"help": "peak learning rate of AdamW"})
-    weight_decay: float = field(default=0.01, metadata={"help": "AdamW weight decay, norms excepted"})
-    max_text_tokens: int = field(default=256, metadata={"help": "tokens of the item text that are read"})
-    num_groups: int = field(default=10, metadata={"help": "candidates per item from diverse beam search"})
-    bf16: bool = field(default=False, metadata={"help": "bfloat16 autocast in training and generation"})
+    Args:
+        source: Folder or hub name of a T5 that writes tags; empty: a small T5 from scratch.
+        d_model: Width, from scratch only.
+        d_ff: Width of the feed-forward layers, from scratch only.
+        num_layers: Encoder and decoder layers, from scratch only.
+        num_heads: Attention heads, from scratch only.
+        dropout: Dropout, from scratch only.
+        epochs: Epochs on keyword targets; 0 uses the source as it is.
+        batch_size: Items per step, in training and in generation.
+        learning_rate: Peak learning rate of AdamW.
+        weight_decay: AdamW weight decay, norms excepted.
+        max_text_tokens: Tokens of the item text that are read.
+        num_groups: Candidates per item from diverse beam search.
+        bf16: Bfloat16 autocast in training and generation.
+    """
+
+    source: str = ""
+    d_model: int = 64
+    d_ff: int = 256
+    num_layers: int = 2
+    num_heads: int = 4
+    dropout: float = 0.1
+    epochs: int = 3
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    max_text_tokens: int = 256
+    num_groups: int = 10
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         if self.d_model % self.num_heads:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -39,10 +39,15 @@ CandidatesFn = Callable[[Sequence[int], Attempt], list[list[str]]]
 
 @dataclass(frozen=True)
 class IdConfig:
-    """Limits of the search for unique IDs."""
+    """Limits of the search for unique IDs.
 
-    max_id_tokens: int = field(default=16, metadata={"help": "longest ID in tokens, without the end token"})
-    max_attempts: int = field(default=30, metadata={"help": "calls of the generator before the suffix fallback"})
+    Args:
+        max_id_tokens: Longest ID in tokens, without the end token.
+        max_attempts: Calls of the generator before the suffix fallback.
+    """
+
+    max_id_tokens: int = 16
+    max_attempts: int = 30
 
     def __post_init__(self) -> None:
         if self.max_id_tokens < 1 or self.max_attempts < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from idgen.tokenizer import clean_words
@@ -19,20 +19,20 @@ FIELD_NAME = re.compile(r"(?:^|;\s+)([a-z_]+):\s")
 
 @dataclass(frozen=True)
 class KeywordConfig:
-    """How an item's words become its ID text."""
+    """How an item's words become its ID text.
 
-    min_words: int = field(default=2, metadata={"help": "words of the first ID tried; more are added until unique"})
-    max_words: int = field(default=4, metadata={"help": "most words of an ID, 2 to 5 is sensible"})
-    word_order: Literal["title", "rare_first", "common_first"] = field(
-        default="rare_first", metadata={"help": "order in the text, or by the number of items that have the word"}
-    )
-    lead: Literal["none", "category", "series", "shared_word"] = field(
-        default="none",
-        metadata={
-            "help": "what an ID starts with when the item has it: the last category, the series, or the rarest "
-            "title word that another item has too"
-        },
-    )
+    Args:
+        min_words: Words of the first ID tried; more are added until unique.
+        max_words: Most words of an ID, 2 to 5 is sensible.
+        word_order: Order in the text, or by the number of items that have the word.
+        lead: What an ID starts with when the item has it: the last category, the series, or the rarest title word that
+            another item has too.
+    """
+
+    min_words: int = 2
+    max_words: int = 4
+    word_order: Literal["title", "rare_first", "common_first"] = "rare_first"
+    lead: Literal["none", "category", "series", "shared_word"] = "none"
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_words <= self.max_words:

@@ -102,7 +102,7 @@ class Trie:
         if self.device == torch.device(device):
             return self
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
     def num_children(self, node_R: Tensor) -> Tensor:
         """Number of children of each node, (R,)."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed
@@ -12,7 +13,8 @@ from fedecider.federation.method import Block
 from fedecider.federation.streams import stream
 
 
-class Processes(NamedTuple):
+@dataclass(frozen=True)
+class Processes:
     """This process among those of the run; ``Processes()`` is a run of one process."""
 
     index: int = 0

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from peft import PeftModel
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.streams import stream
@@ -58,14 +59,12 @@ class RankingConfig:
     Args:
         num_beams: Beams of the constrained search; items beyond them count as not ranked.
         length_penalty: Score = log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
-        drop_seen: Leave out items of the user's history from the list.
         num_eval_users: Users per client in the validation of every round, drawn once; 0 takes all. Test takes all.
         eval_batch_size: Users decoded together.
     """
 
     num_beams: int = 20
     length_penalty: float = 0.0
-    drop_seen: bool = True
     num_eval_users: int = 0
     eval_batch_size: int = 32
 
@@ -110,6 +109,7 @@ def build_recommender(
     seed: int,
     training: TrainingConfig,
     ranking: RankingConfig,
+    drop_seen: bool = True,
     device: torch.device | str = "cpu",
 ) -> Recommender:
     """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``."""
@@ -121,9 +121,17 @@ def build_recommender(
         return train_batches(tasks[client], training.batch_size, generator)
 
     def positions(client: int, split: str) -> Tensor:
-        users = _eval_users(tasks[client], split, ranking.num_eval_users, seed)
-        return _rank(
-            model, tasks[client], tries[client], cast(Split, split), users, ranking, training.precision, device
+        users = eval_users(tasks[client], split, ranking.num_eval_users, seed)
+        return rank_task(
+            model,
+            tasks[client],
+            tries[client],
+            cast(Split, split),
+            users,
+            ranking,
+            drop_seen,
+            training.precision,
+            device,
         )
 
     return Recommender(
@@ -141,13 +149,14 @@ def build_recommender(
     )
 
 
-def _rank(
-    model: PeftModel,
+def rank_task(
+    model: PreTrainedModel | PeftModel,
     task: Task,
     trie: Trie,
     split: Split,
     users: Tensor | None,
     ranking: RankingConfig,
+    drop_seen: bool,
     precision: str,
     device: torch.device,
 ) -> Tensor:
@@ -164,12 +173,12 @@ def _rank(
                 num_beams=ranking.num_beams,
                 length_penalty=ranking.length_penalty,
             )
-        seen = [task.sequences[user][:cut] for user in user_B.tolist()] if ranking.drop_seen else None
+        seen = [task.sequences[user][:cut] for user in user_B.tolist()] if drop_seen else None
         position_U[user_B] = item_positions(item_BK.cpu(), target_B.cpu(), seen)
     return position_U if users is None else position_U[users]
 
 
-def _eval_users(task: Task, split: str, count: int, seed: int) -> Tensor | None:
+def eval_users(task: Task, split: str, count: int, seed: int) -> Tensor | None:
     """Users to rank: all of them, or for validation a fixed sample in ascending order."""
     num_users = len(task.sequences)
     if split != "valid" or count == 0 or count >= num_users:

@@ -42,7 +42,7 @@ def parts():
     return tokenizer, tasks
 
 
-def recommender_of(parts, **ranking):
+def recommender_of(parts, drop_seen=True, **ranking):
     tokenizer, tasks = parts
     config = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=6, d_ff=24, dropout=0.1)
     model = attach_lora(build_backbone(config, tokenizer, seed=1), LoraSettings(rank=2))
@@ -53,6 +53,7 @@ def recommender_of(parts, **ranking):
         seed=0,
         training=TrainingConfig(local_epochs=1, batch_size=8, learning_rate=1e-2),
         ranking=RankingConfig(**ranking),
+        drop_seen=drop_seen,
     )
 
 

@@ -22,10 +22,10 @@ demo: venv
 		scripts/federate.py --domains crime,comics,children
 
 test: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'slow or not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow or not slow'
 
 lint: venv
 	$(BIN)/ruff check .

@@ -17,6 +17,10 @@ from fedecider.stages import as_plain, content_key
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
 
+PLACES = ("output", "resume", "cache", "data", "tracker")
+"""Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
+
+
 class RunFolder(NamedTuple):
     """Paths inside ``runs/<name>/``."""
 
@@ -73,7 +77,7 @@ def open_run(root: Path, record: dict[str, Any], resume: bool) -> RunFolder:
     folder = RunFolder(root)
     if resume:
         previous = read_run(root)
-        changed = changed_settings(previous["config"], as_plain(record["config"]))
+        changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
         if changed or previous["data"] != record["data"]:
             what = changed[0] if changed else "the data"
             raise ValueError(
@@ -102,12 +106,16 @@ def read_run(root: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def identity(config: dict) -> dict:
+    """The settings that decide what a run computes: not where things lie, nor how it is watched or resumed."""
+    run = {name: value for name, value in config["run"].items() if name not in PLACES}
+    return {**config, "run": run}
+
+
 def changed_settings(old: dict, new: dict, prefix: str = "") -> list[str]:
-    """Differences as ``name: got X, expected Y``; where a run is written and how it is resumed do not count."""
+    """Differences as ``name: got X, expected Y``."""
     changed = []
     for name in sorted(set(old) | set(new)):
-        if not prefix and name in ("resume", "output"):
-            continue
         before, after = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(after, dict):
             changed += changed_settings(before, after, f"{prefix}{name}.")
@@ -118,8 +126,7 @@ def changed_settings(old: dict, new: dict, prefix: str = "") -> list[str]:
 
 def fingerprint(record: dict[str, Any]) -> str:
     """Key of the configuration and data of a run; checkpoints carry it."""
-    config = {name: value for name, value in as_plain(record["config"]).items() if name not in ("resume", "output")}
-    return content_key({"config": config, "data": record["data"]})
+    return content_key({"config": identity(as_plain(record["config"])), "data": record["data"]})
 
 
 def provenance() -> dict[str, Any]:

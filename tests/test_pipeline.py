@@ -32,7 +32,7 @@ SETTINGS = {
         "backbone": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 64},
         "train": {"max_steps": 60, "learning_rate": 3e-3, "batch_size": 64},
     },
-    "distill": {"train": {"max_steps": 10}},
+    "distill": {"epochs": 1, "batch_size": 256, "report_batches": 1},
 }
 
 
@@ -121,10 +121,10 @@ def test_evaluate_confirms_the_metrics(workplace):
 def test_kill_and_resume_gives_the_same_metrics(workplace):
     words = ("--config", "toy.yaml", "--output", "runs/killed")
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    rounds = workplace / "runs" / "killed" / "rounds.jsonl"
     process = subprocess.Popen(command("federate", *words), cwd=workplace, env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
-    while not rounds.exists() and time.monotonic() < deadline:
+    checkpoint = workplace / "runs" / "killed" / "checkpoints" / "round_00001"
+    while not checkpoint.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)  # during round 2
     process.wait()

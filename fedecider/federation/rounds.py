@@ -66,13 +66,15 @@ def run_rounds(
         if score > state.best_score:
             state = state._replace(best_round=round, best_score=score, best_server=server, best_local=local)
         state = state._replace(round=round, server=server, local=local)
-        evaluated = time.perf_counter()
+        seconds = {
+            "train_s": train_s,
+            "loop_s": trained - started - train_s,
+            "evaluate_s": time.perf_counter() - trained,
+        }
+        record = {"round": round, "score": score, "valid": scores, "clients": clients, "traffic": traffic, **seconds}
+        recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
         if checkpoints and processes.index == 0:
             save_state(state, checkpoints, settings.fingerprint)
-        seconds = {"train_s": train_s, "loop_s": trained - started - train_s, "evaluate_s": evaluated - trained}
-        seconds["save_s"] = time.perf_counter() - evaluated
-        record = {"round": round, "score": score, "valid": scores, "clients": clients, "traffic": traffic, **seconds}
-        recorder.write(record)
         on_round(record)
     return state
 

@@ -1,0 +1,502 @@
+"""The GPU programme: the ``gpu`` tests, paper-scale timings, and one federated run on prepared data.
+
+Run: PYTHONPATH=. python benchmarks/gpu.py --output benchmarks/results/DATE-gpu.md [--data FOLDER --config FILE]
+Under 25 minutes in all; ``--parts`` does some of it, ``--toy`` the same with tiny sizes on any machine. The timings
+use a T5 of t5-small's size from scratch and synthetic domains of the paper's size (token IDs are drawn, texts play no
+part), because neither needs a download. Every timing first asserts that what is timed is right. A part that fails
+leaves a row that says so, the others still run, and the exit code is 1.
+
+Needs torch, transformers, peft, accelerate, tokenizers, scipy and pytest; jsonargparse and plotly for the run only.
+Shapes: U users, I items, K beams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import peft
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
+
+from distill.pairing import build_student
+from fedecider.data.domain import Domain, Events
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.federation.method import Block
+from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
+from fedecider.lora.directions import update_norms
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender, rank_task
+from idgen.backbone import train_backbone
+from idgen.decode import constrained_beam_search
+from idgen.item_ids import ItemIds
+from idgen.prompts import prompt_texts
+from idgen.samples import SampleConfig, Task, build_task, eval_batches, train_batches
+from idgen.tokenizer import train_tokenizer
+from idgen.training import TrainConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOMAINS = ("crime", "comics", "children")
+PARTS = ("tests", "training", "fusion", "decode", "run")
+SAMPLES = SampleConfig(user_wording="prefix")  # natural prompts, history 20, source 512: the papers' setting
+TESTS_S, RUN_S = 420, 720
+"""Limits of the two subprocesses, seconds."""
+MIN_OVERLAP = 0.8
+"""Of the first ten items in bf16 and fp32; bf16 has 8 bits, so that near ties change places."""
+
+
+class Size(NamedTuple):
+    """Model, data and length of the timings."""
+
+    vocab_size: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+    num_items: int
+    num_users: int
+    """Client users of a domain, and as many public ones."""
+    num_events: int
+    train_steps: int
+    batch_sizes: tuple[int, ...]
+    fusion_users: int
+    fusion_epochs: int
+    decode_users: int
+    decode_batches: tuple[int, ...]
+    num_beams: int = 20
+    lora_rank: int = 8
+
+
+PAPER = Size(32_100, 512, 64, 2048, 6, 8, 20_000, 5_000, 20, 160, (64, 256), 1_000, 2, 1_024, (32, 256))
+TOY = Size(1_000, 32, 16, 64, 2, 2, 60, 24, 7, 24, (16,), 24, 2, 16, (8,))
+
+
+class Bench(NamedTuple):
+    """What all timings work on."""
+
+    size: Size
+    device: torch.device
+    tokenizer: PreTrainedTokenizerBase
+    public: list[Task]
+    clients: list[Task]
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    part: str
+    what: str
+    per_s: str
+    seconds: str
+    memory: str
+    remark: str
+
+
+class Lists(NamedTuple):
+    """Recommendations on the CPU, best first."""
+
+    item_UK: Tensor
+    score_UK: Tensor
+
+
+def make_bench(size: Size, device: torch.device) -> Bench:
+    """Three domains with planted successors, item and user IDs of 4 to 9 drawn tokens."""
+    tokenizer = train_tokenizer(prompt_texts("natural", ";", DOMAINS), 400)
+    public, clients = [], []
+    for number, name in enumerate(DOMAINS):
+        rng = np.random.default_rng([7, number])
+        ids = drawn_ids(size.num_items, len(tokenizer), size.vocab_size, rng)
+        keys = [f"{name}{item:06d}" for item in range(size.num_items)]
+        events = [
+            Events([f"{name}-{group}{user}" for user in range(size.num_users)], sequences(size, rng), None)
+            for group in ("client", "public")
+        ]
+        domain = Domain(name, keys, keys, keys, events[0], events[1], {})
+        users = drawn_ids(size.num_users, len(tokenizer), size.vocab_size, rng)
+        clients.append(build_task(domain, events[0], ids, tokenizer, SAMPLES, True, users))
+        public.append(build_task(domain, events[1], ids, tokenizer, SAMPLES, False, users))
+    return Bench(size, device, tokenizer, public, clients)
+
+
+def drawn_ids(count: int, first_token: int, vocab_size: int, rng: np.random.Generator) -> ItemIds:
+    """Different random token sequences of lengths 4 to 9; the first token is one of a sixteenth of the vocabulary."""
+    heads = first_token + (vocab_size - first_token) // 16
+    found: dict[tuple[int, ...], None] = {}
+    while len(found) < count:
+        rest = rng.integers(first_token, vocab_size, rng.integers(3, 9))
+        found[(int(rng.integers(first_token, heads)), *rest.tolist())] = None
+    return ItemIds([str(number) for number in range(count)], [list(tokens) for tokens in found], {})
+
+
+def sequences(size: Size, rng: np.random.Generator) -> list[list[int]]:
+    """Users who go on to an item's one successor with probability 0.6, and else take a popular item."""
+
+    def popular_U() -> np.ndarray:
+        return (size.num_items ** rng.random(size.num_users)).astype(np.int64) - 1
+
+    columns = [popular_U()]
+    for _ in range(size.num_events - 1):
+        follows_U = rng.random(size.num_users) < 0.6
+        columns.append(np.where(follows_U, (7 * columns[-1] + 3) % size.num_items, popular_U()))
+    return np.stack(columns, 1).tolist()
+
+
+def new_backbone(bench: Bench) -> T5ForConditionalGeneration:
+    size, start = bench.size, {"decoder_start_token_id": 0}
+    config = T5Config(
+        vocab_size=size.vocab_size,
+        d_model=size.d_model,
+        d_kv=size.d_kv,
+        d_ff=size.d_ff,
+        num_layers=size.num_layers,
+        num_decoder_layers=size.num_layers,
+        num_heads=size.num_heads,
+        **start,  # type: ignore[arg-type]
+    )
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(config).to(bench.device)  # type: ignore[arg-type]
+
+
+def training(bench: Bench) -> Iterator[Row | T5ForConditionalGeneration]:
+    """Rows of backbone training, and at last the backbone that the other parts use."""
+    yield batches_alone(bench)
+    fp32, _, seen = train(bench, "fp32", bench.size.batch_sizes[0])
+    yield seen
+    model = None
+    for batch_size in bench.size.batch_sizes:
+        bf16, found, row = train(bench, "bf16", batch_size)
+        model = model or found
+        if batch_size == bench.size.batch_sizes[0]:
+            away = abs(bf16 - fp32) / fp32
+            assert away < 0.05, f"bf16 ends at loss {bf16:.3f}, fp32 at {fp32:.3f}: more than 5 % away"
+            row = row._replace(remark=f"{row.remark}; {100 * away:.1f} % away from fp32")
+        yield row
+    assert model is not None
+    yield model
+
+
+def train(bench: Bench, precision: Any, batch_size: int) -> tuple[float, T5ForConditionalGeneration, Row]:
+    """Train for some steps: (last loss, model, row). The first tenth warms up and is not timed."""
+    model, pieces = new_backbone(bench), bench.size.train_steps // 8
+    reset_memory(bench.device)
+    config = TrainConfig(
+        batch_size=batch_size, max_steps=bench.size.train_steps, evaluate_every=pieces, precision=precision
+    )
+    logs = train_backbone(model, bench.public, config, 0, bench.device)
+    losses = [log["loss"] for log in logs]
+    assert all(np.isfinite(losses)), f"losses {losses}"
+    assert losses[-1] < losses[0], f"the loss does not fall: {losses}"
+    timed = logs[1:]
+    seconds = sum(log["samples"] / log["samples_per_s"] for log in timed)
+    samples = sum(log["samples"] for log in timed)
+    parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    what = f"backbone of {parameters:.1f} M parameters, {precision}, batch {batch_size}"
+    remark = f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {bench.size.train_steps} steps"
+    row = Row("training", what, f"{samples / seconds:,.0f} samples", f"{seconds:.1f}", peak_memory(bench), remark)
+    return losses[-1], model, row
+
+
+def batches_alone(bench: Bench) -> Row:
+    """Drawing batches without training: what the processor can feed."""
+    batch_size = bench.size.batch_sizes[-1]
+    started, samples, tokens = time.perf_counter(), 0, 0
+    batches = train_batches(bench.public, batch_size, torch.Generator().manual_seed(0))
+    for batch in itertools.islice(batches, bench.size.train_steps):
+        samples += len(batch["labels"])
+        tokens += int(batch["attention_mask"].sum())
+    seconds = time.perf_counter() - started
+    remark = f"{tokens / samples:.0f} input tokens a sample"
+    what = f"drawing batches of {batch_size} alone"
+    return Row("training", what, f"{samples / seconds:,.0f} samples", f"{seconds:.1f}", "-", remark)
+
+
+def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
+    """Two rounds of FeDecider on the student of half depth: plain LoRA, then the fusion of K directions."""
+    size, tasks = bench.size, [first_users(task, bench.size.fusion_users, bench) for task in bench.clients]
+    model = attach_lora(build_student(backbone, "first"), LoraSettings(rank=size.lora_rank))
+    recommender = build_recommender(
+        model,
+        bench.tokenizer,
+        tasks,
+        seed=0,
+        training=TrainingConfig(local_epochs=size.fusion_epochs, batch_size=size.batch_sizes[0], precision="bf16"),
+        ranking=RankingConfig(num_beams=size.num_beams, eval_batch_size=size.decode_batches[-1]),
+        device=bench.device,
+    )
+    before, method = base_hash(model), METHODS["fedecider"]
+    blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(tasks)]
+    records: list[dict[str, Any]] = []
+    memory: list[str] = []
+
+    def on_round(record: dict[str, Any]) -> None:
+        records.append(record)
+        memory.append(peak_memory(bench))
+        reset_memory(bench.device)
+
+    reset_memory(bench.device)
+    built = method.build(recommender, method.config())
+    state = run_rounds(built, blocks, RoundSettings(len(("plain", "fusion")), 0), mean_metrics, on_round=on_round)
+    assert base_hash(model) == before, "training changed the frozen backbone"
+    norms = update_norms(state.server)
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-4), "a broadcast direction has no unit norm"
+    samples = size.fusion_epochs * sum(recommender.num_examples(client) for client in range(len(tasks)))
+    for record, peak, kind in zip(records, memory, ("plain", f"K = {len(tasks)} directions"), strict=True):
+        check_round(record)
+        per_s, seconds = f"{samples / record['train_s']:,.0f} samples", f"{record['train_s']:.1f}"
+        what = f"LoRA round, {kind}, r = {size.lora_rank}, bf16, batch {size.batch_sizes[0]}"
+        first, last = (np.mean([client[name] for client in record["clients"]]) for name in ("first_loss", "loss"))
+        loop = 100 * record["loop_s"] / record["train_s"]
+        remark = f"loss {first:.3f} to {last:.3f}; the round loop adds {loop:.2f} %"
+        yield Row("fusion", what, per_s, seconds, peak, remark)
+    ranked = len(built.views) * sum(len(task.sequences) for task in tasks)
+    seconds = records[-1]["evaluate_s"]
+    what = f"validation of that round, {size.num_beams} beams, batch {size.decode_batches[-1]}"
+    yield Row("fusion", what, f"{ranked / seconds:,.0f} users", f"{seconds:.1f}", memory[-1], "student, K directions")
+
+
+def check_round(record: dict[str, Any]) -> None:
+    for client in record["clients"]:
+        assert client["finite"], f"round {record['round']}: client {client['client']} is not finite"
+        assert client["loss"] < client["first_loss"], f"round {record['round']}: the loss does not fall: {client}"
+    if record["round"] > 1:
+        assert all(value != 2.0 for client in record["clients"] for value in client["alpha"]), "weights did not move"
+
+
+def first_users(task: Task, count: int, bench: Bench) -> Task:
+    """The task of the first ``count`` users only: speed does not depend on their number, the time taken does."""
+    keys = [f"{task.name}{item:06d}" for item in range(len(task.trie))]
+    users, chosen = [f"u{user}" for user in range(count)], task.sequences[:count]
+    events = Events(users, chosen, None)
+    ids = drawn_ids(count, len(bench.tokenizer), bench.size.vocab_size, np.random.default_rng(3))
+    domain = Domain(task.name, keys, keys, keys, events, Events([], [], None), {})
+    return build_task(domain, events, task.item_ids, bench.tokenizer, SAMPLES, True, ids)
+
+
+def decode(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
+    """Constrained beam search with the whole backbone, in fp32 and bf16."""
+    size, task = bench.size, bench.clients[0]
+    users = torch.arange(min(size.decode_users, len(task.sequences)))
+    some = users[: size.decode_batches[0]]
+    fp32, bf16 = (recommendations(backbone, task, some, size.num_beams, p, bench.device) for p in ("fp32", "bf16"))
+    for lists in (fp32, bf16):
+        check_lists(lists, len(task.trie), size.num_beams)
+    shared = overlap(fp32.item_UK, bf16.item_UK)
+    assert shared >= MIN_OVERLAP, f"bf16 and fp32 share {shared:.3f} of the first ten items"
+    remark = f"first ten in bf16 and fp32: {shared:.3f} shared"
+    if bench.device.type == "cuda":
+        host = recommendations(backbone.cpu(), task, some[:4], size.num_beams, "fp32", torch.device("cpu"))
+        backbone.to(bench.device)  # type: ignore[arg-type]
+        shared = overlap(host.item_UK, fp32.item_UK[:4])
+        assert shared >= 0.95, f"GPU and CPU share {shared:.3f} of the first ten items in fp32"
+        remark += f"; GPU and CPU in fp32: {shared:.3f}"
+    trie = task.trie.to(bench.device)
+    for precision, batch_size in [("fp32", size.decode_batches[0]), *(("bf16", n) for n in size.decode_batches)]:
+        ranking = RankingConfig(num_beams=size.num_beams, eval_batch_size=batch_size)
+
+        def rank(chosen: Tensor, ranking: RankingConfig = ranking, precision: str = precision) -> Tensor:
+            return rank_task(backbone, task, trie, "valid", chosen, ranking, True, precision, bench.device)
+
+        rank(users[:batch_size])
+        reset_memory(bench.device)
+        started = time.perf_counter()
+        rank(users)
+        seconds = time.perf_counter() - started
+        what = f"{size.num_beams} beams, {len(task.trie):,} items, {precision}, batch {batch_size}"
+        row = Row("decode", what, f"{len(users) / seconds:,.0f} users", f"{seconds:.1f}", peak_memory(bench), remark)
+        yield row
+
+
+def recommendations(
+    model: Any, task: Task, users: Tensor, num_beams: int, precision: str, device: torch.device
+) -> Lists:
+    """The lists of ``users`` for validation, in their order."""
+    (found,) = eval_batches(task, "valid", len(users), users)
+    user_B, input_ids, attention_mask, _ = found
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        item_BK, score_BK = constrained_beam_search(
+            model, input_ids.to(device), attention_mask.to(device), task.trie.to(device), num_beams
+        )
+    order = user_B.argsort()
+    return Lists(item_BK.cpu()[order], score_BK.float().cpu()[order])
+
+
+def check_lists(lists: Lists, num_items: int, num_beams: int) -> None:
+    """Full lists of different items of the catalogue, best first."""
+    item_UK, score_UK = lists
+    assert item_UK.shape[1] == num_beams
+    assert bool(((item_UK >= 0) & (item_UK < num_items)).all()), "an item outside the catalogue"
+    assert all(len(set(items)) == num_beams for items in item_UK.tolist()), "an item twice in a list"
+    assert bool(torch.isfinite(score_UK).all())
+    assert bool((score_UK.diff(dim=1) <= 0).all()), "a list is not sorted"
+
+
+def overlap(first_UK: Tensor, second_UK: Tensor, k: int = 10) -> float:
+    """Mean share of the first ``k`` items that two lists have in common."""
+    pairs = zip(first_UK[:, :k].tolist(), second_UK[:, :k].tolist(), strict=True)
+    return float(np.mean([len(set(one) & set(other)) / min(k, len(one)) for one, other in pairs]))
+
+
+def gpu_tests(paths: Sequence[str]) -> Iterator[Row]:
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rs", "-p", "no:cacheprovider", *paths]
+    done = call(command, TESTS_S)
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
+    print(done.stdout[-4000:], done.stderr[-2000:])
+    assert done.returncode in (0, 5), f"pytest -m gpu: {lines[-1]}"  # 5: nothing is marked gpu there
+    yield Row("tests", "pytest -m gpu", "-", f"{time.perf_counter() - started:.1f}", "-", lines[-1].strip("= "))
+
+
+def federated_run(data: str, config: str, options: str) -> Iterator[Row]:
+    """scripts/federate.py on prepared data; the test result of each domain goes into the remark."""
+    if not data:
+        yield Row("run", "scripts/federate.py", "-", "-", "-", "not asked for (no --data)")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*(("--config", config) if config else ()), "--data", data, *shlex.split(options)]
+        started = time.perf_counter()
+        command = [sys.executable, str(REPOSITORY / "scripts" / "federate.py"), *words, "--output", f"{folder}/run"]
+        done = call([*command, "--cache", f"{folder}/cache"], RUN_S)
+        print(done.stdout[-6000:])
+        assert done.returncode == 0, f"exit code {done.returncode}: {' '.join(done.stderr.split())[-300:]}"
+        metrics = json.loads(Path(folder, "run", "metrics.json").read_text())
+        rounds = [json.loads(line) for line in Path(folder, "run", "rounds.jsonl").read_text().splitlines()]
+        found = {name: one["test"][metrics["reported"]]["hit@10"]["mean"] for name, one in metrics["domains"].items()}
+        hits = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        train_s = sum(record["train_s"] for record in rounds)
+        remark = f"test hit@10: {hits}; {len(rounds)} rounds, {train_s:.1f} s of local training"
+        what = f"scripts/federate.py {shlex.join(words)}".replace(data, "DATA")
+        yield Row("run", what, "-", f"{time.perf_counter() - started:.1f}", "-", remark)
+
+
+def call(command: list[str], limit_s: int) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    env = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=limit_s)
+
+
+def reset_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(bench: Bench) -> str:
+    """GiB that tensors took on the GPU since the last reset; on a CPU the peak of the whole process so far."""
+    if bench.device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(bench.device) / 2**30:.2f}"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} (process)"
+
+
+def heading(size: Size, device: torch.device, words: Sequence[str], commit: str) -> list[str]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
+    cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "CPU")
+    return [
+        "# GPU programme",
+        "",
+        f"- Date: {datetime.date.today().isoformat()}",
+        f"- Commit: {commit or git_commit()}",
+        f"- Versions: Python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, peft {peft.__version__}",
+        f"- Hardware: {name}; {cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used",
+        f"- Command: `python {shlex.join(['benchmarks/gpu.py', *words])}`",
+        f"- Sizes: {json.dumps(size._asdict())}",
+        "",
+        "Each row was timed after the assertions of its part: the loss is finite and falls, the frozen backbone stays,",
+        "directions have unit norm, lists hold different items of the catalogue, bf16 and fp32 agree. Random weights",
+        "and synthetic users: speeds, not quality.",
+        "",
+        "| part | what | per second | seconds | peak memory, GiB | remark |",
+        "|---|---|---|---|---|---|",
+    ]
+
+
+def git_commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True).stdout.strip()
+
+    changed = " with uncommitted changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{changed}"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).is_file() else []
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to do, default all")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes, to try the script itself")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="where pytest looks")
+    parser.add_argument("--data", default="", help="folder of prepared domains for the federated run")
+    parser.add_argument("--config", default="", help="YAML file of the federated run")
+    parser.add_argument("--options", default="", help="further options of the federated run, in one quoted string")
+    parser.add_argument("--commit", default="", help="what to write as commit where there is no git checkout")
+    parser.add_argument("--output", type=Path, default=None, help="Markdown file to write; it must not exist yet")
+    arguments = parser.parse_args(argv)
+    if arguments.output is not None and arguments.output.exists():
+        parser.error(f"{arguments.output} exists; results are never edited later, choose a new name")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size = TOY if arguments.toy else PAPER
+    lines = heading(size, device, sys.argv[1:] if argv is None else argv, arguments.commit)
+    started, failed = time.perf_counter(), False
+    kept: dict[str, Any] = {}
+
+    def tell(row: Row) -> None:
+        lines.append("| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in row) + " |")
+        print(lines[-1], flush=True)
+        if arguments.output is not None:  # after every row, so that a killed command leaves what it found
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            arguments.output.write_text("\n".join(lines) + "\n")
+
+    def do(part: str, work: Callable[[], Iterator[Any]]) -> None:
+        nonlocal failed
+        try:
+            for found in work():
+                if isinstance(found, Row):
+                    tell(found)
+                else:
+                    kept["backbone"] = found
+        except Exception as error:  # the other parts are worth having all the same
+            failed = True
+            tell(Row(part, "FAILED", "-", "-", "-", f"{type(error).__name__}: {error}"[:400]))
+
+    parts = set(arguments.parts)
+    if parts & {"training", "fusion", "decode"}:
+        bench = make_bench(size, device)
+        do("training", lambda: training(bench))
+        for part, work in (("fusion", fusion), ("decode", decode)):
+            if part in parts and "backbone" in kept:
+                do(part, lambda work=work: work(bench, kept["backbone"]))
+    if "tests" in parts:
+        do("tests", lambda: gpu_tests(arguments.tests))
+    if "run" in parts:
+        do("run", lambda: federated_run(arguments.data, arguments.config, arguments.options))
+    print(f"{time.perf_counter() - started:.0f} s in all")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

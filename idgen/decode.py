@@ -203,6 +203,8 @@ def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, 
     child = trie.children(beams.node_BK.flatten()[live_R])
     score_C = _log_prob(model, hidden_BKD.flatten(0, 1)[live_R], child.row_C, child.token_C)
     score_C = score_C + beams.score_BK.flatten()[live_R][child.row_C]
+    if bool(score_C.isnan().any()):
+        raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
     # Ragged to padded: place of each candidate among those of its user.
     beam_C = live_R[child.row_C]
     user_C = beam_C // num_beams
@@ -292,8 +294,8 @@ def score_catalogue(
 def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:
     """0-based place of each user's target in the list, `NOT_RANKED` when it is not there, (B,) int64 on the CPU.
 
-    Places are counted after dropping empty entries (-1) and, with ``seen``, the items of the user's history; the
-    target itself is never dropped.
+    Places are counted after dropping empty entries (-1) and, with ``seen``, the items of the user's history. A target
+    that the user had before is dropped like them: no candidate, hence `NOT_RANKED`, as for every reference line.
     """
     if len(item_BK) != len(target_B) or (seen is not None and len(seen) != len(target_B)):
         raise ValueError(
@@ -302,9 +304,9 @@ def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[in
         )
     position_B = torch.full((len(target_B),), NOT_RANKED, dtype=torch.long)
     for user, (items, target) in enumerate(zip(item_BK.tolist(), target_B.tolist(), strict=True)):
-        if target not in items:
+        dropped = {-1, *(seen[user] if seen is not None else ())}
+        if target not in items or target in dropped:
             continue
-        dropped = {-1, *(seen[user] if seen is not None else ())} - {target}
         position_B[user] = sum(item not in dropped for item in items[: items.index(target)])
     return position_B
 

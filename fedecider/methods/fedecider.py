@@ -194,7 +194,8 @@ def _update(
     if config.normalises and config.normalize_at == "client":
         pair = take_row(normalise(stacked, balanced=config.balanced).tree, 0)
     cosine_K = None if round == 1 else cosine_matrix(stacked, shared)[0].tolist()
-    return pair, new_own, {**trained.log, "alpha": alpha_K.tolist(), "cosine": cosine_K, **_norm_log(norm_M)}
+    weights = {"alpha": next_alpha_K.tolist(), "trained_alpha": alpha_K.tolist()}  # they differ under absorb only
+    return pair, new_own, {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M)}
 
 
 def _initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Constrained beam search: catalogue IDs only, exact with enough beams, equal to HF generate, batch-invariant."""
 
-from __future__ import annotations
+from __future__ import copy
 
 import random
 
@@ -192,10 +192,20 @@ def test_positions_by_hand():
     items = torch.tensor([[4, 7, 2, -1], [4, 7, 2, 9], [1, 2, 3, 4]])
     target = torch.tensor([2, 9, 8])
     assert item_positions(items, target).tolist() == [2, 3, NOT_RANKED]
-    seen = [[4], [4, 9, 2], [1]]  # a seen target keeps its place
-    assert item_positions(items, target, seen).tolist() == [1, 1, NOT_RANKED]
+    assert item_positions(items, target, [[4], [4, 2], [1]]).tolist() == [1, 1, NOT_RANKED]
+    seen = [[4], [4, 9, 2], [1]]  # a target the user had before is no candidate
+    assert item_positions(items, target, seen).tolist() == [1, NOT_RANKED, NOT_RANKED]
     with pytest.raises(ValueError, match="3 users, 2 targets"):
         item_positions(items, target[:2])
+
+
+def test_a_diverged_model_is_an_error_not_a_bad_rank():
+    broken = copy.deepcopy(MODEL)
+    with torch.no_grad():
+        broken.shared.weight[3, 0] = float("nan")
+    inputs, mask = ragged_inputs([3])
+    with pytest.raises(ValueError, match="not numbers"):
+        constrained_beam_search(broken, inputs, mask, Trie.build([[3, 4], [5]], EOS), 2)
 
 
 def test_not_ranked_is_the_value_the_metrics_know():

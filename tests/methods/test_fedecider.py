@@ -184,7 +184,8 @@ def test_absorbing_multiplies_the_trained_weight():
     config = FedeciderConfig(own_slot="absorb", alpha_learning_rate=0.02)
     state, records = run(fedecider(toy_recommender(), config), 3, 2)
     for client, log in enumerate(records[1]["clients"]):
-        expected = log["alpha"][client] * log["norm_geometric_mean"]
+        expected = log["trained_alpha"][client] * log["norm_geometric_mean"]
+        assert log["alpha"][client] == pytest.approx(expected, rel=1e-5)
         assert float(state.local["alpha"][client, client]) == pytest.approx(expected, rel=1e-5)
         assert float(state.local["upload_alpha"][client, client]) == pytest.approx(log["alpha"][client])
 

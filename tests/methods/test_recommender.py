@@ -6,6 +6,7 @@ from toy_recommender import run
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, stack_trees, take_row
 from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
 from fedecider.methods.fedecider import FedeciderConfig, fedecider
@@ -64,16 +65,13 @@ def strong_stack(model, clients: int):
 
 
 def exhaustive(recommender, client: int, split: str, drop_seen: bool):
-    """Positions by scoring the whole catalogue, user by user."""
+    """Positions by scoring the whole catalogue and ranking it as the reference lines are ranked."""
     task = recommender.tasks[client]
-    place_U = torch.zeros(len(task.sequences), dtype=torch.long)
-    for user_B, input_ids, attention_mask, target_B in eval_batches(task, split, 3):
-        score_BI = score_catalogue(recommender.model, input_ids, attention_mask, task.trie)
-        for user, target, score_I in zip(user_B.tolist(), target_B.tolist(), score_BI, strict=True):
-            seen = task.sequences[user][: {"valid": -2, "test": -1}[split]] if drop_seen else []
-            ahead = [item for item in (score_I > score_I[target]).nonzero().flatten().tolist() if item not in set(seen)]
-            place_U[user] = len(ahead)
-    return place_U
+    score_UI = torch.zeros(len(task.sequences), len(task.trie), dtype=torch.float64)
+    for user_B, input_ids, attention_mask, _ in eval_batches(task, split, 3):
+        score_UI[user_B] = score_catalogue(recommender.model, input_ids, attention_mask, task.trie).double()
+    protocol = get_protocol("strict" if drop_seen else "strict/keep_seen")
+    return rank_held_out(lambda user_B: score_UI[user_B], task.sequences, len(task.trie), split, protocol).long()
 
 
 @pytest.mark.parametrize("drop_seen", [True, False])

@@ -1,0 +1,129 @@
+"""Every config file parses for every method, and the paper-scale ones hold what the papers fix."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedecider.commands import parse_settings
+from fedecider.data.prepare import PrepareConfig
+from fedecider.methods import METHODS
+
+CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
+PAPER = [path for path in CONFIGS if path.stem in ("goodreads", "amazon")]
+
+
+def settings(path, *words):
+    return parse_settings("", ["--config", str(path), *words])
+
+
+def preparation(path: Path) -> PrepareConfig:
+    """The settings of the prepare_data.py command in the header."""
+    lines = path.read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if "prepare_data.py" in line)
+    words = []
+    for line in lines[start:]:
+        words += line.lstrip("# ").rstrip("\\").split()
+        if not line.endswith("\\"):
+            break
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    values = {name.removeprefix("--"): yaml.safe_load(value) for name, value in options.items()}
+    return PrepareConfig(**values)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_parses_for_every_method(path, method):
+    found = settings(path, "--method", method)
+    assert found.run.method == method
+    assert isinstance(found.method, METHODS[method].config)
+    content = yaml.safe_load(path.read_text())
+    assert found.run.num_rounds == content["num_rounds"]
+    assert found.training.local_epochs == content["local_epochs"]
+    assert found.run.pretrain.backbone.name_or_path == content["pretrain"]["backbone"].get("name_or_path")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_round": 3},
+        {"pretrain": {"backbone": {"depth": 2}}},
+        {"pretrain": {"train": {"precision": "fp16"}}},
+        {"precision": "fp16"},
+        {"fedecider": {"alpha_start": 1.0}},
+        {"fedavg": {"alpha_init": 1.0}},
+    ],
+    ids=str,
+)
+def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong, capsys):
+    content = yaml.safe_load(PAPER[1].read_text())
+    for name, value in wrong.items():
+        if isinstance(value, dict) and name in content:
+            for inner, entry in value.items():
+                content[name][inner] = {**content[name][inner], **entry} if isinstance(entry, dict) else entry
+        else:
+            content[name] = value
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises((SystemExit, ValueError)) as stop:
+        settings(path)
+    if isinstance(stop.value, SystemExit):
+        assert stop.value.code == 2
+    last = wrong
+    while isinstance(last, dict):
+        name, last = next(iter(last.items()))
+    assert name in capsys.readouterr().err + str(stop.value)
+
+
+def test_goodreads_holds_what_the_papers_fix():
+    found = settings(next(path for path in PAPER if path.stem == "goodreads"))
+    run, pretrain = found.run, found.run.pretrain
+    assert run.domain_names == ["crime", "comics", "children"]
+    assert (run.num_rounds, run.lora_rank, run.participation) == (20, 8, 1.0)
+    assert (found.training.local_epochs, found.training.batch_size, found.training.learning_rate) == (5, 64, 1e-3)
+    assert (found.method.alpha_init, found.method.alpha_learning_rate, found.method.own_slot) == (
+        2.0,
+        1e-3,
+        "normalized",
+    )
+    assert pretrain.backbone.name_or_path == "google-t5/t5-small"
+    assert pretrain.tokenizer == ""  # the backbone's own, which the ID generator shares
+    assert pretrain.id_source == "generator"
+    assert pretrain.id_generator.source == "nandakishormpai/t5-small-machine-articles-tag-generation"
+    assert pretrain.id_generator.max_text_tokens == 256
+    assert (pretrain.id_generator.num_groups, pretrain.alternating.num_phases) == (10, 3)
+    samples = pretrain.samples
+    assert (samples.templates, samples.user_wording, samples.separator) == ("natural", "prefix", ";")
+    assert (samples.max_history, samples.shown_history, samples.max_source_tokens) == (20, 20, 512)
+    assert not samples.newest_first
+    assert (pretrain.train.learning_rate, pretrain.train.batch_size, pretrain.train.warmup_share) == (1e-3, 64, 0.05)
+    assert (pretrain.train.weight_decay, pretrain.train.clip_norm) == (0.01, 1.0)
+    assert run.distill.init == "first"
+    assert run.distill.finetune.epochs == 0
+
+
+def test_amazon_differs_from_goodreads_in_domains_and_rounds_only():
+    amazon, goodreads = (yaml.safe_load(path.read_text()) for path in PAPER)
+    assert amazon["domains"] == "beauty,clothing"
+    assert amazon["num_rounds"] == 25
+    for content in (amazon, goodreads):
+        for name in ("domains", "data", "num_rounds"):
+            del content[name]
+    assert amazon == goodreads
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_paper_scale_is_bf16_and_the_header_prepares_its_data(path):
+    found = settings(path)
+    run = found.run
+    precisions = (found.training.precision, run.pretrain.train.precision, run.distill.precision)
+    assert precisions == ("bf16", "bf16", "bf16")
+    assert run.pretrain.id_generator.bf16
+    prepared = preparation(path)
+    assert prepared.source == path.stem
+    assert prepared.domain_names == run.domain_names
+    assert prepared.output == run.data
+    assert prepared.users_per_domain == {"goodreads": 5000, "amazon": 4000}[path.stem]
+    pool = prepared.public_interactions_per_domain
+    assert pool is not None
+    assert pool * len(run.domain_names) == {"goodreads": 3000, "amazon": 2000}[path.stem]

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
+from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -76,7 +77,7 @@ def run(function: Callable[[], Any]) -> int:
     _quiet_libraries()
     try:
         function()
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, SafetensorError) as error:
         if os.environ.get("FEDECIDER_TRACEBACK") == "1":
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -12,7 +12,7 @@ from fedecider.config import RunConfig
 from fedecider.data.domain import Domain
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
-from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.metrics import CUTOFFS, mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.record import Recorder
@@ -25,7 +25,7 @@ from fedecider.methods import METHODS
 from fedecider.methods.recommender import RankingConfig, Recommender, TrainingConfig, build_recommender
 from fedecider.progress import console
 from fedecider.results import write_results
-from fedecider.run_folder import RunFolder, default_name, fingerprint, open_run, provenance
+from fedecider.run_folder import RunFolder, check_run, default_name, fingerprint, open_run, provenance
 from fedecider.stages import Stage, as_plain
 from idgen.backbone import load_backbone
 from idgen.tokenizer import load_tokenizer
@@ -92,6 +92,10 @@ def make_recommender(settings: Settings, foundation: Foundation, device: torch.d
 def federate(settings: Settings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
     config = settings.run
+    if settings.ranking.num_beams < max(CUTOFFS):
+        raise ValueError(
+            f"got num_beams {settings.ranking.num_beams}, expected at least {max(CUTOFFS)}: hit@{max(CUTOFFS)} is reported"
+        )
     domains = load_data(config)
     record = {
         "config": settings.as_record(),
@@ -100,12 +104,11 @@ def federate(settings: Settings, launch: Launch) -> Path:
         **provenance(),
     }
     root = Path(config.output) if config.output else Path("runs") / default_name(config.method, config.domain_names)
-    folder = RunFolder(root)
-    if launch.is_main:
-        folder = open_run(root, record, config.resume)
-    launch.accelerator.wait_for_everyone()
+    check_run(root, record, config.resume)
     foundation = build_foundation(config, launch)
     recommender = make_recommender(settings, foundation, launch.device)
+    folder = open_run(root, record) if launch.is_main else RunFolder(root)
+    launch.accelerator.wait_for_everyone()
     method = METHODS[config.method].build(recommender, settings.method)
     blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(recommender.tasks)]
     state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))

@@ -54,7 +54,7 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
     inputs = {
         "pretrain": config.pretrain,
         "seed": config.seed,
-        "domains": {name: domain.content_hash() for name, domain in domains.items()},
+        "domains": [(name, domain.content_hash()) for name, domain in domains.items()],
         "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
     }
     return cached_stage(
@@ -66,7 +66,12 @@ def distill_stage(
     config: RunConfig, foundation: Stage, domains: Domains, device: torch.device, quiet: bool = False
 ) -> Stage:
     """The student of half depth, trained on the public pools; reused when nothing that matters has changed."""
-    inputs = {"distill": config.distill, "seed": config.seed, "pretrain": foundation.folder.name}
+    inputs = {
+        "distill": config.distill,
+        "seed": config.seed,
+        "protocol": config.protocol,  # of the report
+        "pretrain": foundation.folder.name,
+    }
     return cached_stage(
         Path(config.cache),
         "distill",

@@ -187,12 +187,23 @@ def _write_rounds(method: FederatedMethod, recommender: Recommender, state: RunS
         for view in method.views
     }
     save_figure(validation_curves(scores, rounds, selected_round=state.best_round), figures / "validation")
-    if "alpha" in records[0]["clients"][0]:
-        alpha_RKK = torch.tensor([[client["alpha"] for client in record["clients"]] for record in records])
+    start = method.init()[1].get("alpha")
+    if start is not None:
+        alpha_RKK = weights_over_rounds(records, start)
         save_figure(alpha_heat_map(alpha_RKK, rounds, names, state.best_round), figures / "alpha_heat_map")
         save_figure(alpha_curves(alpha_RKK, rounds, names, state.best_round), figures / "alpha_curves")
         write_json(folder.fusion_weights, {"domains": names, "rounds": rounds, "alpha": alpha_RKK})
     write_json(folder.communication, communication(records, names, recommender))
+
+
+def weights_over_rounds(records: Sequence[dict], start_KK: Tensor) -> Tensor:
+    """(R, K, K) fusion weights after every round; a client that was absent keeps what it had."""
+    current_KK, over_rounds = start_KK.clone(), []
+    for record in records:
+        for client in record["clients"]:
+            current_KK[client["client"]] = torch.tensor(client["alpha"])
+        over_rounds.append(current_KK.clone())
+    return torch.stack(over_rounds)
 
 
 def communication(records: Sequence[dict], names: Sequence[str], recommender: Recommender) -> dict[str, Any]:

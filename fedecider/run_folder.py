@@ -67,28 +67,33 @@ def default_name(method: str, domains: list[str]) -> str:
     return f"{method}-{'-'.join(domains)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def open_run(root: Path, record: dict[str, Any], resume: bool) -> RunFolder:
-    """Create ``root`` with its ``run.json``, or check that it holds the same run when resuming.
+def check_run(root: Path, record: dict[str, Any], resume: bool) -> None:
+    """See, before any work, that ``root`` can hold this run; nothing is written.
 
     Raises:
         ValueError: the folder holds a run already and ``resume`` is false; it holds none and ``resume`` is true;
             or it holds a run of another configuration.
     """
     folder = RunFolder(root)
-    if resume:
-        previous = read_run(root)
-        changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
-        if changed or previous["data"] != record["data"]:
-            what = changed[0] if changed else "the data"
-            raise ValueError(
-                f"{root} holds a run of another configuration: {what}. Resume with the settings in "
-                f"{folder.record}, or choose another --output"
-            )
-        return folder
-    if folder.record.exists():
-        raise ValueError(f"{root} holds a run already. Choose another --output, or add --resume true to go on with it")
-    root.mkdir(parents=True, exist_ok=True)
-    write_json(folder.record, as_plain(record))
+    if not resume:
+        if folder.record.exists():
+            raise ValueError(f"{root} holds a run already. Choose another --output, or go on with it: --resume true")
+        return
+    previous = read_run(root)
+    changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
+    if changed or previous["data"] != record["data"]:
+        raise ValueError(
+            f"{root} holds a run of another configuration: {changed[0] if changed else 'the data'}. Resume with the "
+            f"settings in {folder.record}, or choose another --output"
+        )
+
+
+def open_run(root: Path, record: dict[str, Any]) -> RunFolder:
+    """Create ``root`` with its ``run.json``, if it is not there yet."""
+    folder = RunFolder(root)
+    if not folder.record.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        write_json(folder.record, as_plain(record))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Stages of the pipeline, cached by content: a stage runs once per set of inputs and is reused afterwards."""
+"""Stages of the pipeline, cached by the content of their inputs: settings, data and models, but not our code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+FORMAT = 1
+"""Raise it when the same settings begin to give another result, so that older stages are not reused."""
 
 
 class Stage(NamedTuple):
@@ -37,12 +40,13 @@ def as_plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def cached_stage(cache: Path, name: str, inputs: Any, build: Callable[[Path], None]) -> Stage:
+def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable[[Path], None]) -> Stage:
     """``cache/<name>-<key>``, built by ``build(folder)`` unless it is there already.
 
     ``build`` fills a scratch folder that is renamed when it returns, so a killed build leaves nothing that could be
     mistaken for a result. ``inputs.json`` in the folder says what the key stands for.
     """
+    inputs = {"format": FORMAT, **inputs}
     folder = cache / f"{name}-{content_key(inputs)}"
     if (folder / "inputs.json").is_file():
         return Stage(folder, True)
@@ -51,8 +55,8 @@ def cached_stage(cache: Path, name: str, inputs: Any, build: Callable[[Path], No
     try:
         build(scratch)
         (scratch / "inputs.json").write_text(json.dumps(as_plain(inputs), indent=1, default=str) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(scratch, folder)
+        if not folder.exists():  # else another run was faster
+            os.replace(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Stage(folder, False)

@@ -250,6 +250,8 @@ def train_model(
     Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
     Errors: ``ValueError`` when the loss is not finite any more.
     """
+    if config.keep_best and validate is None:
+        raise ValueError("got keep_best without a validation, expected keep_best false: there is nothing to compare")
     device = torch.device(device)
     total_steps = config.max_steps or config.epochs * steps_per_epoch
     optimizer = make_optimizer(parameter_groups(model, config) if parameters is None else parameters, config)

@@ -20,7 +20,7 @@ SETTINGS = {
     "num_threads": 1,
     "local_epochs": 1,
     "lora_rank": 4,
-    "num_beams": 10,
+    "num_beams": 20,
     "num_eval_users": 40,
     "eval_batch_size": 40,
     "pretrain": {
@@ -149,6 +149,8 @@ BAD_INPUT = {
     "resume without a run": (("--output", "runs/none", "--resume", "true"), "runs/none"),
     "resume of another configuration": (("--output", "runs/whole", "--resume", "true", "--seed", "5"), "seed"),
     "a run that exists": (("--output", "runs/whole"), "--resume"),
+    "too few beams": (("--num_beams", "10"), "num_beams 10"),
+    "a backbone that is not there": (("--pretrain.backbone.name_or_path", "no/such/folder"), "no/such/folder"),
     "sampled candidates": (("--protocol", "strict/sampled99"), "strict"),
 }
 

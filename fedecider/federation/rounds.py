@@ -67,8 +67,8 @@ def run_rounds(
             state = state._replace(best_round=round, best_score=score, best_server=server, best_local=local)
         state = state._replace(round=round, server=server, local=local)
         seconds = {
-            "train_s": train_s,
-            "loop_s": trained - started - train_s,
+            "train_s": train_s,  # summed over clients
+            "wall_s": trained - started,
             "evaluate_s": time.perf_counter() - trained,
         }
         record = {"round": round, "score": score, "valid": scores, "clients": clients, "traffic": traffic, **seconds}

@@ -57,7 +57,9 @@ class RankingConfig:
     """How recommendations are decoded and counted.
 
     Args:
-        num_beams: Beams of the constrained search; items beyond them count as not ranked.
+        num_beams: Beams of the constrained search; items beyond them count as not ranked. Items of the history take
+            beams too before they are dropped.
+            A run needs at least 20, since it reports hit@20.
         length_penalty: Score = log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
         num_eval_users: Users per client in the validation of every round, drawn once; 0 takes all. Test takes all.
         eval_batch_size: Users decoded together.
@@ -74,6 +76,8 @@ class RankingConfig:
                 f"got num_beams {self.num_beams}, eval_batch_size {self.eval_batch_size} and num_eval_users "
                 f"{self.num_eval_users}, expected at least 1, 1 and 0"
             )
+        if self.length_penalty < 0:
+            raise ValueError(f"got length_penalty {self.length_penalty}, expected 0 (likelihood) or more")
 
 
 class Recommender(NamedTuple):

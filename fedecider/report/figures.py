@@ -17,7 +17,6 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c6d31")  # Okabe and Ito
-ALPHA_START = 2.0  # value of every fusion weight before its first step
 
 
 class PlotFigure(NamedTuple):
@@ -56,28 +55,27 @@ def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[s
 
 
 def alpha_curves(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str], selected_round: int) -> PlotFigure:
-    """One panel per client: its K fusion weights over the rounds, from the start value 2, selected round marked.
+    """One panel per client: its K fusion weights over the rounds, selected round marked.
 
-    The point at ``rounds[0] - 1`` is the start value, unless the first given round holds it already.
+    Round 1 trains no fusion weights, so its point is where they start.
     """
     _check_alpha(alpha_RKK, rounds, domains)
     _check_round(rounds, selected_round)
     value_RKK = alpha_RKK.double()
-    starts = [] if bool((value_RKK[0] == ALPHA_START).all()) else [rounds[0] - 1]
-    shown = [*starts, *rounds]
     figure = make_subplots(rows=1, cols=len(domains), shared_yaxes=True, subplot_titles=list(domains))
     for i in range(len(domains)):
         for j, direction in enumerate(domains):
-            values = [ALPHA_START] * len(starts) + value_RKK[:, i, j].tolist()
+            values = value_RKK[:, i, j].tolist()
             line = {"color": COLOURS[j % len(COLOURS)], "dash": "solid" if i == j else "dash"}
-            trace = go.Scatter(x=shown, y=values, name=direction, legendgroup=direction, showlegend=i == 0, line=line)
+            trace = go.Scatter(
+                x=list(rounds), y=values, name=direction, legendgroup=direction, showlegend=i == 0, line=line
+            )
             figure.add_trace(trace, row=1, col=i + 1)
-        figure.add_hline(y=ALPHA_START, line={"color": "#999", "width": 1, "dash": "dot"}, row=1, col=i + 1)  # pyright: ignore[reportArgumentType]
         figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=i + 1)  # pyright: ignore[reportArgumentType]
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(title_text="alpha", col=1)
     _style(figure, f"Fusion weights over the rounds (line: selected round {selected_round}; solid: own direction)")
-    data = {"rounds": list(rounds), "start": ALPHA_START, "selected_round": selected_round, "domains": list(domains)}
+    data = {"rounds": list(rounds), "selected_round": selected_round, "domains": list(domains)}
     return PlotFigure(figure, {**data, "alpha": value_RKK.tolist()})
 
 

@@ -119,7 +119,7 @@ def test_records_are_strict_json_with_traffic(tmp_path):
     (group,) = record["traffic"]
     assert group["clients"] == [0, 1, 2]
     assert group["up"] == {"mean": 4}
-    assert {"train_s", "loop_s", "evaluate_s"} <= set(record)
+    assert {"train_s", "wall_s", "evaluate_s"} <= set(record)
     assert [client["points"] for client in record["clients"]] == [2, 1, 3]
 
 

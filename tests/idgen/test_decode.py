@@ -1,7 +1,8 @@
 """Constrained beam search: catalogue IDs only, exact with enough beams, equal to HF generate, batch-invariant."""
 
-from __future__ import copy
+from __future__ import annotations
 
+import copy
 import random
 
 import peft

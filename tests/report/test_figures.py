@@ -25,23 +25,17 @@ def test_heat_map_shows_the_selected_round_with_rows_as_clients():
     assert drawn.data["alpha"][0][2] == pytest.approx(alphas()[2, 0, 2].item())
 
 
-def test_curves_start_at_two_and_mark_the_selected_round():
+def test_curves_draw_what_was_logged_and_mark_the_selected_round():
     drawn = alpha_curves(alphas(), [1, 2, 3, 4], DOMAINS, 2)
     traces = drawn.figure.data
     assert len(traces) == 9
-    assert list(traces[5].x) == [0, 1, 2, 3, 4]
-    assert traces[5].y[0] == 2.0  # client comics, direction of children
-    assert list(traces[5].y[1:]) == pytest.approx(alphas()[:, 1, 2].tolist())
+    assert list(traces[5].x) == [1, 2, 3, 4]
+    assert list(traces[5].y) == pytest.approx(alphas()[:, 1, 2].tolist())  # client comics, direction of children
     assert traces[5].name == "children"
     assert [t.line.dash for t in traces[3:6]] == ["dash", "solid", "dash"]
     marks = [shape for shape in drawn.figure.layout.shapes if shape.x0 == shape.x1 == 2]
     assert len(marks) == 3
     assert sum(trace.showlegend for trace in traces) == 3
-
-
-def test_no_second_start_when_the_first_round_holds_it():
-    alpha = torch.cat([torch.full((1, 3, 3), 2.0), alphas()])
-    assert list(alpha_curves(alpha, [1, 2, 3, 4, 5], DOMAINS, 2).figure.data[0].x) == [1, 2, 3, 4, 5]
 
 
 def test_validation_curves_draw_every_line():

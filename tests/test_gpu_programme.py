@@ -1,0 +1,163 @@
+"""The GPU programme with toy sizes on the CPU, and the same work on CUDA compared with the CPU."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedecider.config import PretrainConfig, RunConfig
+from fedecider.data.sample import sample_domains
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.federation.method import Block
+from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.foundation import client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender
+from idgen.alternating import AlternatingConfig
+from idgen.backbone import BackboneConfig, load_backbone, train_backbone
+from idgen.draws import SampleConfig
+from idgen.id_generator import IDGeneratorConfig
+from idgen.item_ids import IdConfig
+from idgen.soft_ids import SoftIdConfig
+from idgen.tokenizer import load_tokenizer
+from idgen.training import TrainConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def programme():
+    spec = importlib.util.spec_from_file_location("gpu_programme", REPOSITORY / "benchmarks" / "gpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table(path: Path) -> list[list[str]]:
+    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def test_toy_programme_leaves_every_row(programme, tmp_path, capsys):
+    output = tmp_path / "results" / "toy.md"
+    # Nothing is marked gpu in that file: the subprocess is what is tried here, not the tests.
+    words = ["--toy", "--tests", "tests/test_launch.py", "--commit", "abc1234", "--output", str(output)]
+    assert programme.main(words) == 0, capsys.readouterr().out
+    text = output.read_text()
+    for heading in (
+        "Date: 20",
+        "Commit: abc1234",
+        "Versions: Python",
+        "Hardware: ",
+        "Command: `python benchmarks/gpu.py",
+    ):
+        assert f"- {heading}" in text, heading
+    rows = table(output)
+    assert [row[0] for row in rows] == ["tests", *["training"] * 3, *["fusion"] * 3, *["decode"] * 2, "run"]
+    whats = " / ".join(row[1] for row in rows)
+    for what in ("pytest -m gpu", "drawing batches", "fp32, batch 16", "bf16, batch 16", "LoRA round, plain"):
+        assert what in whats, what
+    for what in ("LoRA round, K = 3 directions", "validation of that round", "20 beams, 60 items, bf16", "federate.py"):
+        assert what in whats, what
+    for row in rows[1:-1]:
+        number, unit = row[2].split()
+        assert float(number.replace(",", "")) > 0
+        assert unit == ("users" if "beams" in row[1] else "samples")
+    with pytest.raises(SystemExit):  # results are never overwritten
+        programme.main(words)
+
+
+def test_a_failed_part_is_a_row_and_the_others_run(programme, tmp_path, monkeypatch):
+    monkeypatch.setattr(programme, "MIN_OVERLAP", 1.1)
+    monkeypatch.setattr(programme, "TOY", programme.TOY._replace(train_steps=8))
+    output = tmp_path / "toy.md"
+    words = ["--toy", "--parts", "decode", "run", "--data", str(tmp_path / "nowhere"), "--output", str(output)]
+    assert programme.main(words) == 1
+    rows = table(output)
+    failed = {row[0]: row[-1] for row in rows if row[1] == "FAILED"}
+    assert set(failed) == {"decode", "run"}
+    assert "expected 1.1" in failed["decode"]
+    assert "nowhere" in failed["run"]
+    assert [row[0] for row in rows].count("training") == 3
+
+
+def test_wrong_lists_are_caught(programme):
+    items, scores = torch.tensor([[2, 0, 5]]), torch.tensor([[-1.0, -2.0, -4.0]])
+    good = programme.Lists(items, scores)
+    programme.check_lists(good, 6, 3)
+    with pytest.raises(AssertionError, match="outside"):
+        programme.check_lists(good, 5, 3)
+    with pytest.raises(AssertionError, match="twice"):
+        programme.check_lists(programme.Lists(torch.tensor([[2, 0, 2]]), scores), 6, 3)
+    with pytest.raises(AssertionError, match="sorted"):
+        programme.check_lists(programme.Lists(items, scores.flip(1)), 6, 3)
+    other = programme.Lists(torch.tensor([[0, 2, 4]]), torch.tensor([[-1.0, -2.0, -4.1]]))
+    assert programme.agreement(good, other, 0.6, 0.03, k=3) == pytest.approx(2 / 3)
+    with pytest.raises(AssertionError, match="away"):
+        programme.agreement(good, other, 0.6, 0.02, k=3)
+
+
+@pytest.mark.gpu
+def test_cuda_trains_and_decodes_like_the_cpu(programme):
+    """Same weights, batches and steps in fp32 without dropout; sums are only taken in another order."""
+    losses, lists = {}, {}
+    config = TrainConfig(batch_size=16, max_steps=20, evaluate_every=5, dropout=0.0)
+    for name in ("cpu", "cuda"):
+        bench = programme.make_bench(programme.TOY, torch.device(name))
+        host = programme.new_backbone(bench._replace(device=torch.device("cpu")))
+        model = host.to(name)
+        losses[name] = [log["loss"] for log in train_backbone(model, bench.public, config, 0, name)]
+        users = torch.arange(24)
+        lists[name] = programme.recommendations(model, bench.clients[1], users, 20, "fp32", bench.device)
+        programme.check_lists(lists[name], programme.TOY.num_items, 20)
+        if name == "cuda":
+            half = programme.recommendations(model, bench.clients[1], users, 20, "bf16", bench.device)
+            programme.check_lists(half, programme.TOY.num_items, 20)
+            programme.agreement(lists[name], half, 0.8, 0.03)
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3)
+    assert losses["cuda"][-1] < losses["cuda"][0]
+    programme.agreement(lists["cpu"], lists["cuda"], 0.9, 5e-3)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def test_all_stages_run_on_the_device(name, tmp_path):
+    """Generator, alternating training, backbone, distillation and two rounds of fusion, in bf16."""
+    device = torch.device(name)
+    pretrain = PretrainConfig(
+        tokenizer_kind="word",
+        vocab_size=3000,
+        id_limits=IdConfig(max_attempts=2),
+        id_generator=IDGeneratorConfig(
+            d_model=32, d_ff=64, num_heads=2, epochs=2, num_groups=3, max_text_tokens=24, bf16=True
+        ),
+        samples=SampleConfig(max_history=3, max_source_tokens=128),
+        backbone=BackboneConfig(d_model=32, num_layers=2, num_heads=2, d_kv=16, d_ff=64),
+        train=TrainConfig(batch_size=128, learning_rate=3e-3, precision="bf16"),
+        alternating=AlternatingConfig(1, rec_epochs=1, id_batch_size=256, soft=SoftIdConfig(max_text_tokens=16)),
+    )
+    config = RunConfig(domains="crime,comics", cache=str(tmp_path), pretrain=pretrain)
+    domains = sample_domains(config.domain_names)
+    first = pretrain_stage(config, domains, device, quiet=True)
+    second = distill_stage(config, first, domains, device, quiet=True)
+    tokenizer = load_tokenizer(second.folder / "backbone")
+    ids = {name: load_ids(first.folder, domain) for name, domain in domains.items()}
+    tasks = client_tasks(domains, ids, tokenizer, pretrain)
+    model = attach_lora(load_backbone(second.folder / "backbone", tokenizer), LoraSettings(rank=4))
+    training = TrainingConfig(local_epochs=1, precision="bf16")
+    ranking = RankingConfig(num_beams=10, num_eval_users=40, eval_batch_size=40)
+    recommender = build_recommender(model, tokenizer, tasks, seed=0, training=training, ranking=ranking, device=device)
+    before, records = base_hash(model), []
+    method = METHODS["fedecider"].build(recommender, METHODS["fedecider"].config())
+    blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(tasks)]
+    state = run_rounds(method, blocks, RoundSettings(2, 0), mean_metrics, on_round=records.append)
+    assert base_hash(model) == before
+    assert all(client["finite"] for record in records for client in record["clients"])
+    assert all(value != 2.0 for client in records[1]["clients"] for value in client["alpha"])
+    assert all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in state.server.values())
+    assert all(0 <= one["hit@10"] <= 1 for record in records for view in record["valid"].values() for one in view)

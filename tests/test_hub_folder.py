@@ -48,7 +48,8 @@ def pretrain(*words: str) -> int:
 CHEAP = (
     *("--domains", "crime", "--num_threads", "1"),
     *("--pretrain.id_generator.num_groups", "3", "--pretrain.id_generator.max_text_tokens", "24"),
-    *("--pretrain.id_generator.epochs", "2", "--pretrain.id_limits.max_attempts", "2"),
+    *("--pretrain.id_generator.epochs", "1", "--pretrain.id_limits.max_attempts", "1"),
+    *("--pretrain.id_generator.batch_size", "128"),
     *("--pretrain.samples.max_history", "3", "--pretrain.samples.max_source_tokens", "128"),
     *("--pretrain.alternating.num_phases", "1", "--pretrain.alternating.rec_epochs", "1"),
     *("--pretrain.alternating.id_batch_size", "256", "--pretrain.alternating.soft.max_text_tokens", "16"),

@@ -74,20 +74,67 @@ def test_power_of_two_scales_give_identical_bits():
     assert all(torch.equal(both[key], tensor) for key, tensor in normalise(tree).tree.items())
 
 
+def in_float64(tree):
+    return {key: tensor.double() for key, tensor in tree.items()}
+
+
+def scaled(tree, factor_a, factor_b):
+    return {"m.lora_a": factor_a * tree["m.lora_a"], "m.lora_b": factor_b * tree["m.lora_b"]}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.02, 50.0), st.booleans())
+def test_scales_and_signs_to_the_last_digits(seed, factor, balanced):
+    """In float64, so that only rounding is tolerated: the same broadcast, and a negative factor flips the product."""
+    tree = in_float64(pair(seed))
+    base = normalise(tree, balanced=balanced).tree
+    tight = {"rtol": 1e-9, "atol": 1e-11}
+    both = normalise(scaled(tree, factor, factor), balanced=balanced).tree
+    for key, tensor in base.items():
+        torch.testing.assert_close(both[key], tensor, **tight)
+    left = normalise(scaled(tree, 1.0, factor), balanced=balanced).tree
+    torch.testing.assert_close(product(left), product(base), **tight)
+    root = 1.0 if balanced else math.sqrt(factor)
+    torch.testing.assert_close(left["m.lora_a"], base["m.lora_a"] / root, **tight)
+    torch.testing.assert_close(left["m.lora_b"], base["m.lora_b"] * root, **tight)
+    for factor_a, factor_b in ((1.0, -factor), (-factor, 1.0)):
+        flipped = normalise(scaled(tree, factor_a, factor_b), balanced=balanced).tree
+        torch.testing.assert_close(product(flipped), -product(base), **tight)
+    assert product(base).abs().max() > 0.05
+    twice = normalise(scaled(tree, -factor, -factor), balanced=balanced).tree  # c^2 > 0: the same product
+    torch.testing.assert_close(product(twice), product(base), **tight)
+
+
+def test_a_sign_changes_no_other_bit():
+    tree = pair(8)
+    base, flipped = normalise(tree).tree, normalise(scaled(tree, 1.0, -1.0)).tree
+    assert torch.equal(flipped["m.lora_a"], base["m.lora_a"])
+    assert torch.equal(flipped["m.lora_b"], -base["m.lora_b"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(4, 9), st.integers(4, 9), st.booleans())
+def test_normalising_twice_is_normalising_once(seed, rank, in_features, out_features, balanced):
+    once = normalise(in_float64(pair(seed, 3, rank, in_features, out_features)), balanced=balanced)
+    twice = normalise(once.tree, balanced=balanced)
+    torch.testing.assert_close(twice.norm_CM, torch.ones_like(twice.norm_CM), rtol=0, atol=1e-12)
+    for key, tensor in once.tree.items():
+        torch.testing.assert_close(twice.tree[key], tensor, rtol=1e-9, atol=1e-11)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_rank_gauge_leaves_the_product_and_balanced_factors(seed):
-    tree = pair(seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    gauge = torch.eye(3).double() + 0.3 * torch.randn(3, 3, generator=generator).clamp(-0.9, 0.9).double()
-    moved = {
-        "m.lora_a": (torch.linalg.inv(gauge) @ tree["m.lora_a"].double()).float(),
-        "m.lora_b": (tree["m.lora_b"].double() @ gauge).float(),
-    }
-    torch.testing.assert_close(product(normalise(moved).tree), product(normalise(tree).tree), rtol=0, atol=1e-4)
-    torch.testing.assert_close(
-        product(normalise(moved, balanced=True).tree), product(normalise(tree, balanced=True).tree), rtol=0, atol=1e-4
-    )
+    tree = in_float64(pair(seed))
+    gauge = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed + 1)).double()
+    assume(float(torch.linalg.cond(gauge)) < 30.0)
+    moved = {"m.lora_a": torch.linalg.inv(gauge) @ tree["m.lora_a"], "m.lora_b": tree["m.lora_b"] @ gauge}
+    plain, other = normalise(tree), normalise(moved)
+    torch.testing.assert_close(product(other.tree), product(plain.tree), rtol=0, atol=1e-11)
+    assert (other.tree["m.lora_b"] - plain.tree["m.lora_b"]).abs().max() > 1e-2  # other factors, the same product
+    base, turned = normalise(tree, balanced=True).tree, normalise(moved, balanced=True).tree
+    for key, tensor in base.items():
+        torch.testing.assert_close(turned[key], tensor, rtol=1e-7, atol=1e-8)
 
 
 def test_balanced_factors_depend_on_the_product_only_and_are_balanced():

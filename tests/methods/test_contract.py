@@ -1,11 +1,17 @@
 """What every method of the LLM line owes to the shared runner."""
 
+import os
+import shutil
+
 import pytest
 import torch
 from toy_recommender import blocks, positions_of, run, toy_recommender
 
+from fedecider.federation import state as state_module
 from fedecider.federation.method import Download
+from fedecider.federation.record import Recorder, read_records
 from fedecider.lora.adapters import adapter_shapes, base_hash, num_scalars, read_adapters, take_row
+from fedecider.lora.fusion import fused_factors
 from fedecider.methods import METHODS
 from fedecider.methods.fedecider import FedeciderConfig
 
@@ -139,6 +145,109 @@ def test_resume_gives_the_uninterrupted_result(name, tmp_path):
     assert [record["round"] for record in records] == [3]
     assert same(whole.server, resumed.server)
     assert same(whole.local, resumed.local)
+
+
+class Killed(BaseException):
+    """Nothing between the failing call and the test may catch it, as with a killed process."""
+
+
+def kill_in_round_two(monkeypatch, moment):
+    """Saving stops in round 2: half of the trees written, all written but not renamed, or renamed but not tidied up."""
+    owner, name, is_moment = {
+        "half of the trees": (state_module, "save_file", lambda a, b: "round_00002" in str(b) and "/best" in str(b)),
+        "before the rename": (os, "replace", lambda a, b: b.name == "round_00002"),
+        "old one not removed": (
+            shutil,
+            "rmtree",
+            lambda a, b: a.name == "round_00001" and (a.parent / "round_00002").exists(),
+        ),
+    }[moment]
+    real = getattr(owner, name)
+
+    def call(first, second=None, **options):
+        if is_moment(first, second):
+            raise Killed
+        return real(first, **options) if second is None else real(first, second, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("moment", ["half of the trees", "before the rename", "old one not removed"])
+def test_a_run_killed_while_it_saves_gives_the_same_records(name, moment, tmp_path, monkeypatch):
+    whole, _ = run(build(name), 3, 3, recorder=Recorder(tmp_path / "whole.jsonl"))
+    part = {"recorder": Recorder(tmp_path / "part.jsonl"), "checkpoints": tmp_path / "checkpoints"}
+    with monkeypatch.context() as patch:
+        kill_in_round_two(patch, moment)
+        with pytest.raises(Killed):
+            run(build(name), 3, 3, **part)
+    resumed, again = run(build(name), 3, 3, resume=True, **part)
+    assert [record["round"] for record in again] == ([3] if moment == "old one not removed" else [2, 3])
+    for tree in ("server", "local", "best_server", "best_local"):
+        assert same(getattr(whole, tree), getattr(resumed, tree))
+    assert (whole.best_round, whole.best_score) == (resumed.best_round, resumed.best_score)
+    records = [[without_times(one) for one in read_records(tmp_path / f"{run}.jsonl")] for run in ("whole", "part")]
+    assert [record["round"] for record in records[0]] == [1, 2, 3]
+    assert records[0] == records[1]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round_00003"]
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {key: without_times(entry) for key, entry in value.items() if not key.endswith(("_s", "seconds"))}
+    return [without_times(entry) for entry in value] if isinstance(value, list) else value
+
+
+def test_exchanging_two_clients_exchanges_their_models_bit_for_bit(name):
+    """With two clients no sum changes its order, so there is nothing to tolerate."""
+    models = []
+    for names in (["crime", "children"], ["children", "crime"]):
+        recommender = toy_recommender(names, dropout=0.1)
+        method = build(name, recommender)
+        state, _ = run(method, 2, 3)
+        found = {}
+        for client, domain in enumerate(names):
+            for view in method.views:
+                download = method.broadcast(4, state.server, torch.tensor([client]))
+                own = take_row(state.local, client)
+                METHODS[name].load_view(recommender, METHODS[name].config(), view, download, own, client)
+                found[domain, view] = fused_factors(recommender.model)
+        models.append((found, state))
+    (first, state), (second, exchanged) = models
+    assert first.keys() == second.keys()
+    for key, factors in first.items():
+        assert same(factors, second[key])
+    if name == "fedecider":
+        assert torch.equal(exchanged.local["alpha"], state.local["alpha"].flip(0, 1))
+        assert (state.local["alpha"] - state.local["alpha"].T).abs().max() > 1e-4  # not symmetric by chance
+
+
+def test_exchanging_neighbours_leaves_the_bits_of_both(name):
+    """Of three clients, the two that change places still add up their peers in the same order after two rounds."""
+    names, order = ["crime", "comics", "children"], [1, 0, 2]
+    first, _ = run(build(name), 3, 2)
+    moved, _ = run(build(name, toy_recommender([names[client] for client in order])), 3, 2)
+    for key, tensor in first.local.items():
+        if key.startswith("own."):
+            assert torch.equal(moved.local[key][order][:2], tensor[:2])
+            torch.testing.assert_close(moved.local[key][2], tensor[2], rtol=1e-3, atol=1e-4)
+    if name == "fedavg":
+        assert same(moved.server, first.server)
+    if name == "fedecider":
+        alpha_KK = moved.local["alpha"][order][:, order]
+        assert torch.equal(alpha_KK[:2], first.local["alpha"][:2])
+        torch.testing.assert_close(alpha_KK[2], first.local["alpha"][2], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_normalising_at_the_client_or_at_the_server_gives_the_same_bits(name, balanced):
+    if name != "fedecider":
+        pytest.skip("normalises nothing")
+    server_side, _ = run(build(name, balanced=balanced), 3, 2)
+    client_side, _ = run(build(name, balanced=balanced, normalize_at="client"), 3, 2)
+    other_mode, _ = run(build(name, balanced=not balanced), 3, 2)
+    assert same(server_side.server, client_side.server)
+    assert same(server_side.local, client_side.local)
+    assert not same(server_side.server, other_mode.server)
 
 
 def test_views_are_evaluated_for_every_client(name):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.lines import BadLines, find_file, json_object, read_records, text_field
+from fedecider.data.readers.lines import BadLines, find_file, finite_number, json_object, read_records, text_field
 from fedecider.data.readers.table import (
     Catalogue,
     EventTable,
@@ -56,12 +56,11 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
             table.skip("rating below min_rating")
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
-        def records() -> Iterator[tuple[str, ItemFields]]:
-            for record in read_records(meta, json_or_literal, bad[1]):
-                if record["asin"] in wanted:
-                    yield record["asin"], _product(record)
+        def parse(line: bytes) -> tuple[str, ItemFields]:
+            record = json_or_literal(line)
+            return record["asin"], _product(record) if record["asin"] in wanted else {}
 
-        return collect_items(records(), wanted, options, meta, allow_same=True)
+        return collect_items(read_records(meta, parse, bad[1]), wanted, options, meta, allow_same=True)
 
     return RawDomain(table.build(), read_catalogue, [reviews, meta], bad)
 
@@ -81,7 +80,7 @@ def json_or_literal(line: bytes) -> dict[str, Any]:
 def _review(line: bytes) -> tuple[str, str, float, int]:
     record = json_object(line)
     user, asin = text_field(record, "reviewerID"), text_field(record, "asin")
-    return user, asin, float(record["overall"]), unix_time(record["unixReviewTime"])
+    return user, asin, finite_number(record["overall"], "overall"), unix_time(record["unixReviewTime"])
 
 
 def _stem(raw: Path, domain: str) -> str:

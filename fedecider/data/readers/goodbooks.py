@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from fedecider.data.readers.lines import BadLines, find_file, read_csv
+from fedecider.data.readers.lines import BadLines, find_file, finite_number, read_csv, whole_number
 from fedecider.data.readers.table import (
     NUM_SHELVES,
     STATE_SHELVES,
@@ -59,7 +59,7 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def _rating_row(row: dict[str, str]) -> tuple[str, str, float]:
-    return str(int(row["user_id"])), str(int(row["book_id"])), float(row["rating"])
+    return str(int(row["user_id"])), str(int(row["book_id"])), finite_number(row["rating"], "rating")
 
 
 def _book_row(row: dict[str, str]) -> tuple[str, str, ItemFields]:
@@ -67,7 +67,7 @@ def _book_row(row: dict[str, str]) -> tuple[str, str, ItemFields]:
     fields = {
         "title": clean(row["title"] or row.get("original_title", "")),
         "author": clean(row["authors"]),
-        "year": str(int(float(year))) if year else "",
+        "year": str(int(finite_number(year, "original_publication_year"))) if year else "",
     }
     return str(int(row["book_id"])), row.get("goodreads_book_id", ""), fields
 
@@ -77,7 +77,7 @@ def _tag_row(row: dict[str, str]) -> tuple[str, str]:
 
 
 def _book_tag_row(row: dict[str, str]) -> tuple[str, str, int]:
-    return row["goodreads_book_id"], row["tag_id"], int(row["count"])
+    return row["goodreads_book_id"], row["tag_id"], whole_number(row["count"], "count")
 
 
 def _shelves(files: list[Path], bad: list[BadLines]) -> dict[str, list[str]]:

@@ -8,13 +8,14 @@ half of the events), so users who add many books at once have ties. Author and s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.lines import BadLines, find_file, json_object, read_records, text_field
+from fedecider.data.readers.lines import BadLines, find_file, finite_number, json_object, read_records, text_field
 from fedecider.data.readers.table import (
+    MAX_TIME,
     NUM_SHELVES,
     STATE_SHELVES,
     Catalogue,
@@ -70,12 +71,11 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
             for (name, path), counter in zip(extras.items(), bad[2:], strict=True)
         }
 
-        def records() -> Iterator[tuple[str, ItemFields]]:
-            for record in read_records(books, book_record, bad[1]):
-                if record["book_id"] in wanted:
-                    yield record["book_id"], _book(record, names)
+        def parse(line: bytes) -> tuple[str, ItemFields]:
+            record = book_record(line)
+            return record["book_id"], _book(record, names) if record["book_id"] in wanted else {}
 
-        return collect_items(records(), wanted, options, books)
+        return collect_items(read_records(books, parse, bad[1]), wanted, options, books)
 
     return RawDomain(table.build(), read_catalogue, [interactions, books, *extras.values()], bad)
 
@@ -89,16 +89,18 @@ def book_record(line: bytes) -> dict[str, Any]:
 
 def parse_time(text: str) -> int:
     """Unix seconds of ``Sat Nov 30 14:18:37 -0800 2013`` (ten times faster than strptime)."""
-    _, month, day, clock, zone, year = text.split()
-    if month not in _MONTHS:
-        raise ValueError(f"{text!r} is not a date")
-    days = date(int(year), _MONTHS[month], int(day)).toordinal() - _EPOCH
-    hours, minutes, seconds = clock.split(":")
-    offset = int(zone[1:3]) * 3600 + int(zone[3:5]) * 60
-    time = days * 86_400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds)
+    try:
+        _, month, day, clock, zone, year = text.split()
+        days = date(int(year), _MONTHS[month], int(day)).toordinal() - _EPOCH
+        hours, minutes, seconds = map(int, clock.split(":"))
+        offset = int(zone[1:3]) * 3600 + int(zone[3:5]) * 60
+    except (ValueError, LookupError, OverflowError):
+        raise ValueError(f"{text!r} is not a date") from None
+    time = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     time += offset if zone[0] == "-" else -offset
-    if time < 0:
-        raise ValueError(f"date {text!r} is before 1970")
+    # 60: a leap second
+    if not (0 <= hours < 24 and 0 <= minutes < 60 and 0 <= seconds <= 60 and 0 <= time < MAX_TIME):
+        raise ValueError(f"{text!r} is not a date from 1970 on")
     return time
 
 
@@ -108,7 +110,7 @@ def _interaction(line: bytes) -> tuple[str, str, bool, float, int]:
     if type(is_read) is not bool:
         raise ValueError(f"field 'is_read' is {is_read!r}, expected true or false")
     user, book = text_field(record, "user_id"), text_field(record, "book_id")
-    return user, book, is_read, float(rating), parse_time(record["date_added"])
+    return user, book, is_read, finite_number(rating, "rating"), parse_time(record["date_added"])
 
 
 def _stem(raw: Path, domain: str) -> str:

@@ -6,6 +6,8 @@ import csv
 import gzip
 import json
 import logging
+import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +18,19 @@ logger = logging.getLogger(__name__)
 Record = TypeVar("Record")
 LOG_EVERY = 2_000_000
 NUM_EXAMPLES = 20
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character outside the basic plane: JSON can spell it alone, UTF-8 cannot."""
+_BAD_LINE = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)
+"""What parsing a broken or hostile line may raise."""
 
 
 class BadLines:
@@ -93,10 +108,7 @@ def read_records(path: Path, parse: Callable[[bytes], Record], bad: BadLines) ->
     for number, line in read_lines(path):
         try:
             record = parse(line)
-        except KeyError as error:
-            bad.add(number, f"no field {error}")
-            continue
-        except (ValueError, TypeError, AttributeError, IndexError, SyntaxError, RecursionError, MemoryError) as error:
+        except _BAD_LINE as error:
             bad.add(number, _short(error))
             continue
         yield record
@@ -117,24 +129,53 @@ def text_field(record: dict[str, Any], name: str) -> str:
         return str(value)
     if type(value) is not str or not value:
         raise ValueError(f"field {name!r} is {value!r}, expected a text")
+    # A key that cannot be written as UTF-8 would fail only at the end, when the tables are saved.
+    if not value.isascii() and SURROGATE.search(value):
+        raise ValueError(f"field {name!r} is {value!r}, expected a text without halves of a character")
     return value
 
 
+def whole_number(value: Any, name: str) -> int:
+    """``value`` (number or digits) as a whole number of 64 bits; ``ValueError`` otherwise."""
+    try:
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        number = None
+    if number is None or not -(1 << 63) <= number < 1 << 63 or (type(value) is float and number != value):
+        raise ValueError(f"{name} is {value!r}, expected a whole number of at most 64 bits")
+    return number
+
+
+def finite_number(value: Any, name: str) -> float:
+    """``value`` (number or text) as a finite float; ``ValueError`` otherwise."""
+    try:
+        number = float(value)
+    except (ValueError, TypeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {value!r}, expected a finite number")
+    return number
+
+
 def read_csv(
-    path: Path, columns: Iterable[str], parse: Callable[[dict[str, str]], Record], bad: BadLines, delimiter: str = ","
+    path: Path,
+    columns: Iterable[str],
+    parse: Callable[[dict[str, str]], Record],
+    bad: BadLines,
+    delimiter: str = ",",
+    quoting: bool = True,
 ) -> Iterator[Record]:
-    """``parse`` of each row as {column: text}; the header must hold ``columns``; UTF-8 text, else Latin-1."""
-    rows = csv.reader((decode(line) for line in _keep_numbers(path)), delimiter=delimiter)
+    """``parse`` of each row as {column: text}; the header must hold ``columns``; UTF-8 text, else Latin-1.
+
+    Every line is a row: no format read here has line breaks in its fields, and so a stray quote costs one line, which
+    is counted in ``bad``, and not all rows up to the next quote. Without ``quoting``, quotes are ordinary characters.
+    """
     header: list[str] | None = None
-    while True:
+    for number, line in read_lines(path):
         try:
-            row = next(rows)
-        except StopIteration:
-            break
+            row = _split(decode(line), delimiter, quoting)
         except csv.Error as error:
-            bad.add(rows.line_num, _short(error))
-            continue
-        if not row:
+            bad.add(number, f"quotes: {_short(error)}")
             continue
         if header is None:
             header = row
@@ -143,12 +184,12 @@ def read_csv(
                 raise ValueError(f"{path}: header {header} has no column {missing}; expected the original file.")
             continue
         if len(row) != len(header):
-            bad.add(rows.line_num, f"{len(row)} columns, expected {len(header)}")
+            bad.add(number, f"{len(row)} columns, expected {len(header)}")
             continue
         try:
             record = parse(dict(zip(header, row, strict=True)))
-        except (ValueError, TypeError, KeyError) as error:
-            bad.add(rows.line_num, _short(error))
+        except _BAD_LINE as error:
+            bad.add(number, _short(error))
             continue
         yield record
 
@@ -161,16 +202,15 @@ def decode(line: bytes) -> str:
         return line.decode("latin-1")
 
 
-def _keep_numbers(path: Path) -> Iterator[bytes]:
-    """The lines of ``path`` with the skipped blank ones put back, so that the csv reader counts as an editor does."""
-    expected = 1
-    for number, line in read_lines(path):
-        for _ in range(number - expected):
-            yield b"\n"
-        expected = number + 1
-        yield line
+def _split(line: str, delimiter: str, quoting: bool) -> list[str]:
+    line = line.rstrip("\r\n")
+    if not quoting or '"' not in line:
+        return line.split(delimiter)
+    return next(csv.reader((line,), delimiter=delimiter, strict=True))  # strict: an open quote is an error
 
 
 def _short(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"no field {error}"
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."

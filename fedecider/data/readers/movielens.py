@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import BadLines, decode, find_file, read_csv, read_records
+from fedecider.data.readers.lines import (
+    BadLines,
+    decode,
+    find_file,
+    finite_number,
+    read_csv,
+    read_records,
+    whole_number,
+)
 from fedecider.data.readers.table import (
     Catalogue,
     EventTable,
@@ -67,15 +75,17 @@ def _ratings(path: Path, bad: BadLines) -> Iterable[Rating]:
 
 def _rating_line(line: bytes, separator: str) -> Rating:
     user, item, rating, time = decode(line).rstrip("\r\n").split(separator)
-    return str(int(user)), str(int(item)), float(rating), unix_time(time), 0
+    return str(int(user)), str(int(item)), finite_number(rating, "rating"), unix_time(time), 0
 
 
 def _rating_row(row: dict[str, str]) -> Rating:
-    return str(int(row["userId"])), str(int(row["movieId"])), float(row["rating"]), unix_time(row["timestamp"]), 0
+    user, item, rating = str(int(row["userId"])), str(int(row["movieId"])), finite_number(row["rating"], "rating")
+    return user, item, rating, unix_time(row["timestamp"]), 0
 
 
 def _ordered_row(row: dict[str, str]) -> Rating:
-    return str(int(row["user"])), str(int(row["movie"])), float(row["rating"]), UNKNOWN_TIME, int(row["order"])
+    user, item, rating = str(int(row["user"])), str(int(row["movie"])), finite_number(row["rating"], "rating")
+    return user, item, rating, UNKNOWN_TIME, whole_number(row["order"], "order")
 
 
 def _movies(path: Path, bad: BadLines) -> Iterator[tuple[str, ItemFields]]:

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import BadLines, find_file, json_object, read_csv, read_records, text_field
+from fedecider.data.readers.lines import (
+    BadLines,
+    find_file,
+    finite_number,
+    json_object,
+    read_csv,
+    read_records,
+    text_field,
+    whole_number,
+)
 from fedecider.data.readers.table import (
     Catalogue,
     EventTable,
@@ -53,25 +61,23 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     return RawDomain(table.build(), read_catalogue, [events_file, items_file], bad)
 
 
-def _item(line: bytes) -> dict[str, Any]:
-    record = json_object(line)
-    text_field(record, "domain")
-    record["item"] = int(record["item"])
-    return record
-
-
-def _key(record: dict[str, Any]) -> str:
-    return str(record.get("asin") or f"{record['domain']}:{record['item']}")
-
-
 def _read_items(path: Path, domain: str, bad: BadLines) -> list[tuple[int, str, ItemFields]]:
     """(number, key, fields) of the items of one domain, in file order; ``ValueError`` for an unknown domain."""
     items = []
     found: set[str] = set()
-    for record in read_records(path, _item, bad):
-        found.add(record["domain"])
-        if record["domain"] == domain:
-            items.append((record["item"], _key(record), {name: clean(record.get(name)) for name in _FIELDS}))
+
+    def parse(line: bytes) -> tuple[int, str, ItemFields] | None:
+        record = json_object(line)
+        of_domain, number = text_field(record, "domain"), whole_number(record["item"], "item")
+        found.add(of_domain)
+        if of_domain != domain:
+            return None
+        key = text_field(record, "asin") if record.get("asin") else f"{domain}:{number}"
+        return number, key, {name: clean(record.get(name)) for name in _FIELDS}
+
+    for item in read_records(path, parse, bad):
+        if item is not None:
+            items.append(item)
     if not items:
         raise ValueError(f"unknown domain {domain!r}: {path} holds {sorted(found)}. Check --domains.")
     return items
@@ -94,9 +100,10 @@ def _add_interactions(
             return None
         if not row["user"]:
             raise ValueError("no user")
-        rating = float(row["rating"]) if row["rating"] else None
+        rating = finite_number(row["rating"], "rating") if row["rating"] else None
         time = unix_time(row["timestamp"]) if row["timestamp"] else UNKNOWN_TIME
-        return row["user"], keys.get(int(row["item"]), f"{domain}:{int(row['item'])}"), rating, time, int(row["pos"])
+        number = whole_number(row["item"], "item")
+        return row["user"], keys.get(number, f"{domain}:{number}"), rating, time, whole_number(row["pos"], "pos")
 
     columns = ("domain", "user", "pos", "item", "rating", "timestamp")
     for event in read_csv(path, columns, parse, bad):
@@ -125,10 +132,11 @@ def _add_sequences(
             return "", []
         if not row["user"]:
             raise ValueError("no user")
-        return row["user"], [int(item) for item in row["items"].split()]
+        return row["user"], [whole_number(item, "item") for item in row["items"].split()]
 
     order = 0  # runs on through the file, so that a second line of a user continues the first one
-    for user, numbers in read_csv(path, ("domain", "user", "items"), parse, bad, delimiter="\t"):
+    columns = ("domain", "user", "items")
+    for user, numbers in read_csv(path, columns, parse, bad, delimiter="\t", quoting=False):
         for number in numbers:
             table.add(user, keys.get(number, f"{domain}:{number}"), UNKNOWN_TIME, order)
             order += 1

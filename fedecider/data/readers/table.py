@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import BadLines
+from fedecider.data.readers.lines import SURROGATE, BadLines
 
 ItemFields = dict[str, str]
 """Clean one-line texts of one item by field name; "title" is empty where unknown."""
@@ -36,6 +36,8 @@ OTHER_TEXT_FIELDS = ("year", "price", "sales_rank")
 """Off by default: numbers pollute item IDs, and price and sales rank are snapshots taken after the interactions."""
 
 
+MAX_TIME = 1 << 33
+"""Unix seconds end here (the year 2242)."""
 NUM_SHELVES = 5
 _STATES = (
     "to-read currently-reading read favorites favourites owned owned-books books-i-own i-own kindle ebook ebooks "
@@ -175,7 +177,10 @@ _TAG = re.compile(r"<(script|style)\b.*?</\1\s*>|</?[a-zA-Z!][^<>]*>", re.IGNORE
 
 
 def clean(value: Any) -> str:
-    """One line of text: HTML tags and entities removed, white space collapsed; lists joined by commas."""
+    """One line of text: HTML tags and entities removed, white space collapsed; lists joined by commas.
+
+    Halves of a character are joined where both are there (Python literals spell them so) and left out else.
+    """
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
@@ -184,6 +189,8 @@ def clean(value: Any) -> str:
     text = str(value)
     if "&" in text:
         text = html.unescape(text)
+    if not text.isascii() and SURROGATE.search(text):
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
     if "<" in text:
         text = _TAG.sub(" ", _INLINE_TAG.sub("", text))
     return " ".join(text.split())
@@ -222,7 +229,10 @@ def keep_rating(rating: float, options: ReadOptions) -> bool:
 
 def unix_time(value: Any) -> int:
     """Unix seconds; ``ValueError`` for what is no time from 1970 on (milliseconds count as a mistake)."""
-    time = int(value)
-    if not 0 <= time < 1 << 33:
+    try:
+        time = int(value)
+    except (ValueError, OverflowError):
+        time = -1
+    if not 0 <= time < MAX_TIME:
         raise ValueError(f"timestamp {value!r} is not in Unix seconds")
     return time

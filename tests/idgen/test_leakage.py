@@ -1,0 +1,215 @@
+"""No leakage on the path of a run: IDs as pre-training assigns them, tasks as the clients train and are ranked on.
+
+The held-out items of all clients are replaced; whatever is written, shown or trained on before they are due must stay
+the same to the byte. The generator of user texts is a stub that repeats what it was shown, so that nothing is hidden
+by what a trained one would leave out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+
+import pytest
+import torch
+from tiny_t5 import tiny_t5
+from tiny_tasks import make_domain
+from transformers import LogitsProcessorList
+
+from fedecider import foundation
+from fedecider.config import PretrainConfig
+from fedecider.data.domain import Domain, Events, check_public_disjoint
+from fedecider.data.sample import sample_domains
+from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.item_ids import IdConfig
+from idgen.keywords import KeywordConfig
+from idgen.samples import SampleConfig, eval_batches, train_batches
+from idgen.trie import TrieLogitsProcessor
+
+NUM_CLIENTS, NUM_PUBLIC = 14, 5
+
+
+class Echo:
+    """Stands for the ID generator: repeats the text that it was given."""
+
+    @staticmethod
+    def candidates(texts, attempt):
+        return [[text, f"{text} {attempt.number}"] for text in texts]
+
+
+ECHO = Echo()
+
+
+def few(events: Events, count: int) -> Events:
+    """Some users, three of them with 3, 4 and 5 events: there a held-out item would change the length of the prefix."""
+    cut = [sequence[-3 - user :] if user < 3 else sequence for user, sequence in enumerate(events.sequences[:count])]
+    return Events(events.users[:count], cut, None)
+
+
+DOMAINS = {
+    name: dataclasses.replace(domain, clients=few(domain.clients, NUM_CLIENTS), public=few(domain.public, NUM_PUBLIC))
+    for name, domain in sample_domains(["crime", "children"]).items()
+}
+
+
+def replaced(domain: Domain, num_last: int) -> Domain:
+    """Every client's last items, each exchanged for another one."""
+    size = len(domain.item_keys)
+    sequences = [
+        sequence[:-num_last] + [(item + 1 + 7 * user) % size for item in sequence[-num_last:]]
+        for user, sequence in enumerate(domain.clients.sequences)
+    ]
+    for old, new in zip(domain.clients.sequences, sequences, strict=True):
+        assert all(a != b for a, b in zip(old[-num_last:], new[-num_last:], strict=True))
+    return dataclasses.replace(domain, clients=domain.clients._replace(sequences=sequences))
+
+
+def settings(wording: str) -> PretrainConfig:
+    return PretrainConfig(
+        tokenizer_kind="word",
+        vocab_size=2000,
+        id_source="keywords",
+        keywords=KeywordConfig(2, 3, "title"),
+        id_limits=IdConfig(max_id_tokens=80),  # room for the whole echo
+        samples=SampleConfig(user_wording=wording, history_crop="uniform", item_dropout=0.1, pair_share=0.3),
+    )
+
+
+class Made:
+    """What a run makes of the domains, as bytes and batches that can be compared."""
+
+    def __init__(self, domains, wording, generator):
+        config = settings(wording)
+        tokenizer = foundation._tokenizer(config, domains, {})
+        ids = {
+            name: foundation._domain_ids(config, domain, tokenizer, generator, None, True)
+            for name, domain in domains.items()
+        }
+        self.vocabulary = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+        self.ids = json.dumps({name: [part and part._asdict() for part in one] for name, one in ids.items()})
+        self.user_texts = [text for one in ids.values() if one.clients for text in one.clients.texts]
+        tasks = foundation.client_tasks(domains, ids, tokenizer, config)
+        self.train = [rows(train_batches(task, 8, torch.Generator().manual_seed(3))) for task in tasks]
+        self.mixed = rows(train_batches(tasks, 8, torch.Generator().manual_seed(4)))
+        public = foundation.public_tasks(domains, ids, tokenizer, config)
+        self.public = rows(train_batches(public, 8, torch.Generator().manual_seed(5)))
+        self.inputs, self.targets = {}, {}
+        for split in ("valid", "test"):
+            batches = [(task.name, *batch) for task in tasks for batch in eval_batches(task, split, 6)]
+            self.inputs[split] = [[part.tolist() for part in batch[1:4]] for batch in batches]
+            self.targets[split] = {
+                (name, user): item
+                for name, user_B, _, _, target_B in batches
+                for user, item in zip(user_B.tolist(), target_B.tolist(), strict=True)
+            }
+
+
+@cache
+def unchanged(wording: str, generator) -> Made:
+    return Made(DOMAINS, wording, generator)
+
+
+def rows(batches) -> list:
+    return [{key: tensor.tolist() for key, tensor in batch.items()} for batch in batches]
+
+
+@pytest.mark.parametrize("generator", [None, ECHO], ids=["joined", "generated"])
+@pytest.mark.parametrize("wording", ["none", "prefix", "train"])
+@pytest.mark.parametrize("num_last", [1, 2])
+def test_held_out_items_reach_nothing_before_they_are_due(wording, generator, num_last):
+    before = unchanged(wording, generator)
+    after = Made({name: replaced(domain, num_last) for name, domain in DOMAINS.items()}, wording, generator)
+    assert before.vocabulary == after.vocabulary
+    assert before.ids == after.ids
+    assert before.train == after.train
+    assert before.mixed == after.mixed
+    assert before.public == after.public
+    assert before.inputs["valid"] == after.inputs["valid"]
+    # The validation item is part of the test input, the test item is part of none.
+    assert (before.inputs["test"] == after.inputs["test"]) is (num_last == 1)
+    assert (before.targets["valid"] == after.targets["valid"]) is (num_last == 1)
+    assert before.targets["test"].keys() == after.targets["test"].keys()
+    assert all(item != after.targets["test"][user] for user, item in before.targets["test"].items())
+    assert len(before.user_texts) == (0 if wording == "none" else 2 * NUM_CLIENTS)
+
+
+@pytest.mark.parametrize("wording", ["prefix", "train"])
+def test_the_check_above_would_see_an_item_that_is_shown(wording):
+    """The first items do reach the user texts, and the last training items do where the wording says so."""
+    size = len(DOMAINS["crime"].item_keys)
+
+    def with_item(place):
+        domain = DOMAINS["crime"]
+        sequences = [list(sequence) for sequence in domain.clients.sequences]
+        for sequence in sequences:
+            sequence[place] = (sequence[place] + 5) % size
+        return {**DOMAINS, "crime": dataclasses.replace(domain, clients=domain.clients._replace(sequences=sequences))}
+
+    before = unchanged(wording, ECHO)
+    for place, seen in ((0, True), (-3, wording == "train")):
+        after = Made(with_item(place), wording, ECHO)
+        changed = [a != b for a, b in zip(before.user_texts, after.user_texts, strict=True)]
+        long = [len(sequence) - 2 > 4 for sequence in DOMAINS["crime"].clients.sequences]
+        assert sum(long) > 3
+        assert all(is_new is seen for is_new, is_long in zip(changed, long, strict=False) if is_long)
+        assert before.train[0] != after.train[0]
+        assert before.train[1] == after.train[1]  # the other client's
+
+
+def test_a_catalogue_returns_its_own_items_only():
+    """Two catalogues of other sizes whose words overlap, under one tokenizer and one model."""
+    domains = {
+        "small_shop": make_domain(),
+        "corner": make_domain("corner", num_items=14, lengths=(5, 3, 8), seed=1),
+    }
+    check_public_disjoint(domains)
+    config = settings("none")
+    tokenizer = foundation._tokenizer(config, domains, {})
+    ids = {
+        name: foundation._domain_ids(config, domain, tokenizer, None, None, True) for name, domain in domains.items()
+    }
+    tasks = foundation.client_tasks(domains, ids, tokenizer, config)
+    texts = [set(task.item_ids.texts) for task in tasks]
+    assert texts[0] & texts[1]
+    assert texts[0] - texts[1]
+    model = tiny_t5(vocab_size=len(tokenizer))
+    for task, own in zip(tasks, texts, strict=True):
+        num_items = len(domains[task.name].item_keys)
+        _, input_ids, mask, target_B = next(eval_batches(task, "test", 9))
+        assert int(target_B.max()) < num_items == len(task.trie)
+        item_BK, score_BK = constrained_beam_search(model, input_ids, mask, task.trie, 30)
+        assert all(sorted(row) == [-1] * (30 - num_items) + list(range(num_items)) for row in item_BK.tolist())
+        # The numbers stand for this domain's items: scores are those of its own ID texts.
+        exact_BI = score_catalogue(model, input_ids, mask, task.trie)
+        torch.testing.assert_close(score_BK[:, :num_items], exact_BI.gather(1, item_BK[:, :num_items]))
+        best = int(item_BK[0, 0])
+        labels = torch.tensor([[*tokenizer(task.item_ids.texts[best], add_special_tokens=False)["input_ids"], 1]])
+        loss = model(input_ids=input_ids[:1], attention_mask=mask[:1], labels=labels).loss.item()
+        assert float(score_BK[0, 0]) == pytest.approx(-loss * labels.shape[1], rel=1e-4)
+        # What the model writes under the trie, read back as text.
+        written = model.generate(
+            input_ids=input_ids,
+            attention_mask=mask,
+            num_beams=8,
+            num_return_sequences=8,
+            max_length=90,
+            logits_processor=LogitsProcessorList([TrieLogitsProcessor(task.trie)]),
+        )
+        decoded = {text.strip() for text in tokenizer.batch_decode(written, skip_special_tokens=True)}
+        assert decoded <= own
+        assert len(decoded) >= 8
+
+
+def test_public_users_are_clients_nowhere_in_the_sample():
+    everything = sample_domains()
+    check_public_disjoint(everything)
+    clients = {user for domain in everything.values() for user in domain.clients.users}
+    public = [user for domain in everything.values() for user in domain.public.users]
+    assert not clients.intersection(public)
+    # A user of one domain's pool who becomes a client of another one is found.
+    crime, comics = everything["crime"], everything["comics"]
+    users = [crime.public.users[3], *comics.clients.users[1:]]
+    moved = dataclasses.replace(comics, clients=comics.clients._replace(users=users))
+    with pytest.raises(ValueError, match="clients of 'comics' and public in 'crime'"):
+        check_public_disjoint({"crime": crime, "comics": moved})

@@ -1,0 +1,130 @@
+"""What makes a small T5 from scratch generalise: variants of one config, compared on the clients' validation items.
+
+Every variant changes configs/amazon_cpu.yaml in the way its row says, at an equal number of training samples.
+Finished variants are reused from --cache, so an interrupted call goes on where it stopped. The test set is not read.
+
+    PYTHONPATH=. python benchmarks/backbone.py --data data/amazon_cpu --max_steps 400 --output FILE.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+from pathlib import Path
+
+import torch
+
+from fedecider.commands import parse_settings
+from fedecider.evaluation.baselines import decayed_cooccurrence, last_item_cooccurrence, popularity
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.federate import Settings, load_data
+from fedecider.federation.record import read_json
+from fedecider.foundation import client_tasks, load_ids, pretrain_stage
+from fedecider.methods.recommender import rank_task
+from fedecider.run_folder import git_commit
+from idgen.backbone import load_backbone
+from idgen.tokenizer import load_tokenizer
+
+WORDS = ["--pretrain.tokenizer_kind", "word", "--pretrain.keywords.min_words", "2"]
+RANDOM = ["--pretrain.backbone.embedding_init", "random"]
+PLAIN = [
+    "--pretrain.samples.history_crop",
+    "none",
+    "--pretrain.samples.item_dropout",
+    "0",
+    "--pretrain.samples.pair_share",
+    "0",
+]
+VARIANTS = {
+    "as configured": [],
+    "random embeddings": RANDOM,
+    "IDs of 2 to 4 title words": WORDS,
+    "IDs of title words, rarest first": [*WORDS, "--pretrain.keywords.word_order", "rare_first"],
+    "IDs of title words, random embeddings": [*WORDS, *RANDOM],
+    "IDs of title words, shared (series) word first": [*WORDS, "--pretrain.keywords.lead", "shared_word"],
+    "no crops, item dropout or pairs": PLAIN,
+    "history of 10 in validation": ["--pretrain.samples.eval_history", "10"],
+    "oldest item first": ["--pretrain.samples.newest_first", "false"],
+    "dropout 0.1": ["--pretrain.backbone.dropout", "0.1"],
+    "label smoothing 0.1": ["--pretrain.train.label_smoothing", "0.1"],
+    "learning rate 1e-3": ["--pretrain.train.learning_rate", "1e-3"],
+    "natural prompts": ["--pretrain.samples.templates", "natural"],
+}
+METRICS = ("hit@10", "ndcg@10")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/amazon_cpu.yaml")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--cache", default=".cache")
+    parser.add_argument("--max_steps", type=int, default=400, help="training steps of every variant")
+    parser.add_argument("--only", default="", help="names of variants, separated by ';' (default: all)")
+    parser.add_argument("--output", type=Path, required=True)
+    words = parser.parse_args()
+    names = words.only.split(";") if words.only else list(VARIANTS)
+    common = ["--config", words.config, "--data", words.data, "--cache", words.cache]
+    common += ["--pretrain.train.max_steps", str(words.max_steps)]
+    settings = parse_settings("", common)
+    torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
+    lines = [*header(words, settings), *reference_rows(settings)]
+    for name in names:
+        lines.append(row(name, parse_settings("", [*common, *VARIANTS[name]])))
+        words.output.write_text("\n".join(lines) + "\n")
+        print(lines[-1], flush=True)
+
+
+def header(words: argparse.Namespace, settings: Settings) -> list[str]:
+    domains = settings.run.domain_names
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
+    return [
+        "# A small T5 from scratch: what makes it generalise",
+        "",
+        f"- Date: {datetime.date.today().isoformat()}; commit {git_commit()}; {versions}; one thread",
+        f"- Command: `python benchmarks/backbone.py --data <prepared> --max_steps {words.max_steps}`",
+        f"- Backbone before distillation, validation items of all client users, protocol {settings.run.protocol}; seed "
+        f"{settings.run.seed}; {words.max_steps} steps of {settings.run.pretrain.train.batch_size} samples a variant",
+        "- Cells: hit@10 / ndcg@10",
+        "",
+        f"| variant | {' | '.join(domains)} | training loss, nats a token | samples a second |",
+        "|---|" + "---:|" * (len(domains) + 2),
+    ]
+
+
+def reference_rows(settings: Settings) -> list[str]:
+    protocol = get_protocol(settings.run.protocol)
+    lines = {"popularity": popularity, "last-item co-occurrence": last_item_cooccurrence}
+    rows = []
+    for name, line in {**lines, "decayed co-occurrence": decayed_cooccurrence}.items():
+        cells = []
+        for domain in load_data(settings.run).values():
+            sequences, extra = domain.clients.sequences, domain.public.sequences
+            cells.append(cell(mean_metrics(line(sequences, len(domain.item_keys), "valid", protocol, extra=extra))))
+        rows.append(f"| *{name}* | {' | '.join(cells)} | | |")
+    return rows
+
+
+def row(name: str, settings: Settings) -> str:
+    """Train (or reuse) one variant and rank the validation items of every client user."""
+    domains, device = load_data(settings.run), torch.device("cpu")
+    stage = pretrain_stage(settings.run, domains, device, quiet=True)
+    tokenizer = load_tokenizer(stage.folder / "backbone")
+    model = load_backbone(stage.folder / "backbone", tokenizer)
+    ids = {domain: load_ids(stage.folder, data) for domain, data in domains.items()}
+    drop_seen = get_protocol(settings.run.protocol).drop_seen
+    cells = []
+    for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
+        positions = rank_task(model, task, task.trie, "valid", None, settings.ranking, drop_seen, "fp32", device)
+        cells.append(cell(mean_metrics(positions)))
+    last = read_json(stage.folder / "report.json")["backbone"][-1]
+    return f"| {name} | {' | '.join(cells)} | {last['loss']:.2f} | {last['samples_per_s']:.0f} |"
+
+
+def cell(metrics: dict[str, float]) -> str:
+    return " / ".join(f"{metrics[name]:.3f}" for name in METRICS)
+
+
+if __name__ == "__main__":
+    main()

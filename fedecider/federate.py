@@ -93,8 +93,9 @@ def federate(settings: Settings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
     config = settings.run
     if settings.ranking.num_beams < max(CUTOFFS):
+        least = max(CUTOFFS)
         raise ValueError(
-            f"got num_beams {settings.ranking.num_beams}, expected at least {max(CUTOFFS)}: hit@{max(CUTOFFS)} is reported"
+            f"got num_beams {settings.ranking.num_beams}, expected at least {least}: hit@{least} is reported"
         )
     domains = load_data(config)
     record = {

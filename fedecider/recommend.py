@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,25 @@ from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
 from idgen.samples import Task, catalogue_task, encode_histories
 from idgen.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class RecommendConfig:
+    """What to recommend from.
+
+    Args:
+        run: Run folder that scripts/federate.py printed.
+        domain: Whose adapter and catalogue.
+        history: Titles or item keys of that domain, oldest first, separated by " | ".
+        k: Number of recommendations.
+        device: cpu or cuda.
+    """
+
+    run: str
+    domain: str
+    history: str
+    k: int = 10
+    device: str = "cpu"
 
 
 class Loaded(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -19,6 +20,23 @@ from fedecider.run_folder import RunFolder, read_run
 from idgen.backbone import load_backbone
 from idgen.samples import Split
 from idgen.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to evaluate.
+
+    Args:
+        run: Run folder that scripts/federate.py printed.
+        split: Held-out items: the last (test) or the last but one (valid) of every user.
+        tolerance: Largest allowed difference of a test metric.
+        data: Folder of prepared domains, when it is not where the run found it.
+    """
+
+    run: str
+    split: Literal["test", "valid"] = "test"
+    tolerance: float = 1e-6
+    data: str = ""
 
 
 class Verified(NamedTuple):

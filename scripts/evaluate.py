@@ -8,8 +8,6 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from rich.table import Table
 
@@ -17,27 +15,10 @@ from fedecider.cli import build_parser, parse, run
 from fedecider.commands import recorded_settings
 from fedecider.launch import start
 from fedecider.progress import console
-from fedecider.verify import verify
+from fedecider.verify import EvaluateConfig, verify
 
 DESCRIPTION = """Load backbone and adapters of a run with transformers and peft alone, rank the held-out items again and
 compare with metrics.json; exit code 2 when a test metric differs by more than --tolerance."""
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """What to evaluate.
-
-    Args:
-        run: Run folder that scripts/federate.py printed.
-        split: Held-out items: the last (test) or the last but one (valid) of every user.
-        tolerance: Largest allowed difference of a test metric.
-        data: Folder of prepared domains, when it is not where the run found it.
-    """
-
-    run: str
-    split: Literal["test", "valid"] = "test"
-    tolerance: float = 1e-6
-    data: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,34 +8,14 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.table import Table
 
 from fedecider.cli import build_parser, parse, run
 from fedecider.progress import console
-from fedecider.recommend import load, recommend
+from fedecider.recommend import RecommendConfig, load, recommend
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
-
-
-@dataclass(frozen=True)
-class RecommendConfig:
-    """What to recommend from.
-
-    Args:
-        run: Run folder that scripts/federate.py printed.
-        domain: Whose adapter and catalogue.
-        history: Titles or item keys of that domain, oldest first, separated by " | ".
-        k: Number of recommendations.
-        device: cpu or cuda.
-    """
-
-    run: str
-    domain: str
-    history: str
-    k: int = 10
-    device: str = "cpu"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

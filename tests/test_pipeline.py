@@ -2,6 +2,8 @@
 
 import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,10 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+from fedecider.recommend import load, recommend
+from idgen.samples import encode_histories
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = {
@@ -97,10 +102,6 @@ def test_plain_peft_reproduces_the_recommendations(workplace):
     model = PeftModel.from_pretrained(
         AutoModelForSeq2SeqLM.from_pretrained(run / "backbone"), str(run / "adapters" / "crime")
     ).eval()
-    sys.path.insert(0, str(REPOSITORY))
-    from fedecider.recommend import load, recommend
-    from idgen.samples import encode_histories
-
     loaded = load(run, "crime")
     ranked = recommend(loaded, titles[:2], k=5)
     assert ranked[0].title[:20] in done.stdout
@@ -137,6 +138,56 @@ def test_kill_and_resume_gives_the_same_metrics(workplace):
     assert whole == killed
 
 
+def main(script: str, *words: str) -> int:
+    """A script in this process: starting Python for every call would take most of the suite's time."""
+    try:
+        return runpy.run_path(str(REPOSITORY / "scripts" / f"{script}.py"))["main"](list(words))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def test_other_methods_and_absent_clients(workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    short = ("--config", "toy.yaml", "--num_rounds", "2")
+    partly = ("--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")
+    for name, words in {"local": (), "fedavg": (), "fedecider": partly}.items():
+        assert main("federate", *short, "--method", name, "--output", f"runs/{name}", *words) == 0
+        metrics = json.loads((workplace / "runs" / name / "metrics.json").read_text())
+        assert metrics["reported"].startswith(name)
+        assert (workplace / "runs" / name / "adapters" / "comics" / "adapter_model.safetensors").is_file()
+    weights = json.loads((workplace / "runs" / "fedecider" / "fusion_weights.json").read_text())
+    assert torch.tensor(weights["alpha"]).shape == (2, 3, 3)
+    assert list((workplace / "runs" / "fedecider").rglob("events.out.tfevents*"))
+    per_round = json.loads((workplace / "runs" / "fedecider" / "communication.json").read_text())["rounds"]
+    assert [len(entry["clients"]) for entry in per_round] == [2, 2]
+    local = json.loads((workplace / "runs" / "local" / "communication.json").read_text())
+    assert local["total"] == {"down": 0, "up": 0}
+
+
+def test_recommending_from_the_wrong_pieces(workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    run = ("--run", "runs/whole", "--domain", "crime", "--history")
+    broken = workplace / "runs" / "broken"
+    shutil.copytree(workplace / "runs" / "whole", broken)
+    swapped = broken / "adapters" / "crime" / "item_ids.json"
+    shutil.copy(broken / "adapters" / "comics" / "item_ids.json", swapped)
+    small = T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    T5ForConditionalGeneration(small).save_pretrained(broken / "backbone")
+    cases = {
+        "closest are": (*run, "No Such Title Anywhere"),
+        "got k 0": (*run, "x", "--k", "0"),
+        "no adapter for domain 'horror'": ("--run", "runs/whole", "--domain", "horror", "--history", "x"),
+        "no run in": ("--run", "runs/nothing", "--domain", "crime", "--history", "x"),
+        "pair of one export": ("--run", "runs/broken", "--domain", "crime", "--history", "x"),
+        "token embeddings": ("--run", "runs/broken", "--domain", "comics", "--history", "x"),
+    }
+    for expected, words in cases.items():
+        assert main("recommend", *words) == 2
+        error = capsys.readouterr().err
+        assert expected in error
+        assert "Traceback" not in error
+
+
 BAD_INPUT = {
     "unknown domain": (("--domains", "crime,horror"), "horror"),
     "one domain twice": (("--domains", "crime,crime"), "different names"),
@@ -157,17 +208,10 @@ BAD_INPUT = {
 
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_is_one_line_and_code_2(workplace, case, capsys, monkeypatch):
-    """In this process: starting Python for every case would take most of the suite's time."""
-    import runpy
-
     words, expected = BAD_INPUT[case]
     before = sorted(workplace.rglob("*"))
     monkeypatch.chdir(workplace)
-    script = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))
-    try:
-        code = script["main"](["--config", "toy.yaml", *words])
-    except SystemExit as stop:
-        code = stop.code
+    code = main("federate", "--config", "toy.yaml", *words)
     captured = capsys.readouterr()
     assert code == 2
     assert expected in captured.err

@@ -18,8 +18,9 @@ from fedecider.federation.record import read_records, write_json
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
+from fedecider.federation.wire import take_row
 from fedecider.launch import Launch
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars, take_row
+from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.lora.export import Card, ItemTable, export_adapter
 from fedecider.lora.fusion import load_plain
 from fedecider.methods import METHODS

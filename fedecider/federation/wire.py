@@ -71,17 +71,17 @@ def header_bytes(tree: Tree) -> int:
     return 8 + (length + 7) // 8 * 8
 
 
-def rows(tree: Tree, index: int) -> Tree:
-    """Row ``index`` of every tensor: what belongs to one client of a block."""
-    return {name: tensor[index] for name, tensor in tree.items()}
+def take_row(tree: Tree, row: int) -> Tree:
+    """Row ``row`` of every tensor: what belongs to one client of a block."""
+    return {name: tensor[row] for name, tensor in tree.items()}
 
 
 def measure(download: Download, upload: Upload) -> list[Traffic]:
     """Exact traffic of each client of a block, in the order of ``upload.clients``."""
     traffic = []
     for row in range(len(upload.clients)):
-        sent = {**download.shared, **rows(download.per_client, row)}
-        received = rows(upload.tensors, row)
+        sent = {**download.shared, **take_row(download.per_client, row)}
+        received = take_row(upload.tensors, row)
         traffic.append(
             Traffic(
                 down={name: tensor_bytes(tensor) for name, tensor in sent.items()},

@@ -147,11 +147,6 @@ def stack_trees(trees: Sequence[Tree]) -> Tree:
     return {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]}
 
 
-def take_row(tree: Tree, row: int) -> Tree:
-    """One client's tree out of a stacked one."""
-    return {key: tensor[row] for key, tensor in tree.items()}
-
-
 def with_prefix(tree: Tree, prefix: str) -> Tree:
     """Every key gets ``prefix.`` in front."""
     return {f"{prefix}.{key}": tensor for key, tensor in tree.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,18 +19,12 @@ from torch import Tensor, nn
 
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.lora.adapters import (
-    adapter_shapes,
-    initial_adapters,
-    stack_trees,
-    take_row,
-    with_prefix,
-    without_prefix,
-)
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import adapter_shapes, initial_adapters, stack_trees, with_prefix, without_prefix
 from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
 from fedecider.lora.fusion import client_order, load_fusion, load_plain
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import Recommender, client_positions
 
 VIEWS = ("post_broadcast", "pre_upload")
 
@@ -136,13 +131,7 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
                 directions[key][upload.clients[kept_C]] = tensor
         return directions
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        found = []
-        for row, client in enumerate(block.clients.tolist()):
-            load_view(recommender, config, view, download, take_row(own, row), client)
-            found.append(recommender.positions(client, split))
-        return found
-
+    positions = client_positions(recommender, partial(load_view, recommender, config))
     return FederatedMethod("fedecider", init, broadcast, client_update, server_aggregate, positions, VIEWS)
 
 

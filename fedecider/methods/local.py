@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.lora.adapters import (
-    adapter_shapes,
-    initial_adapters,
-    stack_trees,
-    take_row,
-    with_prefix,
-    without_prefix,
-)
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import adapter_shapes, initial_adapters, stack_trees, with_prefix, without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import Recommender, client_positions
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,7 @@ def local(recommender: Recommender, config: LocalConfig) -> FederatedMethod:
             pass
         return {}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        found = []
-        for row, client in enumerate(block.clients.tolist()):
-            load_view(recommender, config, view, download, take_row(own, row), client)
-            found.append(recommender.positions(client, split))
-        return found
-
+    positions = client_positions(recommender, partial(load_view, recommender, config))
     return FederatedMethod("local", init, broadcast, client_update, server_aggregate, positions, ("local",))
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.streams import stream
+from fedecider.federation.wire import take_row
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.samples import Split, Task, eval_batches, num_samples, train_batches
 from idgen.trie import Trie
@@ -151,6 +153,21 @@ def build_recommender(
         positions=positions,
         num_examples=lambda client: num_samples(tasks[client]),
     )
+
+
+def client_positions(
+    recommender: Recommender, load: Callable[[str, Download, Tree, int], Any]
+) -> Callable[[str, Download, Tree, Block, str], list[Tensor]]:
+    """The ``positions`` of a method whose ``load(view, download, own row, client)`` puts a client's model in place."""
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        found = []
+        for row, client in enumerate(block.clients.tolist()):
+            load(view, download, take_row(own, row), client)
+            found.append(recommender.positions(client, split))
+        return found
+
+    return positions
 
 
 def rank_task(

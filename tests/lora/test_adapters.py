@@ -4,6 +4,7 @@ import pytest
 import torch
 from lora_toys import RANK, adapted, random_adapters, tiny_t5
 
+from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
     LoraSettings,
     adapter_shapes,
@@ -15,7 +16,6 @@ from fedecider.lora.adapters import (
     num_scalars,
     read_adapters,
     stack_trees,
-    take_row,
     with_prefix,
     without_prefix,
 )

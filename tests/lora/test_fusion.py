@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from lora_toys import RANK, adapted, batch, dense_updates, random_adapters, random_stack, tiny_t5, with_dense
 from peft import LoraConfig, get_peft_model
 
-from fedecider.lora.adapters import adapter_parameters, base_hash, read_adapters, take_row
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import adapter_parameters, base_hash, read_adapters
 from fedecider.lora.fusion import (
     _LowRank,
     client_order,

@@ -10,7 +10,8 @@ from toy_recommender import blocks, positions_of, run, toy_recommender
 from fedecider.federation import state as state_module
 from fedecider.federation.method import Download
 from fedecider.federation.record import Recorder, read_records
-from fedecider.lora.adapters import adapter_shapes, base_hash, num_scalars, read_adapters, take_row
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import adapter_shapes, base_hash, num_scalars, read_adapters
 from fedecider.lora.fusion import fused_factors
 from fedecider.methods import METHODS
 from fedecider.methods.fedecider import FedeciderConfig

@@ -3,7 +3,8 @@
 import torch
 from toy_recommender import run, toy_data, toy_recommender
 
-from fedecider.lora.adapters import take_row, without_prefix
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import without_prefix
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 

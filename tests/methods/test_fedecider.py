@@ -5,6 +5,7 @@ import torch
 from toy_recommender import blocks, positions_of, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download
+from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
     adapter_shapes,
     initial_adapters,
@@ -12,7 +13,6 @@ from fedecider.lora.adapters import (
     num_scalars,
     read_adapters,
     stack_trees,
-    take_row,
     without_prefix,
 )
 from fedecider.lora.directions import geometric_mean_norm, normalise, update_norms
@@ -187,7 +187,7 @@ def test_absorbing_multiplies_the_trained_weight():
         expected = log["trained_alpha"][client] * log["norm_geometric_mean"]
         assert log["alpha"][client] == pytest.approx(expected, rel=1e-5)
         assert float(state.local["alpha"][client, client]) == pytest.approx(expected, rel=1e-5)
-        assert float(state.local["upload_alpha"][client, client]) == pytest.approx(log["alpha"][client])
+        assert float(state.local["upload_alpha"][client, client]) == pytest.approx(log["trained_alpha"][client])
 
 
 def test_without_personalisation_is_alpha_frozen_at_one_over_k():

@@ -7,7 +7,8 @@ from toy_recommender import run
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
-from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, stack_trees, take_row
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, stack_trees
 from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
 from fedecider.methods.fedecider import FedeciderConfig, fedecider
 from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender

@@ -9,10 +9,9 @@ Finished variants are reused from --cache, so an interrupted call goes on where 
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 from pathlib import Path
 
+import provenance
 import torch
 
 from fedecider.commands import parse_settings
@@ -23,7 +22,6 @@ from fedecider.federate import Settings, load_data
 from fedecider.federation.record import read_json
 from fedecider.foundation import client_tasks, load_ids, pretrain_stage
 from fedecider.methods.recommender import rank_task
-from fedecider.run_folder import git_commit
 from idgen.backbone import load_backbone
 from idgen.tokenizer import load_tokenizer
 
@@ -78,12 +76,10 @@ def main() -> None:
 
 def header(words: argparse.Namespace, settings: Settings) -> list[str]:
     domains = settings.run.domain_names
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
     return [
         "# A small T5 from scratch: what makes it generalise",
         "",
-        f"- Date: {datetime.date.today().isoformat()}; commit {git_commit()}; {versions}; one thread",
-        f"- Command: `python benchmarks/backbone.py --data <prepared> --max_steps {words.max_steps}`",
+        *provenance.heading("backbone.py", torch.get_num_threads()),
         f"- Backbone before distillation, validation items of all client users, protocol {settings.run.protocol}; seed "
         f"{settings.run.seed}; {words.max_steps} steps of {settings.run.pretrain.train.batch_size} samples a variant",
         "- Cells: hit@10 / ndcg@10",

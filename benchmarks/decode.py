@@ -10,14 +10,9 @@ Shapes: B users, K beams, R = B x K rows, V vocabulary, T steps.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import random
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +20,8 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import provenance
 import torch
-import transformers
 from torch import Tensor
 from transformers import PrefixConstrainedLogitsProcessor, T5Config, T5ForConditionalGeneration
 
@@ -203,22 +198,11 @@ def measure(name: str, arguments: argparse.Namespace) -> list[str]:
 
 
 def heading(arguments: argparse.Namespace) -> list[str]:
-    def git(*words: str) -> str:
-        folder = Path(__file__).resolve().parent
-        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True).stdout.strip()
-
     setting = {name: value for name, value in vars(arguments).items() if name != "output"}
-    changed = " with uncommitted changes" if git("status", "--porcelain", "--", "../idgen", "decode.py") else ""
     return [
         "# Constrained decoding",
         "",
-        f"- Date: {datetime.date.today().isoformat()}",
-        f"- Commit: {git('rev-parse', '--short', 'HEAD') or 'unknown'}{changed}",
-        f"- Versions: Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}",
-        f"- Hardware: {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread used, "
-        f"load average {os.getloadavg()[0]:.1f} at the start",
-        f"- Command: `python {shlex.join(['benchmarks/decode.py', *sys.argv[1:]])}`",
+        *provenance.heading("decode.py", torch.get_num_threads()),
         f"- Setting: {json.dumps(setting)}, random weights, IDs of 2 to 5 tokens, length_penalty 0",
         "",
         "Equal results were asserted first. The mask column is the mean over the decode steps, on the same prefixes; "
@@ -227,14 +211,6 @@ def heading(arguments: argparse.Namespace) -> list[str]:
         "| model | path | mask, ms a step | times faster | whole search, s | users a second | times faster |",
         "|---|---|---|---|---|---|---|",
     ]
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def main() -> None:

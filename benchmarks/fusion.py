@@ -10,11 +10,8 @@ inputs are random. Targets: K = 3 at most 1.25 times the plain step, K = 8 at mo
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
-import shlex
 import statistics
 import subprocess
 import sys
@@ -25,9 +22,8 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import peft
+import provenance
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
@@ -247,21 +243,11 @@ def measure(size_name: str, repeats: int) -> list[str]:
 
 
 def heading(repeats: int) -> list[str]:
-    def git(*words: str) -> str:
-        folder = Path(__file__).resolve().parent
-        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True).stdout.strip()
-
-    changed = " with uncommitted changes" if git("status", "--porcelain", "--", "../fedecider/lora", ".") else ""
     sizes = {name: size._asdict() for name, size in SIZES.items()}
     return [
         "# Fusion of K directions in training",
         "",
-        f"- Date: {datetime.date.today().isoformat()}",
-        f"- Commit: {git('rev-parse', '--short', 'HEAD') or 'unknown'}{changed}",
-        f"- Versions: Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, peft {peft.__version__}",
-        f"- Hardware: {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread used",
-        f"- Command: `python {shlex.join(['benchmarks/fusion.py', *sys.argv[1:]])}`",
+        *provenance.heading("fusion.py", torch.get_num_threads()),
         f"- Models and batches: {json.dumps(sizes)}; fp32, LoRA rank {RANK} on q, k, v, o, {repeats} timed steps",
         "",
         "Logits and gradients of K = 3 and K = 8 were first asserted equal to PEFT's concatenated adapter. A step is",
@@ -271,14 +257,6 @@ def heading(repeats: int) -> list[str]:
         "| model | path | fastest, ms | median, ms | ratio of fastest | median ratio | peak memory, MiB | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def main() -> None:

@@ -13,11 +13,9 @@ Shapes: U users, I items, K beams.
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import os
-import platform
 import resource
 import shlex
 import subprocess
@@ -29,9 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import peft
+import provenance
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
@@ -406,18 +403,13 @@ def peak_memory(bench: Bench) -> str:
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} (process)"
 
 
-def heading(size: Size, device: torch.device, words: Sequence[str], commit: str) -> list[str]:
+def heading(size: Size, device: torch.device, commit: str) -> list[str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
-    cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "CPU")
     return [
         "# GPU programme",
         "",
-        f"- Date: {datetime.date.today().isoformat()}",
-        f"- Commit: {commit or git_commit()}",
-        f"- Versions: Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, peft {peft.__version__}",
-        f"- Hardware: {name}; {cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used",
-        f"- Command: `python {shlex.join(['benchmarks/gpu.py', *words])}`",
+        *provenance.heading("gpu.py", torch.get_num_threads(), commit),
+        f"- GPU: {name}",
         f"- Sizes: {json.dumps(size._asdict())}",
         "",
         "Each row was timed after the assertions of its part: the loss is finite and falls, the frozen backbone stays,",
@@ -427,18 +419,6 @@ def heading(size: Size, device: torch.device, words: Sequence[str], commit: str)
         "| part | what | per second | seconds | peak memory, GiB | remark |",
         "|---|---|---|---|---|---|",
     ]
-
-
-def git_commit() -> str:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True).stdout.strip()
-
-    changed = " with uncommitted changes" if git("status", "--porcelain", "--untracked-files=no") else ""
-    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{changed}"
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).is_file() else []
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -461,7 +441,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = TOY if arguments.toy else PAPER
-    lines = heading(size, device, sys.argv[1:] if argv is None else argv, arguments.commit)
+    lines = heading(size, device, arguments.commit)
     started, failed = time.perf_counter(), False
     kept: dict[str, Any] = {}
 

@@ -51,7 +51,7 @@ def call(script: str, *words: str, cwd: Path, **environment: str) -> subprocess.
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
+def playground(tmp_path_factory):
     """A folder with the toy settings and one finished run, ``runs/whole``."""
     folder = tmp_path_factory.mktemp("pipeline")
     (folder / "toy.yaml").write_text(yaml.safe_dump(SETTINGS))
@@ -61,8 +61,8 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def test_a_run_leaves_everything_behind(workplace):
-    run = workplace / "runs" / "whole"
+def test_a_run_leaves_everything_behind(playground):
+    run = playground / "runs" / "whole"
     for name in ("run.json", "rounds.jsonl", "metrics.json", "per_user.parquet", "fusion_weights.json"):
         assert (run / name).is_file(), name
     metrics = json.loads((run / "metrics.json").read_text())
@@ -75,13 +75,13 @@ def test_a_run_leaves_everything_behind(workplace):
     weights = json.loads((run / "fusion_weights.json").read_text())
     assert torch.tensor(weights["alpha"]).shape == (3, 3, 3)
     assert (torch.tensor(weights["alpha"])[-1] != 2).all()
-    printed = (workplace / "stdout.txt").read_text()
+    printed = (playground / "stdout.txt").read_text()
     assert "strict" in printed
     assert printed.count("adapter: ") == 3
 
 
-def test_bytes_follow_the_formula(workplace):
-    content = json.loads((workplace / "runs" / "whole" / "communication.json").read_text())
+def test_bytes_follow_the_formula(playground):
+    content = json.loads((playground / "runs" / "whole" / "communication.json").read_text())
     payload = 4 * content["adapter_scalars"]
     last = content["tensors"]["3"][0]
     assert sum(last["up"].values()) == payload
@@ -90,12 +90,12 @@ def test_bytes_follow_the_formula(workplace):
     assert sum(first["down"].values()) == payload
 
 
-def test_plain_peft_reproduces_the_recommendations(workplace):
-    run = workplace / "runs" / "whole"
+def test_plain_peft_reproduces_the_recommendations(playground):
+    run = playground / "runs" / "whole"
     table = json.loads((run / "adapters" / "crime" / "item_ids.json").read_text())["items"]
     titles = [entry["title"] for entry in table.values()]
     words = ("--run", "runs/whole", "--domain", "crime", "--history", " | ".join(titles[:2]), "--k", "5")
-    done = call("recommend", *words, cwd=workplace)
+    done = call("recommend", *words, cwd=playground)
     assert done.returncode == 0, done.stderr
     assert "share of each domain's direction" in done.stdout
     tokenizer = AutoTokenizer.from_pretrained(run / "backbone")
@@ -114,26 +114,26 @@ def test_plain_peft_reproduces_the_recommendations(workplace):
         assert score == pytest.approx(item.score, abs=1e-3)
 
 
-def test_evaluate_confirms_the_metrics(workplace):
-    done = call("evaluate", "--run", "runs/whole", cwd=workplace)
+def test_evaluate_confirms_the_metrics(playground):
+    done = call("evaluate", "--run", "runs/whole", cwd=playground)
     assert done.returncode == 0, done.stderr
 
 
-def test_kill_and_resume_gives_the_same_metrics(workplace):
+def test_kill_and_resume_gives_the_same_metrics(playground):
     words = ("--config", "toy.yaml", "--output", "runs/killed")
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command("federate", *words), cwd=workplace, env=env, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command("federate", *words), cwd=playground, env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
-    checkpoint = workplace / "runs" / "killed" / "checkpoints" / "round_00001"
+    checkpoint = playground / "runs" / "killed" / "checkpoints" / "round_00001"
     while not checkpoint.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)  # during round 2
     process.wait()
-    assert not (workplace / "runs" / "killed" / "metrics.json").exists()
-    done = call("federate", *words, "--resume", "true", cwd=workplace)
+    assert not (playground / "runs" / "killed" / "metrics.json").exists()
+    done = call("federate", *words, "--resume", "true", cwd=playground)
     assert done.returncode == 0, done.stderr
     whole, killed = (
-        json.loads((workplace / "runs" / name / "metrics.json").read_text()) for name in ("whole", "killed")
+        json.loads((playground / "runs" / name / "metrics.json").read_text()) for name in ("whole", "killed")
     )
     assert whole == killed
 
@@ -146,29 +146,29 @@ def main(script: str, *words: str) -> int:
         return int(stop.code or 0)
 
 
-def test_other_methods_and_absent_clients(workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
+def test_other_methods_and_absent_clients(playground, monkeypatch):
+    monkeypatch.chdir(playground)
     short = ("--config", "toy.yaml", "--num_rounds", "2")
     partly = ("--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")
     for name, words in {"local": (), "fedavg": (), "fedecider": partly}.items():
         assert main("federate", *short, "--method", name, "--output", f"runs/{name}", *words) == 0
-        metrics = json.loads((workplace / "runs" / name / "metrics.json").read_text())
+        metrics = json.loads((playground / "runs" / name / "metrics.json").read_text())
         assert metrics["reported"].startswith(name)
-        assert (workplace / "runs" / name / "adapters" / "comics" / "adapter_model.safetensors").is_file()
-    weights = json.loads((workplace / "runs" / "fedecider" / "fusion_weights.json").read_text())
+        assert (playground / "runs" / name / "adapters" / "comics" / "adapter_model.safetensors").is_file()
+    weights = json.loads((playground / "runs" / "fedecider" / "fusion_weights.json").read_text())
     assert torch.tensor(weights["alpha"]).shape == (2, 3, 3)
-    assert list((workplace / "runs" / "fedecider").rglob("events.out.tfevents*"))
-    per_round = json.loads((workplace / "runs" / "fedecider" / "communication.json").read_text())["rounds"]
+    assert list((playground / "runs" / "fedecider").rglob("events.out.tfevents*"))
+    per_round = json.loads((playground / "runs" / "fedecider" / "communication.json").read_text())["rounds"]
     assert [len(entry["clients"]) for entry in per_round] == [2, 2]
-    local = json.loads((workplace / "runs" / "local" / "communication.json").read_text())
+    local = json.loads((playground / "runs" / "local" / "communication.json").read_text())
     assert local["total"] == {"down": 0, "up": 0}
 
 
-def test_recommending_from_the_wrong_pieces(workplace, monkeypatch, capsys):
-    monkeypatch.chdir(workplace)
+def test_recommending_from_the_wrong_pieces(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
     run = ("--run", "runs/whole", "--domain", "crime", "--history")
-    broken = workplace / "runs" / "broken"
-    shutil.copytree(workplace / "runs" / "whole", broken)
+    broken = playground / "runs" / "broken"
+    shutil.copytree(playground / "runs" / "whole", broken)
     swapped = broken / "adapters" / "crime" / "item_ids.json"
     shutil.copy(broken / "adapters" / "comics" / "item_ids.json", swapped)
     small = T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
@@ -207,13 +207,13 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_line_and_code_2(workplace, case, capsys, monkeypatch):
+def test_bad_input_is_one_line_and_code_2(playground, case, capsys, monkeypatch):
     words, expected = BAD_INPUT[case]
-    before = sorted(workplace.rglob("*"))
-    monkeypatch.chdir(workplace)
+    before = sorted(playground.rglob("*"))
+    monkeypatch.chdir(playground)
     code = main("federate", "--config", "toy.yaml", *words)
     captured = capsys.readouterr()
     assert code == 2
     assert expected in captured.err
     assert "Traceback" not in captured.err
-    assert sorted(workplace.rglob("*")) == before
+    assert sorted(playground.rglob("*")) == before

@@ -79,6 +79,7 @@ def write_results(
     for label, positions in references.items():
         kind = "canary" if label == "memoriser" else "baseline"
         rows.append(result_row(label, positions, stream(0, "bootstrap"), kind))
+    _export(settings, method, recommender, foundation, state, folder, rows[0])
     _write_metrics(settings, method, recommender, foundation, state, folder, rows, lines)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     records = (
@@ -88,7 +89,6 @@ def write_results(
     )
     write_per_user(folder.per_user, records)
     _write_rounds(method, recommender, state, folder)
-    _export(settings, method, recommender, foundation, state, folder, rows[0])
     table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
     (folder.root / "results.md").write_text(markdown_table(table, title=f"Test, round {state.best_round}"))
     console.print(rich_table(table, title=f"Test results of {folder.root.name}, round {state.best_round}"))

@@ -52,35 +52,21 @@ def write_results(
     launch: Launch,
 ) -> None:
     """Read the test set once, for the selected round, and write every file of the run folder but the record."""
-    lines = {
-        f"{method.name} ({view})" if len(method.views) > 1 else method.name: dict(
-            zip(
-                recommender.names,
-                evaluate(
-                    method,
-                    state.best_round,
-                    view,
-                    "test",
-                    state.best_server,
-                    state.best_local,
-                    blocks,
-                    launch.processes,
-                ),
-                strict=True,
-            )
-        )
-        for view in method.views
-    }
+    lines, valid_lines = (
+        {
+            label: dict(zip(recommender.names, _evaluate(method, blocks, state, view, split, launch), strict=True))
+            for view, label in view_labels(method).items()
+        }
+        for split in ("test", "valid")
+    )
     if not launch.is_main:
         return
     lines[TEACHER], lines[STUDENT] = zero_shot(settings, foundation, recommender, launch.device)
     references = reference_lines(settings, foundation)
-    rows = [result_row(label, positions, stream(0, "bootstrap")) for label, positions in lines.items()]
-    for label, positions in references.items():
-        kind = "canary" if label == "memoriser" else "baseline"
-        rows.append(result_row(label, positions, stream(0, "bootstrap"), kind))
+    rows = _rows(lines, references)
+    valid_rows = _rows(valid_lines, reference_lines(settings, foundation, "valid"))
     _export(settings, method, recommender, foundation, state, folder, rows[0])
-    _write_metrics(settings, method, recommender, foundation, state, folder, rows, lines)
+    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, lines)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -94,6 +80,26 @@ def write_results(
     console.print(rich_table(table, title=f"Test results of {folder.root.name}, round {state.best_round}"))
     for name in recommender.names:
         console.print(f"adapter: {folder.adapters / name}", highlight=False, soft_wrap=True)
+
+
+def view_labels(method: FederatedMethod) -> dict[str, str]:
+    """View -> how its line is called."""
+    return {view: f"{method.name} ({view})" if len(method.views) > 1 else method.name for view in method.views}
+
+
+def _evaluate(
+    method: FederatedMethod, blocks: Sequence[Block], state: RunState, view: str, split: str, launch: Launch
+) -> list[Tensor]:
+    server, local = state.best_server, state.best_local
+    return evaluate(method, state.best_round, view, split, server, local, blocks, launch.processes)
+
+
+def _rows(lines: Mapping[str, Positions], references: Mapping[str, Positions]) -> list[ResultRow]:
+    rows = [result_row(label, positions, stream(0, "bootstrap")) for label, positions in lines.items()]
+    for label, positions in references.items():
+        kind = "canary" if label == "memoriser" else "baseline"
+        rows.append(result_row(label, positions, stream(0, "bootstrap"), kind))
+    return rows
 
 
 def zero_shot(
@@ -136,15 +142,14 @@ def reference_lines(settings: Settings, foundation: Foundation, split: str = "te
 def _write_metrics(
     settings: Settings,
     method: FederatedMethod,
-    recommender: Recommender,
     foundation: Foundation,
     state: RunState,
     folder: RunFolder,
     rows: Sequence[ResultRow],
+    valid_rows: Sequence[ResultRow],
     lines: Mapping[str, Positions],
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
-    chosen = next(record for record in read_records(folder.rounds) if record["round"] == state.best_round)
     content: dict[str, Any] = {
         "protocol": protocol.name,
         "stamp": stamp(protocol),
@@ -156,14 +161,14 @@ def _write_metrics(
         "length_penalty": settings.ranking.length_penalty,
         "domains": {},
     }
-    for client, (name, domain) in enumerate(foundation.domains.items()):
+    for name, domain in foundation.domains.items():
         sequences = domain.clients.sequences
         content["domains"][name] = {
             "num_users": len(sequences),
             "num_items": len(domain.item_keys),
             "chance_hit@10": chance_hit(sequences, len(domain.item_keys), "test", protocol),
             "returned_share": {label: ranked_share(positions[name]) for label, positions in lines.items()},
-            "valid": {view: clients[client] for view, clients in chosen["valid"].items()},
+            "valid": {row.label: _plain_row(row, name) for row in valid_rows},
             "test": {row.label: _plain_row(row, name) for row in rows},
         }
     if len(foundation.domains) > 1:

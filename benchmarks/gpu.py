@@ -34,7 +34,7 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGene
 
 from distill.pairing import build_student
 from fedecider.data.domain import Domain, Events
-from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
@@ -246,7 +246,7 @@ def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
 
     reset_memory(bench.device)
     built = method.build(recommender, method.config())
-    state = run_rounds(built, blocks, RoundSettings(len(("plain", "fusion")), 0), mean_metrics, on_round=on_round)
+    state = run_rounds(built, blocks, RoundSettings(len(("plain", "fusion")), 0), metrics_per_client, on_round=on_round)
     assert base_hash(model) == before, "training changed the frozen backbone"
     norms = update_norms(state.server)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-4), "a broadcast direction has no unit norm"

@@ -12,7 +12,7 @@ from fedecider.config import RunConfig
 from fedecider.data.domain import Domain
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
-from fedecider.evaluation.metrics import CUTOFFS, mean_metrics
+from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.record import Recorder
@@ -146,7 +146,7 @@ def _rounds(
         method,
         blocks,
         RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key),
-        mean_metrics,
+        metrics_per_client,
         recorder=Recorder(folder.rounds if launch.is_main else None, track if config.tracker else None),
         checkpoints=folder.checkpoints,
         resume=config.resume,

@@ -9,7 +9,7 @@ import torch
 
 from fedecider.config import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
-from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.foundation import client_tasks, distill_stage, load_ids, pretrain_stage
@@ -158,7 +158,7 @@ def test_all_stages_run_on_the_device(name, tmp_path):
     before, records = base_hash(model), []
     method = METHODS["fedecider"].build(recommender, METHODS["fedecider"].config())
     blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(tasks)]
-    state = run_rounds(method, blocks, RoundSettings(2, 0), mean_metrics, on_round=records.append)
+    state = run_rounds(method, blocks, RoundSettings(2, 0), metrics_per_client, on_round=records.append)
     assert base_hash(model) == before
     assert all(client["finite"] for record in records for client in record["clients"])
     assert all(value != 2.0 for client in records[1]["clients"] for value in client["alpha"])

@@ -60,6 +60,16 @@ def mean_metrics(position_U: Tensor, cutoffs: Sequence[int] = CUTOFFS) -> dict[s
     }
 
 
+def metrics_per_client(positions: Sequence[Tensor]) -> list[dict[str, float]]:
+    """:func:`mean_metrics` of each client that has users of its own (a domain)."""
+    return [mean_metrics(position_U) for position_U in positions]
+
+
+def metrics_over_clients(positions: Sequence[Tensor]) -> list[dict[str, float]]:
+    """One :func:`mean_metrics` over the users of all clients, where every client is one user."""
+    return [mean_metrics(torch.cat(list(positions)))]
+
+
 def ranked_share(position_U: Tensor) -> float:
     """Share of users whose held-out item came back at all (what a beam search leaves out is missing here)."""
     return float((torch.as_tensor(position_U) < NOT_RANKED).double().mean())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from fedecider.federation.method import Tree, Upload
 
@@ -17,21 +18,40 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
 
     ``uniform`` gives every client weight 1. A client with any non-finite tensor is left out as a whole; when no
     client is left, ``fallback`` (the previous server tree) is returned. Output dtypes are those of the uploads.
+    Tables held by rows are differences from ``fallback``, which must be what these clients downloaded: the cost grows
+    with the rows that changed.
     """
     total = 0.0
     sums: Tree = {}
     dtypes = {}
+    by_rows = set()
     for upload in uploads:
         finite_C = finite_clients(upload)
         weight_C = torch.where(finite_C, torch.ones_like(upload.weights) if uniform else upload.weights, 0.0).double()
         total += float(weight_C.sum())
         for name, tensor in upload.tensors.items():
-            kept = torch.nan_to_num(tensor.double()) * weight_C.view(-1, *[1] * (tensor.dim() - 1))
-            sums[name] = sums[name] + kept.sum(0) if name in sums else kept.sum(0)
             dtypes[name] = tensor.dtype
+            own_C = weight_C.to(tensor.device)
+            if name in upload.rows:
+                by_rows.add(name)
+                changed = sums.setdefault(name, torch.zeros_like(fallback[name], dtype=torch.float64))
+                _add_rows(changed, tensor, upload.rows[name], fallback[name], own_C)
+                continue
+            kept = torch.nan_to_num(tensor.double()) * own_C.view(-1, *[1] * (tensor.dim() - 1))
+            sums[name] = sums[name] + kept.sum(0) if name in sums else kept.sum(0)
     if total == 0.0:
         return fallback
-    return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+    means = {name: value / total for name, value in sums.items()}
+    return {name: (mean + fallback[name] if name in by_rows else mean).to(dtypes[name]) for name, mean in means.items()}
+
+
+def _add_rows(changed: Tensor, value: Tensor, row_CR: Tensor, base: Tensor, weight_C: Tensor) -> None:
+    """``changed[r] += w_c (value - base[r])`` for every row r that client c holds."""
+    flat = row_CR.reshape(-1)
+    weight = (weight_C[:, None] * (row_CR >= 0)).reshape(-1, *[1] * (base.dim() - 1))
+    row = flat.clamp(min=0)
+    step = torch.nan_to_num(value.reshape(-1, *base.shape[1:]) - base[row]).double() * weight
+    changed.index_add_(0, row, step)
 
 
 def finite_clients(upload: Upload) -> torch.Tensor:

@@ -18,7 +18,7 @@ class Block(NamedTuple):
     """Clients handled together: one domain is a block of one, a thousand users may be a block of a thousand."""
 
     clients: Tensor
-    """(C,) int64 client numbers, ascending."""
+    """(C,) int64 client numbers."""
     data: Any
     """The private data of these clients, in whatever form the method understands."""
 
@@ -30,6 +30,8 @@ class Download(NamedTuple):
     """Sent alike to each client."""
     per_client: Tree = {}  # noqa: RUF012 (never written to)
     """Every tensor leads with C: row c goes to client c only."""
+    payload: dict[str, int] = {}  # noqa: RUF012 (never written to)
+    """Bytes of shared tensors that travel encoded; all others have their plain size."""
 
 
 class Upload(NamedTuple):
@@ -41,6 +43,12 @@ class Upload(NamedTuple):
     """(C,) float client weights (example counts)."""
     tensors: Tree
     """Every tensor leads with C."""
+    rows: Tree = {}  # noqa: RUF012 (never written to)
+    """(C, R) int64 for tables held by their changed rows: ``tensors[name]`` (C, R, ...) are the rows ``rows[name]`` of
+    the client's table, -1 pads, and every other row is as it was downloaded. What travels is the whole table (which
+    hides the items that a client touched), unless ``payload`` says otherwise."""
+    payload: Tree = {}  # noqa: RUF012 (never written to)
+    """(C,) int64 bytes of tensors that travel encoded; all others have their plain size."""
 
 
 class FederatedMethod(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,11 @@ from torch import Tensor
 from fedecider.federation.method import Block, FederatedMethod, Tree, Upload
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
-from fedecider.federation.state import RunState, load_state, save_state
+from fedecider.federation.state import RunState, is_mapped, load_state, save_state, snapshot
 from fedecider.federation.wire import Traffic, check_upload, group_traffic, measure
+
+Pack = Callable[[Sequence[int]], Sequence[Block]]
+"""Client numbers of a cohort, ascending -> the blocks they are trained in."""
 
 
 class RoundSettings(NamedTuple):
@@ -24,14 +28,18 @@ class RoundSettings(NamedTuple):
     participation: float = 1.0
     select_by: str = "ndcg@10"
     fingerprint: str = ""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints; the last round is always saved."""
 
 
 def run_rounds(
     method: FederatedMethod,
     blocks: Sequence[Block],
     settings: RoundSettings,
-    summarise: Callable[[Tensor], dict[str, float]],
+    summarise: Callable[[list[Tensor]], list[dict[str, float]]],
     *,
+    pack: Pack | None = None,
+    summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
     resume: bool = False,
@@ -41,39 +49,49 @@ def run_rounds(
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
     After each round every view of the method is evaluated on the validation split; ``summarise`` turns the
-    positions of one client into metrics, and the round with the best mean ``select_by`` of the first view (earliest
-    on ties) is kept. With several processes every process sees the same uploads in the same order, so all of them
-    hold the same state; only process 0 writes ``checkpoints``.
+    positions of all clients (in client order) into the metrics of each reported group: one per domain, or one for a
+    thousand users. The round with the best mean ``select_by`` of the first view (earliest on ties) is kept.
+    ``pack`` puts a cohort into blocks; without it the given blocks are kept whole. With several processes every
+    process sees the same uploads in the same order, so all of them hold the same state; only process 0 writes
+    ``checkpoints``. Local state is updated in place and copied only when its round is the best so far.
+
+    Raises:
+        ValueError: a cohort is empty, or a loss is not finite (told by the method, which knows the tensor).
     """
     processes, recorder = processes or Processes(), recorder or Recorder(None)
     state = load_state(checkpoints, settings.fingerprint) if resume and checkpoints else None
     if state is None:
         server, local = method.init()
-        state = RunState(0, server, local, 0, -1.0, server, local)
+        local = {name: tensor if is_mapped(tensor) else tensor.clone() for name, tensor in local.items()}
+        state = RunState(0, server, local, 0, -1.0, server, snapshot(local))
     recorder.rewind(state.round)
+    num_clients = sum(len(block.clients) for block in blocks)
+    pack = pack or _whole(blocks)
     for round in range(state.round + 1, settings.num_rounds + 1):
         started = time.perf_counter()
-        num_clients = sum(len(block.clients) for block in blocks)
         cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
-        present = [block for block in blocks if cohort.issuperset(block.clients.tolist())]
-        server, local, clients, traffic, train_s = _train(method, round, state, present, processes)
+        server, local, clients, traffic, train_s = _train(method, round, state, pack(sorted(cohort)), processes)
         trained = time.perf_counter()
         scores = {
-            view: [summarise(p_U) for p_U in evaluate(method, round, view, "valid", server, local, blocks, processes)]
+            view: summarise(evaluate(method, round, view, "valid", server, local, blocks, processes))
             for view in method.views
         }
-        score = sum(client[settings.select_by] for client in scores[method.views[0]]) / num_clients
+        groups = scores[method.views[0]]
+        score = sum(group[settings.select_by] for group in groups) / len(groups)
         if score > state.best_score:
-            state = state._replace(best_round=round, best_score=score, best_server=server, best_local=local)
+            best = {"best_round": round, "best_score": score, "best_server": server, "best_local": snapshot(local)}
+            state = state._replace(**best)
         state = state._replace(round=round, server=server, local=local)
         seconds = {
             "train_s": train_s,  # summed over clients
             "wall_s": trained - started,
             "evaluate_s": time.perf_counter() - trained,
         }
-        record = {"round": round, "score": score, "valid": scores, "clients": clients, "traffic": traffic, **seconds}
+        logs = summarise_logs(clients)
+        record = {"round": round, "score": score, "valid": scores, "clients": logs, "traffic": traffic, **seconds}
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
-        if checkpoints and processes.index == 0:
+        due = round % settings.checkpoint_every == 0 or round == settings.num_rounds
+        if checkpoints and due and processes.index == 0:
             save_state(state, checkpoints, settings.fingerprint)
         on_round(record)
     return state
@@ -95,15 +113,17 @@ def evaluate(
         download = method.broadcast(round + 1, server, block.clients)
         return method.positions(view, download, _own(local, block), block, split)
 
-    results = in_client_order(blocks, work, processes or Processes())
-    return [position_U for _, clients in results for position_U in clients]
+    positions: list[tuple[int, Tensor]] = []
+    for block, clients in in_client_order(blocks, work, processes or Processes()):
+        positions += zip(block.clients.tolist(), clients, strict=True)
+    return [position_U for _, position_U in sorted(positions, key=itemgetter(0))]
 
 
 def _train(
     method: FederatedMethod, round: int, state: RunState, blocks: Sequence[Block], processes: Processes
 ) -> tuple[Tree, Tree, list[dict], list[dict], float]:
     """Local training of the cohort and aggregation -> server, local, log per client, traffic, training seconds."""
-    local = {name: tensor.clone() for name, tensor in state.local.items()}
+    local = state.local
     logs: list[dict] = []
     traffic: list[tuple[int, Traffic]] = []
     train_s = 0.0
@@ -128,7 +148,20 @@ def _train(
             yield upload
 
     server = method.server_aggregate(round, state.server, uploads())
-    return server, local, logs, group_traffic(traffic), train_s
+    logs.sort(key=itemgetter("client"))
+    return server, local, logs, group_traffic(sorted(traffic, key=itemgetter(0))), train_s
+
+
+def _whole(blocks: Sequence[Block]) -> Pack:
+    """Blocks as they are: those all of whose clients take part."""
+
+    def pack(cohort: Sequence[int]) -> list[Block]:
+        present = [block for block in blocks if set(cohort).issuperset(block.clients.tolist())]
+        if not present:
+            raise ValueError(f"got the cohort {list(cohort)[:10]}, which holds no whole block: raise participation")
+        return present
+
+    return pack
 
 
 def _own(local: Tree, block: Block) -> Tree:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fedecider.federation.method import Tree
 
@@ -67,3 +71,24 @@ def load_state(folder: Path, fingerprint: str) -> RunState | None:
         )
     trees = {name: load_file(complete[-1] / f"{name}.safetensors") for name in _TREES}
     return RunState(numbers["round"], best_round=numbers["best_round"], best_score=numbers["best_score"], **trees)
+
+
+def snapshot(tree: Tree) -> Tree:
+    """A copy that later updates of ``tree`` leave alone; memory-mapped tensors are copied into files of their own."""
+    return {
+        name: mapped_like(tensor).copy_(tensor) if is_mapped(tensor) else tensor.clone()
+        for name, tensor in tree.items()
+    }
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether the tensor lives in a file instead of in memory."""
+    return tensor.untyped_storage().filename is not None
+
+
+def mapped_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """An uninitialised tensor in a file that is removed as soon as nobody uses it: tables that memory cannot hold."""
+    shape = tensor.shape if shape is None else torch.Size(shape)
+    with tempfile.NamedTemporaryFile(prefix="fedecider-table-") as file:  # the mapping outlives the name
+        numel = max(1, shape.numel())
+        return torch.from_file(file.name, shared=True, size=numel, dtype=tensor.dtype)[: shape.numel()].view(shape)

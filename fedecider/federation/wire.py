@@ -77,33 +77,51 @@ def take_row(tree: Tree, row: int) -> Tree:
 
 
 def measure(download: Download, upload: Upload) -> list[Traffic]:
-    """Exact traffic of each client of a block, in the order of ``upload.clients``."""
-    traffic = []
-    for row in range(len(upload.clients)):
-        sent = {**download.shared, **take_row(download.per_client, row)}
-        received = take_row(upload.tensors, row)
-        traffic.append(
-            Traffic(
-                down={name: tensor_bytes(tensor) for name, tensor in sent.items()},
-                up={name: tensor_bytes(tensor) for name, tensor in received.items()},
-                header_down=header_bytes(sent),
-                header_up=header_bytes(received),
-            )
-        )
-    return traffic
+    """Exact traffic of each client of a block, in the order of ``upload.clients``.
+
+    A table that an upload holds by rows counts as a whole, since that is what travels; tensors with a ``payload`` count
+    with it. Every other tensor of a block has one size for all clients.
+    """
+    sent = {**download.shared, **_first_row(download.per_client)}
+    down = {name: tensor_bytes(tensor) for name, tensor in sent.items()} | download.payload
+    received = _first_row({**upload.tensors, **{name: _table(download, name)[None] for name in upload.rows}})
+    plain = {name: tensor_bytes(tensor) for name, tensor in received.items()}
+    header_down, header_up = header_bytes(sent), header_bytes(received)
+    payload = {name: size_C.tolist() for name, size_C in upload.payload.items()}
+    return [
+        Traffic(down, plain | {name: sizes[row] for name, sizes in payload.items()}, header_down, header_up)
+        for row in range(len(upload.clients))
+    ]
+
+
+def dense(upload: Upload, download: Download) -> Upload:
+    """The same upload with every table in full: (C, I, ...) where it was held by rows (C, R, ...)."""
+    tensors = dict(upload.tensors)
+    for name, row_CR in upload.rows.items():
+        base = _table(download, name)
+        shared = name in download.shared
+        table = base.expand(len(row_CR), *base.shape).clone() if shared else download.per_client[name].clone()
+        client, place = (row_CR >= 0).nonzero(as_tuple=True)
+        table[client, row_CR[client, place]] = upload.tensors[name][client, place]
+        tensors[name] = table
+    return upload._replace(tensors=tensors, rows={})
+
+
+def _table(download: Download, name: str) -> Tensor:
+    return download.shared[name] if name in download.shared else download.per_client[name][0]
+
+
+def _first_row(tree: Tree) -> Tree:
+    return {name: tensor[0] for name, tensor in tree.items()}
 
 
 def group_traffic(traffic: list[tuple[int, Traffic]]) -> list[dict]:
     """Records of ``{clients, down, up, header_down, header_up}``; clients with equal traffic share one record."""
-    groups: list[tuple[Traffic, list[int]]] = []
+    groups: dict[tuple, tuple[Traffic, list[int]]] = {}
     for client, one in traffic:
-        for known, members in groups:
-            if known == one:
-                members.append(client)
-                break
-        else:
-            groups.append((one, [client]))
-    return [{"clients": members, **one._asdict()} for one, members in groups]
+        key = (*one.down.items(), "up", *one.up.items(), one.header_down, one.header_up)
+        groups.setdefault(key, (one, []))[1].append(client)
+    return [{"clients": members, **one._asdict()} for one, members in groups.values()]
 
 
 def check_upload(upload: Upload, local: Tree, block_clients: Tensor) -> None:
@@ -117,3 +135,5 @@ def check_upload(upload: Upload, local: Tree, block_clients: Tensor) -> None:
     assert not leaked, f"local state in an upload: {leaked}"
     for name, tensor in upload.tensors.items():
         assert tensor.shape[:1] == upload.clients.shape, f"upload tensor {name} has no client axis"
+    for name, row_CR in upload.rows.items():
+        assert row_CR.shape == upload.tensors[name].shape[:2], f"one row number per row of {name}"

@@ -49,8 +49,8 @@ def blocks(*groups: tuple[int, ...]) -> list[Block]:
     return [Block(torch.tensor(group), [POINTS[client] for client in group]) for group in groups]
 
 
-def summarise(position_U):
-    return {"ndcg@10": float((1 / (position_U + 1.0)).mean())}
+def summarise(positions):
+    return [{"ndcg@10": float((1 / (position_U + 1.0)).mean())} for position_U in positions]
 
 
 def run(groups=((0,), (1,), (2,)), rounds=4, noise=0.3, **kwargs):
@@ -109,7 +109,7 @@ def test_nothing_local_may_be_uploaded():
 
 
 def test_best_round_is_the_earliest_maximum():
-    state = run_rounds(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), lambda position_U: {"ndcg@10": 0.25})
+    state = run_rounds(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), lambda positions: [{"ndcg@10": 0.25}])
     assert (state.best_round, state.best_score) == (1, 0.25)
 
 

@@ -90,8 +90,8 @@ def blocks(num_clients: int, size: int = 1) -> list[Block]:
     return [Block(clients, None) for clients in torch.arange(num_clients).split(size)]
 
 
-def summarise(position_U):
-    return {"ndcg@10": float((1.0 / torch.log2(position_U.double() + 2.0)).mean())}
+def summarise(positions):
+    return [{"ndcg@10": float((1.0 / torch.log2(place_U.double() + 2.0)).mean())} for place_U in positions]
 
 
 def run(method, num_clients: int, rounds: int, *, block_size: int = 1, **options):

@@ -1,0 +1,117 @@
+"""The common form of a federated embedding model: train locally, upload the shared tensors, average them.
+
+A method of this form is a :class:`Model` and a few values; the file of the method says which.
+
+Shape legend: N clients of the run, C clients of a block, I items, D dims, B examples, R touched rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import (
+    Gradients,
+    Logits,
+    Objective,
+    Penalty,
+    check_finite,
+    plain_gradients,
+    received,
+    received_rows,
+    train_epoch,
+)
+from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
+from embedding_fr.stacked import Optimiser, fresh_state
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+
+
+class Model(NamedTuple):
+    """What a client trains and how it scores items."""
+
+    shared: Tree
+    """Start of the server tree: item tables (I, D) and whatever else is averaged."""
+    private: Tree
+    """Start of the local tree: every tensor leads with N and is never uploaded."""
+    logits: Logits
+    tables: tuple[str, ...] = ("item_table",)
+    """Shared tensors that are item tables, held by their touched rows during local training."""
+
+
+def averaged(
+    name: str,
+    model: Model,
+    federation: Federation,
+    training: TrainingConfig,
+    *,
+    optimiser: Optimiser,
+    groups: Sequence[Sequence[str]] | None = None,
+    uniform: bool = False,
+    gradients: Gradients = plain_gradients,
+    penalty: Callable[[Tree], Penalty] | None = None,
+) -> FederatedMethod:
+    """Local epochs on (shared, private), then ``theta <- sum_u w_u theta_u / sum_u w_u`` over the shared tensors.
+
+    ``groups`` are updated one after the other on every batch (default: everything at once); ``uniform`` weighs clients
+    alike instead of by train items; ``penalty`` makes a regulariser from the parameters at the start of the round. The
+    optimiser's state is fresh in every round. View ``global``: the shared tensors after aggregation with the private
+    ones of the client.
+    """
+    names = [*model.shared, *model.private]
+    groups = groups or [names]
+
+    def init() -> tuple[Tree, Tree]:
+        return dict(model.shared), dict(model.private)
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download(server)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        examples = draw_examples(
+            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
+        )
+        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        params = {name: tensor.clone() for name, tensor in own.items()}
+        for shared in model.shared:
+            table = shared in model.tables
+            params[shared] = (
+                received_rows(download, shared, row_CR)
+                if table
+                else received(download, shared, len(block.clients)).clone()
+            )
+        objective = Objective(model.logits, penalty(params) if penalty else None)
+        state = fresh_state(optimiser, params)
+        loss_C = torch.zeros(len(block.clients))
+        for epoch in range(training.local_epochs):
+            batches = epoch_batches(examples, place_CB, training.batch_size, epoch)
+            loss_C = train_epoch(objective, params, groups, batches, optimiser, state, gradients)
+        check_finite(params, loss_C, block.clients, round)
+        upload = Upload(
+            block.clients,
+            block.data.num_train_C.to(loss_C.dtype),
+            {shared: params[shared] for shared in model.shared},
+            rows={table: row_CR for table in model.tables},
+        )
+        return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        return weighted_mean(uploads, fallback=server, uniform=uniform)
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
+
+    return FederatedMethod(name, init, broadcast, client_update, server_aggregate, positions, ("global",))
+
+
+def score_all(model: Model, download: Download, own: Tree) -> Tensor:
+    """(C, I) logits of the whole catalogue from what the clients got and their own rows."""
+    num_clients = len(next(iter({**own, **download.per_client}.values())))
+    params = {**own, **{shared: received(download, shared, num_clients) for shared in model.shared}}
+    with torch.no_grad():
+        return model.logits(params, None)

@@ -1,0 +1,172 @@
+"""Clients packed into blocks: sorted by size, padded and masked; and the ranking of their held-out items.
+
+Shape legend: N clients of the run, C clients of a block, T train items of the largest client, A avoided items, E events,
+I items, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.evaluation.metrics import positions_from_scores
+from fedecider.evaluation.protocols import Protocol, check_sequences, held_out, sampled_candidates
+from fedecider.federation.method import Block
+from fedecider.federation.streams import stream
+
+CPU_BLOCK_BYTES = 6 << 20
+"""Working set of a block on a CPU: what stays in the caches is several times faster than what does not."""
+
+
+class Federation(NamedTuple):
+    """What a method may know of the run: sizes, the protocol, the seed. No interaction."""
+
+    num_clients: int
+    num_items: int
+    seed: int
+    protocol: Protocol
+    device: torch.device
+
+
+class UserData(NamedTuple):
+    """The private data of the clients of one block; padded entries hold the item number ``num_items``."""
+
+    train_CT: Tensor
+    """(C, T) int64 train items, oldest first."""
+    num_train_C: Tensor
+    """(C,) int64, falling: the largest client comes first."""
+    avoid_CA: Tensor
+    """(C, A) int64 items that are never training negatives, ascending."""
+    num_avoid_C: Tensor
+    valid_C: Tensor
+    test_C: Tensor
+    candidates: dict[str, Tensor]
+    """split -> (C, K) sampled candidates, the held-out item first; empty when the whole catalogue is ranked."""
+
+
+class Population(NamedTuple):
+    """The private data of all clients as flat arrays, from which any cohort is packed without a Python loop."""
+
+    num_items: int
+    protocol: Protocol
+    train_E: Tensor
+    train_start_N: Tensor
+    """(N + 1,) client n owns ``train_E[start[n]:start[n + 1]]``."""
+    avoid_E: Tensor
+    avoid_start_N: Tensor
+    valid_N: Tensor
+    test_N: Tensor
+    candidates: dict[str, Tensor]
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.valid_N)
+
+    @property
+    def num_train_N(self) -> Tensor:
+        return self.train_start_N.diff()
+
+
+def build_population(
+    sequences: Sequence[Sequence[int]],
+    num_items: int,
+    protocol: Protocol,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> Population:
+    """Split every history into train, valid and test, and fix the candidates of the protocol.
+
+    Raises:
+        ValueError: a user has fewer than 3 events, an item twice, or leaves no item to sample as a negative.
+    """
+    check_sequences(sequences, num_items)
+    avoided = [sorted(set(s if protocol.negatives_avoid == "all" else s[:-2])) for s in sequences]
+    for user, (sequence, avoid) in enumerate(zip(sequences, avoided, strict=True)):
+        if len(set(sequence)) != len(sequence):
+            raise ValueError(f"got an item twice for user {user}, expected each pair once: prepare with repeats first")
+        if len(avoid) >= num_items:
+            raise ValueError(f"got user {user} with all {num_items} items, expected one at least to use as a negative")
+    candidates: dict[str, Tensor] = {}
+    if protocol.num_sampled is not None:
+        generator = stream(seed, "candidates")
+        candidates = sampled_candidates(sequences, num_items, generator, protocol.num_sampled)
+    train_E, train_start_N = _flat([sequence[:-2] for sequence in sequences])
+    avoid_E, avoid_start_N = _flat(avoided)
+    valid_N, test_N = held_out(sequences, "valid"), held_out(sequences, "test")
+    flat = [tensor.to(device) for tensor in (train_E, train_start_N, avoid_E, avoid_start_N, valid_N, test_N)]
+    return Population(num_items, protocol, *flat, {split: c.to(device) for split, c in candidates.items()})
+
+
+def block_packer(population: Population, client_bytes: Callable[[int], int], budget: int) -> Callable[..., list[Block]]:
+    """``pack(clients) -> blocks``: clients by falling size, each block within ``budget`` bytes (at least one client).
+
+    ``client_bytes`` gives the working set of a client with that many train items, padding included since the first
+    client of a block is its largest. Results do not depend on the budget.
+    """
+    num_train = population.num_train_N.tolist()
+
+    def pack(clients: Sequence[int]) -> list[Block]:
+        if not len(clients):
+            raise ValueError("got an empty cohort, expected at least one client: raise participation")
+        order = sorted(clients, key=lambda client: (-num_train[client], client))
+        blocks, start = [], 0
+        while start < len(order):
+            size = max(1, budget // client_bytes(num_train[order[start]]))
+            blocks.append(make_block(population, order[start : start + size]))
+            start += size
+        return blocks
+
+    return pack
+
+
+def make_block(population: Population, clients: Sequence[int]) -> Block:
+    """The block of these clients, who must come in falling order of size."""
+    device = population.train_E.device
+    client_C = torch.tensor(list(clients), dtype=torch.int64, device=device)
+    train_CT, num_train_C = _padded(population.train_E, population.train_start_N, client_C, population.num_items)
+    avoid_CA, num_avoid_C = _padded(population.avoid_E, population.avoid_start_N, client_C, population.num_items)
+    assert bool((num_train_C.diff() <= 0).all()), "the largest client of a block comes first"
+    data = UserData(
+        train_CT,
+        num_train_C,
+        avoid_CA,
+        num_avoid_C,
+        population.valid_N[client_C],
+        population.test_N[client_C],
+        {split: candidate_NK[client_C] for split, candidate_NK in population.candidates.items()},
+    )
+    return Block(client_C.cpu(), data)
+
+
+def rank_users(score_CI: Tensor, data: UserData, split: str, protocol: Protocol) -> list[Tensor]:
+    """Per client the (1,) float64 position of its held-out item, from scores of the whole catalogue.
+
+    Seen items (for test the validation item too) sink below every candidate when the protocol drops them. Raises
+    ``ValueError`` for NaN scores.
+    """
+    target_C = data.valid_C if split == "valid" else data.test_C
+    if protocol.num_sampled is not None:
+        sampled_CK = score_CI.gather(1, data.candidates[split])
+        return list(positions_from_scores(sampled_CK, torch.zeros_like(target_C)).cpu()[:, None])
+    if protocol.drop_seen:
+        seen_CT = data.train_CT if split == "valid" else torch.cat([data.train_CT, data.valid_C[:, None]], 1)
+        lowest_C1 = score_CI.new_full((len(score_CI), 1), -torch.inf)
+        padded = torch.cat([score_CI, lowest_C1], 1)
+        score_CI = padded.scatter(1, seen_CT, -torch.inf)[:, :-1]
+    return list(positions_from_scores(score_CI, target_C).cpu()[:, None])
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([0, *map(len, lists)])
+    return torch.tensor([item for one in lists for item in one], dtype=torch.int64), lengths.cumsum(0)
+
+
+def _padded(value_E: Tensor, start_N: Tensor, client_C: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    first_C, count_C = start_N[client_C], start_N[client_C + 1] - start_N[client_C]
+    place_T = torch.arange(int(count_C.max()), device=value_E.device)
+    real_CT = place_T < count_C[:, None]
+    index_CT = (first_C[:, None] + place_T).clamp(max=len(value_E) - 1)
+    return torch.where(real_CT, value_E[index_CT], pad), count_C

@@ -1,0 +1,45 @@
+"""Settings that every method of the embedding line shares; one knob has one name everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Local training on implicit feedback with sampled negatives.
+
+    Args:
+        embedding_size: Width D of user and item embeddings.
+        init_std: Standard deviation of the normal start values of embeddings.
+        learning_rate: Rate of the user side: embeddings, score functions, adapters.
+        item_learning_rate: Rate of the item tables; 0 takes learning_rate.
+        local_epochs: Passes over a client's examples per round.
+        batch_size: Examples per local step (positives and negatives together).
+        num_negatives: Negatives drawn per positive, anew in every round.
+        weight_decay: L2 term of every local step.
+    """
+
+    embedding_size: int = 16
+    init_std: float = 0.01
+    learning_rate: float = 0.1
+    item_learning_rate: float = 0.0
+    local_epochs: int = 10
+    batch_size: int = 256
+    num_negatives: int = 4
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("embedding_size", "local_epochs", "batch_size", "num_negatives"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected at least 1")
+        if not self.learning_rate > 0.0:
+            raise ValueError(f"got learning_rate {self.learning_rate}, expected a positive number")
+        for name in ("init_std", "item_learning_rate", "weight_decay"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
+
+    @property
+    def item_rate(self) -> float:
+        """The learning rate of item tables."""
+        return self.item_learning_rate or self.learning_rate

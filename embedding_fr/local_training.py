@@ -1,0 +1,118 @@
+"""Local training of a block: gradients per client, passes over the examples, what a client starts from.
+
+Parameters are stacked Trees: every tensor leads with C, and row c is client c's. Item tables among them hold only
+the rows that a client touches in this round (:func:`embedding_fr.sampling.touched_rows`).
+
+Shape legend: C clients of a block, A active clients of a step, B examples, I items, D dims, R touched rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from embedding_fr.sampling import Batch
+from embedding_fr.stacked import Optimiser, apply_step
+from fedecider.federation.method import Download, Tree
+
+Logits = Callable[[Tree, Tensor | None], Tensor]
+"""Stacked parameters, rows (C, B) of the item tables (None: all rows in order) -> logits (C, B)."""
+Penalty = Callable[[Tree], Tensor]
+"""Stacked parameters of the active clients -> (A,) regulariser of each client's loss."""
+
+
+class Objective(NamedTuple):
+    """Binary cross-entropy of ``logits``, mean over a batch, plus an optional regulariser."""
+
+    logits: Logits
+    penalty: Penalty | None = None
+
+
+Gradients = Callable[[Objective, Tree, Sequence[str], Batch], tuple[Tree, Tensor]]
+"""objective, all parameters, names to differentiate, batch -> gradients (A, ...) by name, logits (A, B)."""
+
+
+def plain_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+    """Each client's gradient of its own mean loss.
+
+    The loss of a logit z with label y has the gradient sigmoid(z) - y, so only the graph of the logits is walked.
+    """
+    leaves = {name: params[name][: batch.active].detach().requires_grad_() for name in names}
+    seen = {**{name: tensor[: batch.active] for name, tensor in params.items()}, **leaves}
+    logit_AB = objective.logits(seen, batch.item_AB)
+    outputs, seeds = [logit_AB], [(torch.sigmoid(logit_AB.detach()) - batch.label_AB) * batch.weight_AB]
+    if objective.penalty is not None:
+        value_A = objective.penalty(seen)
+        outputs.append(value_A)
+        seeds.append(torch.ones_like(value_A))
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), seeds, materialize_grads=True)
+    return dict(zip(names, gradients, strict=True)), logit_AB.detach()
+
+
+def train_epoch(
+    objective: Objective,
+    params: Tree,
+    groups: Sequence[Sequence[str]],
+    batches: Iterable[Batch],
+    optimiser: Optimiser,
+    state: Tree,
+    gradients: Gradients = plain_gradients,
+) -> Tensor:
+    """One pass; every batch updates the groups of tensors one after the other, in place. -> (C,) mean loss per client.
+
+    The loss is that of the batches as they came, before their step, without the regulariser.
+    """
+    first = next(iter(params.values()))
+    loss_C, batches_C = first.new_zeros(len(first)), first.new_zeros(len(first))
+    for batch in batches:
+        for number, names in enumerate(groups):
+            gradient, logit_AB = gradients(objective, params, names, batch)
+            if number == 0:
+                error_AB = softplus(logit_AB) - batch.label_AB * logit_AB
+                loss_C[: batch.active] += (error_AB * batch.weight_AB).sum(1)
+                batches_C[: batch.active] += 1.0
+            apply_step(optimiser, params, gradient, state)
+    return loss_C / batches_C
+
+
+def take(table: Tensor, item: Tensor | None) -> Tensor:
+    """(C, B, D) rows ``item`` (C, B) of each client's table (C, R, D); None takes all rows."""
+    if item is None:
+        return table
+    num_clients, num_rows, _ = table.shape
+    first_C1 = torch.arange(num_clients, device=table.device)[:, None] * num_rows
+    return (
+        table.reshape(num_clients * num_rows, -1).index_select(0, (item + first_C1).reshape(-1)).view(*item.shape, -1)
+    )
+
+
+def received(download: Download, name: str, num_clients: int) -> Tensor:
+    """(C, ...) what every client got under ``name``; a shared tensor is expanded, not copied."""
+    if name in download.per_client:
+        return download.per_client[name]
+    tensor = download.shared[name]
+    return tensor.expand(num_clients, *tensor.shape)
+
+
+def received_rows(download: Download, name: str, row_CR: Tensor) -> Tensor:
+    """(C, R, D) a copy of the rows ``row_CR`` (-1 pads) of the table that every client got."""
+    row = row_CR.clamp(min=0)
+    if name in download.per_client:
+        return take(download.per_client[name], row).clone()
+    return download.shared[name][row]
+
+
+def check_finite(params: Tree, loss_C: Tensor, clients: Tensor, round: int) -> None:
+    """``ValueError`` that names the first client, the round and the tensor when training has diverged."""
+    for name, tensor in {**params, "loss": loss_C}.items():
+        finite_C = torch.isfinite(tensor).reshape(len(tensor), -1).all(1)
+        if not bool(finite_C.all()):
+            client = int(clients[int((~finite_C).int().argmax())])
+            raise ValueError(
+                f"got a non-finite {name} for client {client} in round {round}, expected numbers: the training diverged, "
+                "lower learning_rate or item_learning_rate"
+            )

@@ -1,0 +1,30 @@
+"""Federated methods of the embedding line; one file and one line here for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from embedding_fr.blocks import Federation
+from embedding_fr.config import TrainingConfig
+from embedding_fr.methods import fedmf
+from fedecider.federation.method import FederatedMethod
+
+
+class Method(NamedTuple):
+    """How a method is configured, built and tuned."""
+
+    config: type
+    """Frozen dataclass of the method's own settings."""
+    build: Callable[[Federation, TrainingConfig, Any], FederatedMethod]
+    defaults: Mapping[str, Any]
+    """What the paper sets among the common settings (TrainingConfig, participation)."""
+    grid: tuple[dict[str, Any], ...]
+    """Settings to try on validation, most sensible first; an empty dict is the paper's."""
+    whole_tables: int = 0
+    """Item tables that each client holds in full while it trains; 0: only the rows that it touches."""
+
+
+METHODS: dict[str, Method] = {
+    "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
+}

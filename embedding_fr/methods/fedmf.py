@@ -1,0 +1,62 @@
+"""FedMF: federated matrix factorisation (Chai et al., 2020), and FCF's weights (Ammad-ud-din et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embedding_fr.averaged import Model, averaged
+from embedding_fr.blocks import Federation
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import take
+from embedding_fr.stacked import Optimiser
+from embedding_fr.tables import normal
+from fedecider.federation.method import FederatedMethod, Tree
+
+
+@dataclass(frozen=True)
+class FedmfConfig:
+    """Settings of FedMF.
+
+    Args:
+        weighting: examples weighs clients by train items (FedMF), uniform weighs them alike (FCF).
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def __post_init__(self) -> None:
+        if self.weighting not in ("examples", "uniform"):
+            raise ValueError(f"got weighting {self.weighting}, expected examples or uniform")
+
+
+DEFAULTS: dict[str, float] = {"learning_rate": 0.1}
+GRID: tuple[dict, ...] = ()
+
+
+def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig) -> FederatedMethod:
+    """Score ``p_u . q_i``: the user embedding p_u stays, the item table Q is averaged.
+
+    Differs from the papers: gradients of a batch are means, uploads are plain (Chai et al. encrypt them, FCF uploads
+    gradients).
+    """
+    model = mf_model(federation, training)
+    rates = {"user": training.learning_rate, "item_table": training.item_rate}
+    optimiser = Optimiser("adam", rates, training.weight_decay)
+    return averaged("fedmf", model, federation, training, optimiser=optimiser, uniform=config.weighting == "uniform")
+
+
+def mf_model(federation: Federation, training: TrainingConfig) -> Model:
+    """``item_table`` (I, D), ``user`` (N, D), both normal with ``init_std``."""
+    return Model(
+        shared={"item_table": normal(federation, training, "item_table", federation.num_items)},
+        private={"user": normal(federation, training, "user", federation.num_clients)},
+        logits=dot_logits,
+    )
+
+
+def dot_logits(params: Tree, item: Tensor | None) -> Tensor:
+    """(C, B) inner products of user embeddings and item rows."""
+    return torch.bmm(take(params["item_table"], item), params["user"][:, :, None])[:, :, 0]

@@ -1,0 +1,134 @@
+"""What every method of the embedding line owes to the shared runner, in every variant."""
+
+import dataclasses
+
+import pytest
+import torch
+from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
+
+from embedding_fr.methods import METHODS
+from embedding_fr.reference import REFERENCES
+from embedding_fr.reference.loop import run_reference
+from fedecider.evaluation.protocols import PROTOCOLS
+
+VARIANTS: dict[str, list[dict]] = {
+    "fedmf": [{"weighting": "uniform"}],
+}
+CASES = [(name, variant) for name in METHODS for variant in ({}, *VARIANTS.get(name, []))]
+REFERENCE_CASES = [(name, variant) for name, variant in CASES if name in REFERENCES]
+identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731
+
+
+def close(left, right, tolerance=1e-5):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].shape == right[name].shape, name
+        assert torch.allclose(left[name], right[name], rtol=tolerance, atol=tolerance), (
+            f"{name}: largest difference {float((left[name] - right[name]).abs().max())}"
+        )
+
+
+@pytest.mark.parametrize(("name", "variant"), REFERENCE_CASES, ids=identify)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_the_batched_runtime_equals_the_per_user_loop(name, variant, participation):
+    federation, training, population = toy_federation(), toy_training(name), toy_population()
+    method = toy_method(name, federation, training, **variant)
+    reference = REFERENCES[name](federation, training, METHODS[name].config(**variant))
+    server, local = run_reference(method, reference, federation, training, population, 3, participation)
+    state, _ = run(method, population, 3, participation=participation)
+    close(state.server, server)
+    close(state.local, local)
+    start = method.init()
+    moved = [
+        not torch.equal(tensor, start[side][key])
+        for side, tree in enumerate((state.server, state.local))
+        for key, tensor in tree.items()
+        if tensor.shape == start[side][key].shape
+    ]
+    assert any(moved)
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
+def test_block_size_does_not_matter(name, variant):
+    method = toy_method(name, **variant)
+    alone, first = run(method, block_clients=1)
+    together, second = run(method, block_clients=7)
+    close(alone.server, together.server)
+    close(alone.local, together.local)
+    for one, other in zip(first, second, strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-6)
+        assert one["traffic"] == other["traffic"]
+        for left, right in zip(one["clients"], other["clients"], strict=True):
+            assert left["client"] == right["client"]
+            assert left["loss"] == pytest.approx(right["loss"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
+def test_same_seed_same_bits_another_seed_other_ones(name, variant):
+    first, _ = run(toy_method(name, **variant))
+    with torch.random.fork_rng():
+        torch.manual_seed(99)  # the global generator has no influence
+        second, _ = run(toy_method(name, **variant))
+    for left, right in ((first.server, second.server), (first.local, second.local)):
+        assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_absent_clients_are_untouched(name):
+    method = toy_method(name)
+    before = {key: tensor.clone() for key, tensor in method.init()[1].items()}
+    after, records = run(method, rounds=1, participation=0.3)
+    present = {client["client"] for client in records[0]["clients"]}
+    assert len(present) == 3
+    for key, tensor in after.local.items():
+        for client in set(range(7)) - present:
+            assert torch.equal(tensor[client], before[key][client]), (key, client)
+
+
+@pytest.mark.parametrize("protocol", ["strict", "paper"])
+@pytest.mark.parametrize("name", METHODS)
+def test_held_out_items_reach_training_under_paper_only(name, protocol):
+    """Swapping a client's two held-out items with other unseen ones changes nothing that is trained under strict."""
+    chosen = dataclasses.replace(PROTOCOLS[protocol], num_sampled=None)
+    sequences = [[3, 1, 4, 0, 5, 9, 2], [2, 7, 8, 0, 1], [6, 0, 13, 11, 3]]
+    other = [[3, 1, 4, 0, 5, 7, 10], *sequences[1:]]
+    federation = toy_federation(chosen, num_clients=3)
+    states = [run(toy_method(name, federation), toy_population(chosen, s), 2)[0] for s in (sequences, other)]
+    same = all(
+        torch.equal(tensor, states[1].server[key]) for key, tensor in states[0].server.items()
+    ) and all(torch.equal(tensor, states[1].local[key]) for key, tensor in states[0].local.items())
+    draws_negatives = name not in NO_NEGATIVES
+    assert same == (protocol == "strict" or not draws_negatives)
+
+
+NO_NEGATIVES: set[str] = set()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_checkerboard(name):
+    """Users like all items of their parity but one: that one must come first among the unseen."""
+    num_items = 12
+    sequences = []
+    for user in range(24):
+        liked = [item for item in range(num_items) if item % 2 == user % 2]
+        turn = user // 2 % len(liked)
+        order = liked[turn:] + liked[:turn]
+        sequences.append(order)
+    population = toy_population(sequences=sequences, num_items=num_items)
+    federation = toy_federation(num_clients=24, num_items=num_items)
+    training = toy_training(name, embedding_size=8, batch_size=64, **CHECKERBOARD.get(name, {}))
+    _, records = run(toy_method(name, federation, training), population, 12, block_clients=8)
+    best = max(record["valid"][view][0]["ndcg@10"] for record in records for view in record["valid"])
+    assert best > 0.75, best  # the two held-out items share the first two places; chance is 0.34
+
+
+CHECKERBOARD: dict[str, dict] = {}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_local_is_uploaded_and_every_upload_is_counted(name):
+    method = toy_method(name)
+    _, records = run(method, rounds=1)
+    for group in records[0]["traffic"]:
+        assert not set(group["up"]) & set(method.init()[1])
+        assert sum(group["up"].values()) > 0

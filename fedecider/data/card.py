@@ -107,6 +107,7 @@ def _describe_time(events: Events) -> dict[str, Any]:
     last_two = [s[-2:] for s in events.timestamps if UNKNOWN_TIME not in s[-2:]]
     tests = [s[-1] for s in events.timestamps if s[-1] != UNKNOWN_TIME]
     trained = [time for s in events.timestamps for time in train_part(s) if time != UNKNOWN_TIME]
+    newest = max(trained, default=None)
     total = sum(map(len, events.timestamps))
     return {
         "timestamps": "known" if len(times) == total else "partly unknown",
@@ -116,6 +117,6 @@ def _describe_time(events: Events) -> dict[str, Any]:
         "users_with_known_last_two": len(last_two),
         "tied_last_two_share": sum(a == b for a, b in last_two) / len(last_two) if last_two else None,
         "test_before_last_train_share": (
-            sum(test < max(trained) for test in tests) / len(tests) if tests and trained else None
+            sum(test < newest for test in tests) / len(tests) if tests and newest is not None else None
         ),
     }

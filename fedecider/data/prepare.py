@@ -25,7 +25,8 @@ from fedecider.data.filtering import (
     order_events,
     take,
 )
-from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, RawDomain, ReadOptions
+from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, ReadOptions
+from fedecider.data.readers.lines import describe_bad_lines
 from fedecider.data.readers.table import (
     DEFAULT_TEXT_FIELDS,
     OTHER_TEXT_FIELDS,
@@ -43,8 +44,9 @@ logger = logging.getLogger(__name__)
 class PrepareConfig:
     """What to read, what to keep and where to write it. Errors: ``ValueError``."""
 
-    source: Literal["goodreads", "amazon", "movielens", "goodbooks", "packed"]
-    """Format of the raw files: UCSD Book Graph, Amazon reviews 2014 / 2018, MovieLens, goodbooks-10k, or packed."""
+    source: Literal["goodreads", "amazon", "movielens", "goodbooks", "packed", "lastfm_tags", "lastfm_plays"]
+    """Format of the raw files: UCSD Book Graph, Amazon reviews 2014 / 2018, MovieLens, goodbooks-10k, packed, or
+    HetRec 2011 Last.fm (its tags or its listening counts)."""
     raw: str
     """Folder with the raw files."""
     domains: list[str] | str
@@ -83,8 +85,9 @@ class PrepareConfig:
     """Decides which users are clients and which are public."""
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise ValueError(f"got source {self.source!r}; expected one of {sorted(SOURCES)}")
+        if self.source not in SOURCES or self.source in WITHOUT_TEXTS:
+            known = sorted(set(SOURCES) - WITHOUT_TEXTS)
+            raise ValueError(f"got source {self.source!r}; expected one of {known} (others have no item texts)")
         _at_least("k_core", self.k_core, 0)
         _at_least("min_length", self.min_length, MIN_EVENTS)
         _at_least("max_length", self.max_length, MIN_EVENTS)
@@ -95,10 +98,10 @@ class PrepareConfig:
         _at_least("description_chars", self.description_chars, 0)
         if not 0 <= self.public_share < 1:
             raise ValueError(f"got public_share {self.public_share}; expected 0 <= public_share < 1")
-        known = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
-        unknown = [name for name in self.text_fields if name not in known]
+        fields = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
+        unknown = [name for name in self.text_fields if name not in fields]
         if unknown or not self.text_fields:
-            raise ValueError(f"got text_fields {list(self.text_fields)}; expected some of {list(known)}")
+            raise ValueError(f"got text_fields {list(self.text_fields)}; expected some of {list(fields)}")
         _check_names(self.source, self.domain_names)
 
     @property
@@ -210,10 +213,7 @@ def _summarise(raw: RawDomain, counts: tuple[int, int, int], num_duplicates: int
         users=counts[1],
         items=counts[2],
         skipped_events=dict(raw.events.skipped),
-        bad_lines={
-            "count": sum(bad.count for bad in raw.bad_lines),
-            "examples": [example for bad in raw.bad_lines for example in bad.examples],
-        },
+        bad_lines=describe_bad_lines(raw.bad_lines),
         exact_duplicate_events=num_duplicates,
         items_without_text=num_textless,
     )

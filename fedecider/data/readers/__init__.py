@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fedecider.data.readers import amazon, goodbooks, goodreads, movielens, packed
+from fedecider.data.readers import (
+    amazon,
+    amazon_ratings,
+    csv_columns,
+    filmtrust,
+    goodbooks,
+    goodreads,
+    lastfm,
+    lists,
+    movielens,
+    packed,
+)
 from fedecider.data.readers.table import RawDomain, ReadOptions
 
 SOURCES: dict[str, Callable[[Path, str, ReadOptions], RawDomain]] = {
@@ -14,6 +25,16 @@ SOURCES: dict[str, Callable[[Path, str, ReadOptions], RawDomain]] = {
     "movielens": movielens.read,
     "goodbooks": goodbooks.read,
     "packed": packed.read,
+    "lastfm_tags": lastfm.read_tags,
+    "lastfm_plays": lastfm.read_plays,
+    "filmtrust": filmtrust.read,
+    "amazon_ratings": amazon_ratings.read,
+    "lists": lists.read,
+    "csv": csv_columns.read,
 }
-SINGLE_DOMAIN = frozenset({"movielens", "goodbooks"})
+WITHOUT_TEXTS = frozenset({"filmtrust", "amazon_ratings", "lists", "csv"})
+"""Sources that know nothing of an item but its key: enough for models of embeddings, not for models of texts."""
+SINGLE_DOMAIN = frozenset(
+    {"movielens", "goodbooks", "lastfm_tags", "lastfm_plays", "filmtrust", "amazon_ratings", "lists"}
+)
 """Sources whose folder holds one domain, with a free name."""

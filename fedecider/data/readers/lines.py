@@ -61,14 +61,30 @@ def find_file(folder: Path, names: Iterable[str], what: str) -> Path:
     if not folder.is_dir():
         raise ValueError(f"raw folder {folder} does not exist; expected the folder with the {what}. Check --raw.")
     names = list(names)
-    present = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file()}
-    for name in names:
-        for spelling in (name.lower(), name.lower() + ".gz"):
-            if spelling in present:
-                return present[spelling]
-    found = [path.name for path in present.values()]
+    path = find_optional(folder, names)
+    if path is not None:
+        return path
+    found = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
     listing = ", ".join(found[:12]) + (", ..." if len(found) > 12 else "") if found else "no file"
     raise ValueError(f"no {what} in {folder}: expected {' or '.join(names)} (or .gz), found {listing}. Check --raw.")
+
+
+def find_optional(folder: Path, names: Iterable[str]) -> Path | None:
+    """As ``find_file``, but None where there is no such file."""
+    present = (
+        {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file()} if folder.is_dir() else {}
+    )
+    spellings = [name.lower() + ending for name in names for ending in ("", ".gz")]
+    return next((present[spelling] for spelling in spellings if spelling in present), None)
+
+
+def describe_bad_lines(counters: Iterable[BadLines]) -> dict[str, Any]:
+    """The bad lines of all files of a source together: count, and the first examples as file:line: why."""
+    counters = list(counters)
+    return {
+        "count": sum(bad.count for bad in counters),
+        "examples": [example for bad in counters for example in bad.examples],
+    }
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -164,6 +180,7 @@ def read_csv(
     bad: BadLines,
     delimiter: str = ",",
     quoting: bool = True,
+    expected: str = "the original file",
 ) -> Iterator[Record]:
     """``parse`` of each row as {column: text}; the header must hold ``columns``; UTF-8 text, else Latin-1.
 
@@ -181,7 +198,7 @@ def read_csv(
             header = row
             missing = [name for name in columns if name not in header]
             if missing:
-                raise ValueError(f"{path}: header {header} has no column {missing}; expected the original file.")
+                raise ValueError(f"{path}: header {header} has no column {missing}; expected {expected}.")
             continue
         if len(row) != len(header):
             bad.add(number, f"{len(row)} columns, expected {len(header)}")

@@ -15,6 +15,7 @@ from fedecider.data.readers.lines import (
     BadLines,
     decode,
     find_file,
+    find_optional,
     finite_number,
     read_csv,
     read_records,
@@ -29,6 +30,7 @@ from fedecider.data.readers.table import (
     clean,
     collect_items,
     keep_rating,
+    no_texts,
     unix_time,
 )
 
@@ -45,8 +47,10 @@ Rating = tuple[str, str, float, int, int]
 def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The ratings and movies of the release in ``raw``; user keys carry the domain name (they are small numbers)."""
     ratings = find_file(raw, ["u.data", "ratings.dat", "ratings.csv", "ratings_ordered.csv"], "MovieLens ratings")
-    movies = find_file(raw, ["u.item", "movies.dat", "movies.csv"], "MovieLens movies")
-    bad = [BadLines(ratings, options.max_bad_lines), BadLines(movies, options.max_bad_lines)]
+    names = ["u.item", "movies.dat", "movies.csv"]
+    movies = find_file(raw, names, "MovieLens movies") if options.texts_required else find_optional(raw, names)
+    files = [ratings] if movies is None else [ratings, movies]
+    bad = [BadLines(path, options.max_bad_lines) for path in files]
 
     ordered = ratings.name.startswith("ratings_ordered")
     table = EventTable(with_order=ordered)
@@ -57,9 +61,11 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
             table.skip("rating below min_rating")
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
+        if movies is None:
+            return no_texts(wanted)
         return collect_items(_movies(movies, bad[1]), wanted, options, movies)
 
-    return RawDomain(table.build(), read_catalogue, [ratings, movies], bad)
+    return RawDomain(table.build(), read_catalogue, files, bad)
 
 
 def _ratings(path: Path, bad: BadLines) -> Iterable[Rating]:

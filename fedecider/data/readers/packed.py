@@ -33,6 +33,7 @@ from fedecider.data.readers.table import (
     collect_items,
     duplicate_key,
     keep_rating,
+    no_ratings,
     unix_time,
 )
 
@@ -124,8 +125,7 @@ def _add_interactions(
 def _add_sequences(
     table: EventTable, path: Path, domain: str, keys: dict[int, str], options: ReadOptions, bad: BadLines
 ) -> None:
-    if options.min_rating is not None:
-        raise ValueError(f"{path} has no ratings, but min_rating is {options.min_rating}. Leave min_rating out.")
+    no_ratings(path, options)
 
     def parse(row: dict[str, str]) -> tuple[str, list[int]]:
         if row["domain"] != domain:

@@ -48,6 +48,15 @@ STATE_SHELVES = frozenset(_STATES.split())
 """Shelves of book readers that say what was done with a book, not what it is about."""
 
 
+class Columns(NamedTuple):
+    """Which columns of a csv hold what; "" for what is not there."""
+
+    user: str = "user"
+    item: str = "item"
+    rating: str = ""
+    time: str = ""
+
+
 class ReadOptions(NamedTuple):
     """What all readers are told."""
 
@@ -57,6 +66,10 @@ class ReadOptions(NamedTuple):
     """Unreadable lines allowed in each file."""
     duplicate_items: str = "error"
     """An item key that occurs twice: "error", or "first" keeps the first one."""
+    texts_required: bool = True
+    """A missing file of item texts is an error; False: the items have no texts then (MovieLens and Last.fm)."""
+    columns: Columns = Columns()
+    """Columns of source csv."""
 
 
 class RawEvents(NamedTuple):
@@ -164,6 +177,11 @@ def collect_items(
     return Catalogue(items, num_same, num_different)
 
 
+def no_texts(_wanted: Collection[str]) -> Catalogue:
+    """The catalogue of a source without item texts."""
+    return Catalogue({}, 0, 0)
+
+
 def duplicate_key(path: Path, key: str, first: ItemFields, second: ItemFields) -> ValueError:
     """The error for an item key that occurs twice."""
     return ValueError(
@@ -225,6 +243,15 @@ def display_title(fields: ItemFields) -> str:
 def keep_rating(rating: float, options: ReadOptions) -> bool:
     """Whether an event passes ``min_rating``."""
     return options.min_rating is None or rating >= options.min_rating
+
+
+def no_ratings(path: Path, options: ReadOptions) -> None:
+    """``ValueError`` where ``min_rating`` is set for a file that has no ratings."""
+    if options.min_rating is not None:
+        raise ValueError(
+            f"{path}: no ratings are read from it, but min_rating is {options.min_rating}; expected none. "
+            "Leave the threshold (min_rating, implicit_threshold) out, or name a rating column where there is one."
+        )
 
 
 def unix_time(value: Any) -> int:

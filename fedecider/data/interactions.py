@@ -1,0 +1,252 @@
+"""Rating data for models of embeddings: every user is a client, an item is a number, a pair counts once.
+
+Shape legend: E events, U users, I items.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedecider.data.card import describe
+from fedecider.data.domain import MIN_EVENTS, UNKNOWN_TIME, Events
+from fedecider.data.filtering import Sequences, compress, filter_core, first_occurrences, k_core, order_events, take
+from fedecider.data.rating_sets import DATASETS, PREPARED, DataSet, InteractionsConfig, data_root
+from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
+from fedecider.data.readers.lines import describe_bad_lines
+from fedecider.data.readers.table import RawEvents, display_title
+from fedecider.data.store import file_sha256, load_domains
+
+TOO_SHORT = f"fewer than {MIN_EVENTS} items"
+"""Why users are dropped that cannot be split."""
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """One data set, ready for training: each user's items, oldest first, each item once. Errors: ``ValueError``."""
+
+    name: str
+    users: list[str]
+    item_keys: list[str]
+    """Sorted; an item number is an index into this list."""
+    titles: list[str]
+    """Empty text where not known."""
+    sequences: list[list[int]]
+    """Item numbers of each user, oldest first, at least ``MIN_EVENTS``: training, validation, test."""
+    timestamps: list[list[int]] | None
+    """Unix seconds of each event (``UNKNOWN_TIME`` where not known), or None when no time at all is known."""
+    card: dict[str, Any]
+    """Counts, ties in time, what was dropped and why, checksums."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def num_users(self) -> int:
+        return len(self.users)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.item_keys)
+
+    @property
+    def num_events(self) -> int:
+        return sum(map(len, self.sequences))
+
+    def content_hash(self) -> str:
+        """Hexadecimal SHA-256 over everything that can influence a result (all but titles and card)."""
+        digest = hashlib.sha256()
+        for part in (self.name, self.users, self.item_keys, self.sequences, self.timestamps):
+            digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def load_interactions(config: InteractionsConfig) -> Interactions:
+    """Read the data set of ``config``, filter it, put each user's events in order, count each pair once.
+
+    Order: the source's own where it gives one, else time, ties in file order. Filters, one after the other: the rating
+    threshold, ``min_user_events`` and ``min_item_events`` on rows, repeats (the first event of a pair stays), users
+    with fewer than ``MIN_EVENTS`` events. The items are those that are left; of prepared data the whole catalogue, so
+    that models of texts and of embeddings rank the same candidates.
+    Differs from the papers: that last filter. LastFM-2K has 200 users of 1,600 whose 5 tags name 1 or 2 artists.
+    Errors: ``ValueError`` for a missing folder or file, too many bad lines, fewer than two users or items.
+    """
+    if config.source == PREPARED:
+        return _from_prepared(config)
+    plan = DATASETS.get(config.dataset) or DataSet(config.source, "", MIN_EVENTS)
+    folder = _folder(config, plan)
+    options = ReadOptions(
+        min_rating=config.implicit_threshold,
+        max_bad_lines=config.max_bad_lines,
+        duplicate_items="first",  # titles are for the reader of a report only
+        texts_required=False,
+        columns=config.columns,
+    )
+    raw = SOURCES[plan.source](folder, plan.domain or config.dataset, options)
+    if not len(raw.events.user_E):
+        raise ValueError(
+            f"data set {config.dataset!r}: no events in {raw.files[0]} ({raw.events.skipped}). "
+            "Check --implicit_threshold."
+        )
+    min_user = plan.min_user_events if config.min_user_events is None else config.min_user_events
+    min_item = config.min_item_events or 0
+    kept_E = k_core(raw.events.user_E, raw.events.item_E, min_user, min_item)
+    filtered = order_events(compress(raw.events, kept_E))
+    single, sequences = _count_once(filtered)
+    sizes = {
+        "": _Size.of_raw(raw.events),
+        "below min_user_events or min_item_events": _Size.of(filtered),
+        "repeats": _Size.of(single),
+        TOO_SHORT: _Size.of(sequences),
+    }
+    used = np.unique(sequences.item_E)
+    fields = raw.read_catalogue(frozenset(sequences.items[i] for i in used.tolist())).items
+    titles = {key: display_title(one) for key, one in fields.items()}
+    dropped = {**{reason: {"events": n} for reason, n in raw.events.skipped.items()}, **_dropped(sizes)}
+    card = {"order": _order(raw.events), "dropped": dropped, "raw": _raw_card(raw, sizes[""])}
+    card["settings"] = _settings(config, plan, min_user, min_item)
+    return _interactions(config.dataset, sequences, used, titles, card)
+
+
+def _from_prepared(config: InteractionsConfig) -> Interactions:
+    """The client users of one prepared domain; public users belong to the language models."""
+    domain = load_domains(config.raw, [config.dataset])[config.dataset]
+    clients = domain.clients
+    times = clients.timestamps or [[UNKNOWN_TIME] * len(sequence) for sequence in clients.sequences]
+    events = Sequences(
+        users=clients.users,
+        items=domain.item_keys,
+        start_U=np.cumsum([0, *map(len, clients.sequences)]),
+        item_E=np.array([item for sequence in clients.sequences for item in sequence], dtype=np.int32),
+        time_E=np.array([time for row in times for time in row], dtype=np.int64),
+    )
+    single, sequences = _count_once(events)
+    sizes = {"": _Size.of(events), "repeats": _Size.of(single), TOO_SHORT: _Size.of(sequences)}
+    files = {f"{domain.name}/{name}": value for name, value in domain.card.get("tables_sha256", {}).items()}
+    bad_lines = domain.card.get("raw", {}).get("bad_lines", {"count": 0, "examples": []})
+    card = {
+        "order": "as prepared",
+        "dropped": _dropped(sizes),
+        "raw": {"files": files, **sizes[""]._asdict(), "bad_lines": bad_lines},
+        "settings": {"source": PREPARED, "content_hash": domain.content_hash()},
+    }
+    titles = dict(zip(domain.item_keys, domain.titles, strict=True))
+    return _interactions(config.dataset, sequences, np.arange(len(domain.item_keys)), titles, card)
+
+
+def _count_once(sequences: Sequences) -> tuple[Sequences, Sequences]:
+    """Each pair at its first event; and of that, the users with enough events to be split."""
+    single = take(sequences, first_occurrences(sequences))
+    return single, filter_core(single, MIN_EVENTS, 1)
+
+
+def _interactions(
+    name: str, sequences: Sequences, used: np.ndarray, titles: Mapping[str, str], card: dict[str, Any]
+) -> Interactions:
+    """Number the ``used`` items by sorted key and cut the events into users; the card gets its counts."""
+    order = sorted(used.tolist(), key=sequences.items.__getitem__)
+    number_of = np.zeros(len(sequences.items), dtype=np.int64)
+    number_of[order] = np.arange(len(order))
+    keys = [sequences.items[i] for i in order]
+    known = bool((sequences.time_E != UNKNOWN_TIME).any())
+    users = Events(
+        sequences.users,
+        _rows(number_of[sequences.item_E], sequences.start_U),
+        _rows(sequences.time_E, sequences.start_U) if known else None,
+    )
+    titled = [titles.get(key, "") for key in keys]
+    counts = {"name": name, "items": len(keys), "titled_items": sum(map(bool, titled))}
+    counts |= {"density": users.num_events / max(1, len(users.users) * len(keys))}
+    whole = {**counts, **describe(users), **card}
+    return Interactions(name, users.users, keys, titled, users.sequences, users.timestamps, whole)
+
+
+def _rows(values_E: np.ndarray, start_U: np.ndarray) -> list[list[int]]:
+    values, starts = values_E.tolist(), start_U.tolist()
+    return [values[start:end] for start, end in pairwise(starts)]
+
+
+class _Size(NamedTuple):
+    users: int
+    items: int
+    events: int
+
+    @staticmethod
+    def of(sequences: Sequences) -> _Size:
+        return _Size(len(sequences.users), len(np.unique(sequences.item_E)), len(sequences.item_E))
+
+    @staticmethod
+    def of_raw(events: RawEvents) -> _Size:
+        return _Size(len(events.users), len(events.items), len(events.user_E))
+
+
+def _dropped(sizes: Mapping[str, _Size]) -> dict[str, dict[str, int]]:
+    """What each step took away, from the sizes before the first step and after each."""
+    return {
+        reason: {name: a - b for name, a, b in zip(_Size._fields, before, after, strict=True)}
+        for (_, before), (reason, after) in pairwise(sizes.items())
+    }
+
+
+def _raw_card(raw: RawDomain, size: _Size) -> dict[str, Any]:
+    files = {path.name: file_sha256(path) for path in raw.files}
+    return {"files": files, **size._asdict(), "bad_lines": describe_bad_lines(raw.bad_lines)}
+
+
+def _settings(config: InteractionsConfig, plan: DataSet, min_user: int, min_item: int) -> dict[str, Any]:
+    """What shaped the data; no paths, so that the card does not depend on where things lie."""
+    columns = {f"{name}_column": value for name, value in config.columns._asdict().items()}
+    return {
+        "source": plan.source,
+        "min_user_events": min_user,
+        "min_item_events": min_item,
+        "implicit_threshold": config.implicit_threshold,
+        **(columns if plan.source == "csv" else {}),
+    }
+
+
+def _order(events: RawEvents) -> str:
+    """What decides which event of a user is the last one."""
+    if events.order_E is not None:
+        return "the source's own order"
+    return "time, ties in file order" if bool((events.time_E != UNKNOWN_TIME).any()) else "file order"
+
+
+def _folder(config: InteractionsConfig, plan: DataSet) -> Path:
+    folder = Path(config.raw) if config.raw else data_root() / plan.folder
+    if not folder.is_dir():
+        raise ValueError(
+            f"data set {config.dataset!r}: there is no folder {folder}; expected its files in it. "
+            "Set FEDECIDER_DATA to the folder of the data sets, or give --raw."
+        )
+    return folder
+
+
+def _check(data: Interactions) -> None:
+    where = f"data set {data.name!r}"
+    if len(data.users) < 2 or len(data.item_keys) < 2:
+        raise ValueError(
+            f"{where}: {len(data.users)} user(s) and {len(data.item_keys)} item(s) are left; expected at least 2 of "
+            "each. Lower min_user_events, min_item_events or implicit_threshold, or give more raw data."
+        )
+    if any(a >= b for a, b in pairwise(data.item_keys)) or len(data.titles) != len(data.item_keys):
+        raise ValueError(f"{where}: expected sorted, different item keys and one title for each.")
+    if len(set(data.users)) < len(data.users) or len(data.users) != len(data.sequences):
+        raise ValueError(f"{where}: expected different users and one sequence for each.")
+    for user, sequence in zip(data.users, data.sequences, strict=True):
+        if len(sequence) < MIN_EVENTS or len(set(sequence)) < len(sequence):
+            raise ValueError(
+                f"{where}: user {user!r} has too few items or one twice; expected {MIN_EVENTS} different ones."
+            )
+        if min(sequence) < 0 or max(sequence) >= len(data.item_keys):
+            raise ValueError(f"{where}: user {user!r} has an item number outside 0..{len(data.item_keys) - 1}.")
+    if data.timestamps is not None and list(map(len, data.timestamps)) != list(map(len, data.sequences)):
+        raise ValueError(f"{where}: timestamps and sequences differ in length.")

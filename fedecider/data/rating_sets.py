@@ -1,0 +1,130 @@
+"""The rating data sets that are known by name, and the settings that choose one and cut it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from fedecider.data.readers import SOURCES
+from fedecider.data.readers.table import Columns
+
+PREPARED = "prepared"
+"""The source of domains that scripts/prepare_data.py wrote."""
+
+
+class DataSet(NamedTuple):
+    """Where a known data set lies and how the field cuts it."""
+
+    source: str
+    folder: str
+    """Under the data root."""
+    min_user_events: int
+    domain: str = ""
+    """What the reader calls it, where that is not the data set's own name."""
+
+
+DATASETS: dict[str, DataSet] = {
+    "ml-100k": DataSet("movielens", "movielens/ml-100k", 10),
+    "ml-1m": DataSet("movielens", "movielens/ml-1m", 10),
+    "ml-latest-small": DataSet("movielens", "movielens/ml-latest-small", 10),
+    # FedEM and PFedCLR print 10 for this one too, but their 1,600 users are those with 5 tags.
+    "lastfm-2k": DataSet("lastfm_tags", "hetrec2011-lastfm-2k", 5),
+    # FedRAP's 1,874 users are those with 10 artists.
+    "lastfm-2k-plays": DataSet("lastfm_plays", "hetrec2011-lastfm-2k", 10),
+    # 10: FedEM, PFedCLR (1,002 users); 5: FedRecGEL (1,227 users).
+    "filmtrust": DataSet("filmtrust", "filmtrust", 10),
+    # 5: FedRecGEL (8,072 users); 10: FedRAP (1,372 users).
+    "amazon-instant-video": DataSet("amazon_ratings", "amazon-instant-video", 5),
+    "amazon-gift-cards": DataSet("amazon", "amazon2018-gift-cards-raw", 5, "gift_cards"),
+}
+"""Data sets by name. ``min_user_events`` counts rows, before a repeated pair is counted once, as the papers do."""
+
+
+@dataclass(frozen=True)
+class InteractionsConfig:
+    """Which rating data to read and what to keep. Errors: ``ValueError``."""
+
+    dataset: str = "ml-100k"
+    """A known data set (ml-100k, ml-1m, ml-latest-small, lastfm-2k, lastfm-2k-plays, filmtrust, amazon-instant-video,
+    amazon-gift-cards), or with source a name of your own: the domain that is read."""
+    source: str = ""
+    """Reader of a folder that is no known data set: movielens, amazon, csv, lists, prepared, ... Needs raw."""
+    raw: str = ""
+    """Folder with the files. Default: the data set's place in FEDECIDER_DATA, or else in ../shared/data."""
+    min_user_events: int | None = None
+    """Drop users with fewer rows, counted before repeats are removed. Default: as the papers (5 or 10), else 3."""
+    min_item_events: int | None = None
+    """Drop items with fewer rows, together with the rule for users until none is left. Default: none is dropped."""
+    implicit_threshold: float | None = None
+    """Keep events rated at least this. Default: all events, as in the papers."""
+    user_column: str = "user"
+    """Source csv: column of the user."""
+    item_column: str = "item"
+    """Source csv: column of the item."""
+    rating_column: str = ""
+    """Source csv: column of the rating; empty: there is none."""
+    time_column: str = ""
+    """Source csv: column of the time in Unix seconds; empty: there is none, the file is in order."""
+    max_bad_lines: int = 100
+    """Unreadable lines that are skipped in each file before it is an error."""
+
+    def __post_init__(self) -> None:
+        _check_data_set(self)
+        for name in ("min_user_events", "min_item_events", "max_bad_lines"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"got {name} {value}; expected at least 0")
+        if not self.user_column or not self.item_column:
+            raise ValueError("got no user_column or no item_column; expected the name of both columns")
+        named = [name for name in self.columns if name]
+        if len(set(named)) < len(named):
+            raise ValueError(f"got columns {named}; expected different ones for user, item, rating and time")
+        if self.columns != Columns() and self.source != "csv":
+            raise ValueError(f"got columns {named} with source {self.source!r}; expected them with source csv only")
+        if self.source == PREPARED and self.filters:
+            raise ValueError(
+                f"got {', '.join(self.filters)} with source {PREPARED}; expected none, for prepared data are filtered "
+                "already. Prepare them again (--k_core, --min_length, --min_rating of scripts/prepare_data.py)."
+            )
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of a csv."""
+        return Columns(self.user_column, self.item_column, self.rating_column, self.time_column)
+
+    @property
+    def filters(self) -> list[str]:
+        """The names of the filters that are set."""
+        names = ("min_user_events", "min_item_events", "implicit_threshold")
+        return [name for name in names if getattr(self, name) is not None]
+
+
+def data_root() -> Path:
+    """The folder of the data sets: FEDECIDER_DATA, or shared/data beside the repository. It may not exist."""
+    given = os.environ.get("FEDECIDER_DATA")
+    return Path(given) if given else Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def _check_data_set(config: InteractionsConfig) -> None:
+    name = config.dataset
+    if not config.source:
+        if name not in DATASETS:
+            raise ValueError(
+                f"got dataset {name!r}; expected one of {sorted(DATASETS)}. "
+                "For files of your own, give --source and --raw."
+            )
+        return
+    if config.source not in SOURCES and config.source != PREPARED:
+        raise ValueError(f"got source {config.source!r}; expected one of {sorted([*SOURCES, PREPARED])}")
+    if name in DATASETS:
+        raise ValueError(
+            f"got source {config.source!r} for the known data set {name!r}; expected a name of your own with --source. "
+            "Give another --dataset, or leave --source out."
+        )
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"got dataset {name!r}; expected letters, digits, '_', '-' and '.' only")
+    if not config.raw:
+        raise ValueError(f"got source {config.source!r} without raw; expected the folder of the files. Give --raw.")

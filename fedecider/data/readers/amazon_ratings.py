@@ -1,0 +1,32 @@
+"""Amazon ratings without reviews: ``ratings.dat``, lines ``reviewerID,asin,rating,timestamp``, no header, no texts.
+
+Every rating is an event unless ``min_rating`` is set; times are Unix seconds of whole days. The folder holds one
+domain, whose name is free.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedecider.data.readers.lines import BadLines, decode, find_file, finite_number, read_records
+from fedecider.data.readers.table import EventTable, RawDomain, ReadOptions, keep_rating, no_texts, unix_time
+
+
+def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
+    """The ratings in ``raw``; a reviewer is the same user in every domain."""
+    ratings = find_file(raw, ["ratings.dat"], f"Amazon ratings of {domain!r}")
+    bad = BadLines(ratings, options.max_bad_lines)
+    table = EventTable()
+    for user, item, rating, time in read_records(ratings, _rating_line, bad):
+        if keep_rating(rating, options):
+            table.add(user, item, time)
+        else:
+            table.skip("rating below min_rating")
+    return RawDomain(table.build(), no_texts, [ratings], [bad])
+
+
+def _rating_line(line: bytes) -> tuple[str, str, float, int]:
+    user, item, rating, time = decode(line).strip().split(",")
+    if not (user and item):
+        raise ValueError("no user or no item")
+    return user, item, finite_number(rating, "rating"), unix_time(time)

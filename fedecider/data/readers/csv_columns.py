@@ -1,0 +1,50 @@
+"""Any table with a header, ``<domain>.csv`` (commas) or ``<domain>.tsv`` (tabs); the options name its columns.
+
+Users and items are any texts, a user the same in every domain. Every row is an event unless ``min_rating`` is set. A
+time column (Unix seconds) gives the order, without one the file does. No texts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.readers.lines import BadLines, find_file, finite_number, read_csv
+from fedecider.data.readers.table import (
+    EventTable,
+    RawDomain,
+    ReadOptions,
+    keep_rating,
+    no_ratings,
+    no_texts,
+    unix_time,
+)
+
+
+def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
+    """The rows of the table named after ``domain``."""
+    path = find_file(raw, [f"{domain}.csv", f"{domain}.tsv"], f"table of {domain!r}")
+    columns = options.columns
+    if not columns.rating:
+        no_ratings(path, options)
+
+    def parse(row: dict[str, str]) -> tuple[str, str, float | None, int]:
+        user, item = row[columns.user], row[columns.item]
+        if not (user and item):
+            raise ValueError("no user or no item")
+        rating = finite_number(row[columns.rating], "rating") if columns.rating else None
+        # By way of a float, for the many tables that write whole seconds as 881250949.0.
+        time = unix_time(finite_number(row[columns.time], "time")) if columns.time else UNKNOWN_TIME
+        return user, item, rating, time
+
+    bad = BadLines(path, options.max_bad_lines)
+    delimiter = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
+    named = [name for name in columns if name]
+    expected = "the columns that the settings name (user, item, and where wanted rating and time)"
+    table = EventTable()
+    for user, item, rating, time in read_csv(path, named, parse, bad, delimiter, expected=expected):
+        if rating is None or keep_rating(rating, options):
+            table.add(user, item, time)
+        else:
+            table.skip("rating below min_rating")
+    return RawDomain(table.build(), no_texts, [path], [bad])

@@ -90,13 +90,14 @@ def averaged(
         loss_C = torch.zeros(len(block.clients))
         for epoch in range(training.local_epochs):
             batches = epoch_batches(examples, place_CB, training.batch_size, epoch)
-            loss_C = train_epoch(objective, params, groups, batches, optimiser, state, gradients)
+            last = epoch == training.local_epochs - 1
+            loss_C = train_epoch(objective, params, groups, batches, optimiser, state, gradients, measure=last)
         check_finite(params, loss_C, block.clients, round)
         upload = Upload(
             block.clients,
             block.data.num_train_C.to(loss_C.dtype),
             {shared: params[shared] for shared in model.shared},
-            rows={table: row_CR for table in model.tables},
+            rows=dict.fromkeys(model.tables, row_CR),
         )
         return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
 

@@ -61,22 +61,63 @@ def train_epoch(
     optimiser: Optimiser,
     state: Tree,
     gradients: Gradients = plain_gradients,
+    measure: bool = True,
 ) -> Tensor:
     """One pass; every batch updates the groups of tensors one after the other, in place. -> (C,) mean loss per client.
 
-    The loss is that of the batches as they came, before their step, without the regulariser.
+    The loss is that of the batches as they came, before their step, without the regulariser; without ``measure`` it
+    is left at zero, which saves a tenth of the time in the epochs that nobody reads.
     """
     first = next(iter(params.values()))
     loss_C, batches_C = first.new_zeros(len(first)), first.new_zeros(len(first))
     for batch in batches:
         for number, names in enumerate(groups):
             gradient, logit_AB = gradients(objective, params, names, batch)
-            if number == 0:
+            if measure and number == 0:
                 error_AB = softplus(logit_AB) - batch.label_AB * logit_AB
                 loss_C[: batch.active] += (error_AB * batch.weight_AB).sum(1)
                 batches_C[: batch.active] += 1.0
             apply_step(optimiser, params, gradient, state)
-    return loss_C / batches_C
+    return loss_C / batches_C.clamp(min=1.0)
+
+
+def dot_logits(params: Tree, item: Tensor | None) -> Tensor:
+    """(C, B) inner products of ``user`` (C, D) and rows of ``item_table`` (C, R, D)."""
+    return torch.bmm(take(params["item_table"], item), params["user"][:, :, None])[:, :, 0]
+
+
+def dot_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+    """:func:`plain_gradients` of :func:`dot_logits` in closed form, at half the time.
+
+    With r = (sigmoid(p . q_i) - y) / batch size: dL/dp = sum r q_i, dL/dq_i = sum r p over the examples of item i.
+    """
+    assert objective.logits is dot_logits, "the closed form is that of an inner product"
+    assert objective.penalty is None, "the closed form has no regulariser"
+    table_ARD, user_AD = params["item_table"][: batch.active], params["user"][: batch.active]
+    row_ABD = take(table_ARD, batch.item_AB)
+    logit_AB = torch.bmm(row_ABD, user_AD[:, :, None])[:, :, 0]
+    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+    gradients: Tree = {}
+    for name in names:
+        if name == "user":
+            gradients[name] = torch.bmm(residual_AB[:, None], row_ABD)[:, 0]
+        else:
+            gradients[name] = add_rows(table_ARD.shape, batch.item_AB, residual_AB[:, :, None] * user_AD[:, None])
+    return gradients, logit_AB
+
+
+def add_rows(shape: Sequence[int], item_AB: Tensor, value_ABD: Tensor) -> Tensor:
+    """(A, R, D) zeros with ``value[a, b]`` added to row ``item[a, b]`` of client a."""
+    num_clients, num_rows, size = shape
+    total = value_ABD.new_zeros(num_clients * num_rows, size)
+    total.index_add_(0, flat_rows(item_AB, num_rows), value_ABD.reshape(-1, size))
+    return total.view(num_clients, num_rows, size)
+
+
+def flat_rows(item_AB: Tensor, num_rows: int) -> Tensor:
+    """(A * B,) row numbers in the tables of all clients, one after the other."""
+    first_A1 = torch.arange(len(item_AB), device=item_AB.device)[:, None] * num_rows
+    return (item_AB + first_A1).reshape(-1)
 
 
 def take(table: Tensor, item: Tensor | None) -> Tensor:
@@ -113,6 +154,6 @@ def check_finite(params: Tree, loss_C: Tensor, clients: Tensor, round: int) -> N
         if not bool(finite_C.all()):
             client = int(clients[int((~finite_C).int().argmax())])
             raise ValueError(
-                f"got a non-finite {name} for client {client} in round {round}, expected numbers: the training diverged, "
-                "lower learning_rate or item_learning_rate"
+                f"got a non-finite {name} for client {client} in round {round}, "
+                "expected numbers: the training diverged, lower learning_rate or item_learning_rate"
             )

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import take
+from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
-from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.federation.method import FederatedMethod
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,15 @@ def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig)
     model = mf_model(federation, training)
     rates = {"user": training.learning_rate, "item_table": training.item_rate}
     optimiser = Optimiser("adam", rates, training.weight_decay)
-    return averaged("fedmf", model, federation, training, optimiser=optimiser, uniform=config.weighting == "uniform")
+    return averaged(
+        "fedmf",
+        model,
+        federation,
+        training,
+        optimiser=optimiser,
+        uniform=config.weighting == "uniform",
+        gradients=dot_gradients,
+    )
 
 
 def mf_model(federation: Federation, training: TrainingConfig) -> Model:
@@ -55,8 +60,3 @@ def mf_model(federation: Federation, training: TrainingConfig) -> Model:
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=dot_logits,
     )
-
-
-def dot_logits(params: Tree, item: Tensor | None) -> Tensor:
-    """(C, B) inner products of user embeddings and item rows."""
-    return torch.bmm(take(params["item_table"], item), params["user"][:, :, None])[:, :, 0]

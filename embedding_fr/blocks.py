@@ -29,6 +29,8 @@ class Federation(NamedTuple):
     seed: int
     protocol: Protocol
     device: torch.device
+    table_bytes: int = 1 << 62
+    """Budget for personal tables: larger ones are kept in memory-mapped files."""
 
 
 class UserData(NamedTuple):

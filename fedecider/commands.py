@@ -8,9 +8,14 @@ from pathlib import Path
 
 import yaml
 
+from embedding_fr.config import TrainingConfig as EmbeddingTraining
+from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from fedecider.cli import REPOSITORY, build_parser, from_plain, parse, peek
 from fedecider.config import RunConfig
+from fedecider.data.interactions import InteractionsConfig
+from fedecider.embedding import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.federate import Settings
+from fedecider.federation.privacy import PrivacyConfig
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import RankingConfig, TrainingConfig
 from fedecider.run_folder import read_run
@@ -18,8 +23,19 @@ from fedecider.run_folder import read_run
 DEMO = REPOSITORY / "configs" / "demo.yaml"
 
 
+def parse_run(description: str, argv: Sequence[str] | None) -> Settings | EmbeddingSettings:
+    """Settings of a federated run; the method decides the line, and with it which options there are."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    method = peek(words, "method", RunConfig.method)
+    if method in EMBEDDING_METHODS:
+        return parse_embedding_settings(description, words, method)
+    if method in METHODS and peek(words, "dataset"):
+        raise ValueError(f"got dataset with the method {method} of the LLM line, expected --domains and --data")
+    return parse_settings(description, words)
+
+
 def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
-    """Settings of a run; the options of the chosen method join the common ones.
+    """Settings of the LLM line; the options of the chosen method join the common ones.
 
     Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded sample. A
     config file may hold settings for one method only, under the method's name; all of them are checked.
@@ -30,7 +46,10 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     words = sys.argv[1:] if argv is None else list(argv)
     method = peek(words, "method", RunConfig.method)
     if method not in METHODS:
-        raise ValueError(f"got method {method!r}, expected one of {', '.join(sorted(METHODS))}")
+        raise ValueError(
+            f"got method {method!r}, expected one of {', '.join(sorted(METHODS))} (LLM line) or "
+            f"{', '.join(sorted(EMBEDDING_METHODS))} (embedding line)"
+        )
     prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in {f"--{name}" for name in METHODS}]
     if prefixed:
         raise ValueError(
@@ -45,6 +64,22 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
         parser.add_argument(f"--{name}", type=dict, default={}, help=f"in a config file: options of {name} only")
     parser.set_defaults(blocks.get(method, {}))
     return Settings(*parse(parser, words, *classes))
+
+
+def parse_embedding_settings(description: str, words: Sequence[str], method: str) -> EmbeddingSettings:
+    """Settings of a run of the embedding line; what is not given is what the method's paper sets.
+
+    Raises:
+        ValueError: an option of the LLM line.
+    """
+    foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
+    if foreign:
+        raise ValueError(f"got {foreign[0]} with the method {method} of the embedding line, expected --dataset")
+    entry = EMBEDDING_METHODS[method]
+    classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, PrivacyConfig, entry.config)
+    parser = build_parser(description, *classes)
+    parser.set_defaults(dict(entry.defaults))
+    return EmbeddingSettings(*parse(parser, words, *classes))
 
 
 def _method_blocks(config: Path) -> dict[str, dict]:

@@ -10,19 +10,26 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 from collections.abc import Sequence
 
 from fedecider.cli import run
-from fedecider.commands import parse_settings
+from fedecider.commands import parse_run
+from fedecider.embedding import EmbeddingSettings, federate_embedding
 from fedecider.federate import federate
 from fedecider.launch import start
 
 DESCRIPTION = """Train one recommender per domain, together, without showing each other an interaction.
 Missing stages (pre-training, distillation) are run first and kept for later runs. Without --config and --data the
-embedded sample is used with the settings of configs/demo.yaml. --method decides which method options there are."""
+embedded sample is used with the settings of configs/demo.yaml. --method decides which method options there are.
+Methods of the embedding line (fedmf, fedrap, ...) take a rating data set instead, every user of which is a client:
+--method fedmf --dataset ml-100k."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        settings = parse_settings(DESCRIPTION, argv)
-        federate(settings, start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs"))
+        settings = parse_run(DESCRIPTION, argv)
+        launch = start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs")
+        if isinstance(settings, EmbeddingSettings):
+            federate_embedding(settings, launch)
+        else:
+            federate(settings, launch)
 
     return run(work)
 

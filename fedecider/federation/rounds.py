@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedecider.federation.method import Block, FederatedMethod, Tree, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
 from fedecider.federation.state import RunState, is_mapped, load_state, save_state, snapshot
@@ -18,6 +18,10 @@ from fedecider.federation.wire import Traffic, check_upload, group_traffic, meas
 
 Pack = Callable[[Sequence[int]], Sequence[Block]]
 """Client numbers of a cohort, ascending -> the blocks they are trained in."""
+
+
+Protect = Callable[[Upload, Download, int, int], Upload]
+"""upload, download, round, clients in the cohort -> what leaves the clients."""
 
 
 class RoundSettings(NamedTuple):
@@ -30,6 +34,8 @@ class RoundSettings(NamedTuple):
     fingerprint: str = ""
     checkpoint_every: int = 1
     """Rounds between checkpoints; the last round is always saved."""
+    patience: int = 0
+    """Stop after this many rounds without a better validation score; 0 runs all of them."""
 
 
 def run_rounds(
@@ -39,6 +45,7 @@ def run_rounds(
     summarise: Callable[[list[Tensor]], list[dict[str, float]]],
     *,
     pack: Pack | None = None,
+    protect: Protect = lambda upload, download, round, cohort_size: upload,
     summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
@@ -51,7 +58,8 @@ def run_rounds(
     After each round every view of the method is evaluated on the validation split; ``summarise`` turns the
     positions of all clients (in client order) into the metrics of each reported group: one per domain, or one for a
     thousand users. The round with the best mean ``select_by`` of the first view (earliest on ties) is kept.
-    ``pack`` puts a cohort into blocks; without it the given blocks are kept whole. With several processes every
+    ``pack`` puts a cohort into blocks; without it the given blocks are kept whole. ``protect`` bounds and noises what
+    leaves a client (:mod:`fedecider.federation.privacy`). With several processes every
     process sees the same uploads in the same order, so all of them hold the same state; only process 0 writes
     ``checkpoints``. Local state is updated in place and copied only when its round is the best so far.
 
@@ -70,7 +78,8 @@ def run_rounds(
     for round in range(state.round + 1, settings.num_rounds + 1):
         started = time.perf_counter()
         cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
-        server, local, clients, traffic, train_s = _train(method, round, state, pack(sorted(cohort)), processes)
+        present = pack(sorted(cohort))
+        server, local, clients, traffic, train_s = _train(method, round, state, present, protect, processes)
         trained = time.perf_counter()
         scores = {
             view: summarise(evaluate(method, round, view, "valid", server, local, blocks, processes))
@@ -91,9 +100,12 @@ def run_rounds(
         record = {"round": round, "score": score, "valid": scores, "clients": logs, "traffic": traffic, **seconds}
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
         due = round % settings.checkpoint_every == 0 or round == settings.num_rounds
-        if checkpoints and due and processes.index == 0:
+        stop = 0 < settings.patience <= round - state.best_round
+        if checkpoints and (due or stop) and processes.index == 0:
             save_state(state, checkpoints, settings.fingerprint)
         on_round(record)
+        if stop:
+            break
     return state
 
 
@@ -120,19 +132,26 @@ def evaluate(
 
 
 def _train(
-    method: FederatedMethod, round: int, state: RunState, blocks: Sequence[Block], processes: Processes
+    method: FederatedMethod,
+    round: int,
+    state: RunState,
+    blocks: Sequence[Block],
+    protect: Protect,
+    processes: Processes,
 ) -> tuple[Tree, Tree, list[dict], list[dict], float]:
     """Local training of the cohort and aggregation -> server, local, log per client, traffic, training seconds."""
     local = state.local
     logs: list[dict] = []
     traffic: list[tuple[int, Traffic]] = []
     train_s = 0.0
+    cohort_size = sum(len(block.clients) for block in blocks)
 
     def work(block: Block) -> tuple[Upload, Tree, list[dict], list[Traffic], float]:
         download = method.broadcast(round, state.server, block.clients)
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(state.local, block), block)
         seconds = time.perf_counter() - started
+        upload = protect(upload, download, round, cohort_size)
         check_upload(upload, state.local, block.clients)
         return upload, own, client_logs, measure(download, upload), seconds
 

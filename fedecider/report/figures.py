@@ -123,6 +123,39 @@ def validation_curves(
     return PlotFigure(figure, data)
 
 
+def convergence_curves(
+    curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], metric: str = "validation ndcg@10"
+) -> PlotFigure:
+    """One panel per protocol and one line per method, over rounds that need not be the same for all.
+
+    ``curves``: panel -> method -> [[round, value], ...].
+    """
+    if not curves:
+        raise ValueError("got no curves, expected at least one method")
+    figure = make_subplots(rows=1, cols=len(curves), subplot_titles=list(curves))
+    methods = list(dict.fromkeys(method for panel in curves.values() for method in panel))
+    for column, panel in enumerate(curves.values()):
+        for method, points in panel.items():
+            trace = go.Scatter(
+                x=[point[0] for point in points],
+                y=[point[1] for point in points],
+                name=method,
+                legendgroup=method,
+                showlegend=column == next(c for c, other in enumerate(curves.values()) if method in other),
+                line={"color": COLOURS[methods.index(method) % len(COLOURS)]},
+                mode="lines",
+            )
+            figure.add_trace(trace, row=1, col=column + 1)
+    figure.update_xaxes(title_text="round")
+    figure.update_yaxes(title_text=metric, rangemode="tozero", col=1)
+    _style(figure, "Convergence")
+    plain = {
+        panel: {method: [list(point) for point in points] for method, points in m.items()}
+        for panel, m in curves.items()
+    }
+    return PlotFigure(figure, {"metric": metric, "curves": plain})
+
+
 def save_figure(figure: PlotFigure, path: Path) -> list[Path]:
     """Write ``path`` with suffix .html (about 5 MB: plotly.js is inside) and .json (the data); returns both paths."""
     html, data = path.with_suffix(".html"), path.with_suffix(".json")

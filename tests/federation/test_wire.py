@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.federation.wire import header_bytes, measure, tensor_bytes
+from fedecider.federation.wire import dense, header_bytes, measure, tensor_bytes
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -42,3 +43,40 @@ def test_streams_depend_on_every_label_and_not_on_order():
     assert len(draws) == 12
     assert derive_seed(0, "a", 1) != derive_seed(0, "a", "1")
     assert derive_seed(0, "a", 12) != derive_seed(0, "a", 1, 2)
+
+
+def by_rows():
+    """Two clients over a table of 4 rows: the first holds rows 1 and 3, the second row 0 (and padding)."""
+    base = torch.arange(8.0).view(4, 2)
+    rows = torch.tensor([[1, 3], [0, -1]])
+    values = torch.tensor([[[10.0, 20.0], [30.0, 40.0]], [[-5.0, -6.0], [99.0, 99.0]]])
+    clients = torch.tensor([4, 7])
+    upload = Upload(clients, torch.tensor([1.0, 3.0]), {"table": values}, rows={"table": rows})
+    return Download({"table": base}), upload
+
+
+def test_rows_become_the_whole_table():
+    download, upload = by_rows()
+    whole = dense(upload, download)
+    assert whole.rows == {}
+    assert whole.tensors["table"][0].tolist() == [[0, 1], [10, 20], [4, 5], [30, 40]]
+    assert whole.tensors["table"][1].tolist() == [[-5, -6], [2, 3], [4, 5], [6, 7]]
+    assert download.shared["table"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    per_client = Download({}, {"table": torch.stack([download.shared["table"], -download.shared["table"]])})
+    assert dense(upload, per_client).tensors["table"][1].tolist() == [[-5, -6], [-2, -3], [-4, -5], [-6, -7]]
+
+
+def test_the_mean_over_rows_is_the_mean_over_whole_tables():
+    download, upload = by_rows()
+    by_row = weighted_mean([upload], download.shared)["table"]
+    whole = weighted_mean([dense(upload, download)], download.shared)["table"]
+    assert torch.allclose(by_row, whole)
+    assert by_row[0].tolist() == [0.25 * 0 + 0.75 * -5, 0.25 * 1 + 0.75 * -6]
+
+
+def test_rows_travel_as_the_whole_table_unless_a_payload_says_otherwise():
+    download, upload = by_rows()
+    assert [one.up["table"] for one in measure(download, upload)] == [32, 32]
+    encoded = upload._replace(payload={"table": torch.tensor([24, 12])})
+    assert [one.up["table"] for one in measure(download, encoded)] == [24, 12]
+    assert measure(download._replace(payload={"table": 7}), upload)[0].down["table"] == 7

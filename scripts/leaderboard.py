@@ -1,0 +1,42 @@
+"""Every method, baseline and protocol on one data set: python scripts/leaderboard.py --dataset ml-100k."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
+
+from collections.abc import Sequence
+
+import torch
+
+from fedecider.cli import build_parser, parse, run
+from fedecider.data.interactions import InteractionsConfig, load_interactions
+from fedecider.leaderboard import LeaderboardConfig, fill
+from fedecider.leaderboard_table import write_leaderboard
+from fedecider.run_folder import git_commit
+
+DESCRIPTION = """Run and rank all methods of the embedding line on one data set, with equal tuning budgets on
+validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        classes = (LeaderboardConfig, InteractionsConfig)
+        config, data = parse(build_parser(DESCRIPTION, *classes), argv, *classes)
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        interactions = load_interactions(data)
+        root = Path(config.output or f"runs/leaderboard-{interactions.name}")
+        lines = list(fill(config, data, interactions, root))
+        if not config.only_cells:
+            words = " ".join(sys.argv[1:] if argv is None else argv)
+            heading = [f"- Commit: {git_commit()}", f"- Command: `python scripts/leaderboard.py {words}`"]
+            print(f"written: {write_leaderboard(config, interactions, lines, root, heading)}")
+
+    return run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

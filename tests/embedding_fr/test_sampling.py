@@ -1,0 +1,164 @@
+"""Blocks, negatives, touched rows and batches: exact on small data, and statistically unbiased."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from toy_federation import NUM_ITEMS, SEQUENCES, toy_population
+
+from embedding_fr.blocks import block_packer, build_population, make_block, rank_users
+from embedding_fr.sampling import complement, draw_examples, epoch_batches, touched_rows
+from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out, sampled_candidates
+from fedecider.federation.streams import below, client_keys, counter_draws, stream
+
+
+def examples_of(client: int, round: int = 1, num_negatives: int = 2, seed: int = 0, population=None):
+    population = population or toy_population()
+    block = make_block(population, [client])
+    return draw_examples(block.data, block.clients, population.num_items, num_negatives, seed, round)
+
+
+@given(
+    avoided=st.sets(st.integers(0, 19), max_size=19),
+    padding=st.integers(0, 3),
+)
+def test_complement_is_the_sorted_list_of_what_is_left(avoided, padding):
+    left = sorted(set(range(20)) - avoided)
+    avoid_CA = torch.tensor([sorted(avoided) + [20] * padding], dtype=torch.int64)
+    assert complement(avoid_CA, torch.arange(len(left))[None]).tolist() == [left]
+
+
+def test_negatives_are_uniform_outside_the_train_items_under_strict():
+    """No held-out item is favoured or avoided: chi-square over many rounds, client by client."""
+    for client in (0, 2):
+        counts = torch.zeros(NUM_ITEMS)
+        for round in range(1, 400):
+            one = examples_of(client, round)
+            negatives = one.item_CB[0, int(one.num_positive_C[0]) : int(one.count_C[0])]
+            counts += torch.bincount(negatives, minlength=NUM_ITEMS)
+        train = SEQUENCES[client][:-2]
+        assert counts[train].sum() == 0
+        left = torch.tensor([item for item in range(NUM_ITEMS) if item not in train])
+        assert stats.chisquare(counts[left].numpy()).pvalue > 1e-4
+
+
+def test_negatives_avoid_the_held_out_items_under_paper():
+    population = toy_population(replace(PROTOCOLS["paper"], num_sampled=None))
+    drawn = {int(i) for r in range(1, 200) for i in examples_of(0, r, population=population).item_CB[0, 5:]}
+    assert drawn == set(range(NUM_ITEMS)) - set(SEQUENCES[0])
+
+
+def test_examples_do_not_depend_on_who_shares_the_block():
+    population = toy_population()
+    order = sorted(range(7), key=lambda client: -len(SEQUENCES[client]))
+    block = make_block(population, order)
+    together = draw_examples(block.data, block.clients, NUM_ITEMS, 2, 0, 3)
+    for row, client in enumerate(order):
+        alone = examples_of(client, 3)
+        count = int(alone.count_C[0])
+        assert together.item_CB[row, :count].tolist() == alone.item_CB[0, :count].tolist()
+        assert set(together.item_CB[row, count:].tolist()) <= {NUM_ITEMS}
+    assert examples_of(0, 1).item_CB.tolist() != examples_of(0, 2).item_CB.tolist()
+    assert examples_of(0, 1).item_CB.tolist() != examples_of(0, 1, seed=1).item_CB.tolist()
+
+
+def test_every_example_comes_once_per_epoch_and_weights_are_means():
+    population = toy_population()
+    order = sorted(range(7), key=lambda client: -len(SEQUENCES[client]))
+    block = make_block(population, order)
+    examples = draw_examples(block.data, block.clients, NUM_ITEMS, 2, 0, 1)
+    row_CR, place_CB = touched_rows(examples.item_CB, NUM_ITEMS)
+    orders = []
+    for epoch in range(2):
+        seen = [[] for _ in order]
+        for batch in epoch_batches(examples, place_CB, 5, epoch):
+            assert torch.allclose(batch.weight_AB.sum(1), torch.ones(batch.active))
+            for row in range(batch.active):
+                real = batch.weight_AB[row] > 0
+                assert int(real.sum()) <= 5
+                items = row_CR[row, batch.item_AB[row, real]].tolist()
+                seen[row] += list(zip(items, batch.label_AB[row, real].tolist(), strict=True))
+        for row, client in enumerate(order):
+            count = int(examples.count_C[row])
+            labels = [1.0] * len(SEQUENCES[client][:-2]) + [0.0] * (count - len(SEQUENCES[client][:-2]))
+            assert sorted(seen[row]) == sorted(zip(examples.item_CB[row, :count].tolist(), labels, strict=True))
+        orders.append(seen[0])
+    assert orders[0] != orders[1]
+
+
+def test_shuffles_are_uniform():
+    """The first example of an epoch is each of the 9 examples of client 4 equally often."""
+    one = examples_of(4)
+    first = torch.zeros(9)
+    for epoch in range(1800):
+        place = torch.arange(one.item_CB.shape[1])[None]
+        batch = next(epoch_batches(one, place, 5, epoch))
+        first[int(batch.item_AB[0, 0])] += 1
+    assert stats.chisquare(first.numpy()).pvalue > 1e-4
+
+
+def test_touched_rows_are_the_distinct_items():
+    row_CR, place_CB = touched_rows(torch.tensor([[5, 2, 5, 9, 9], [7, 7, 14, 14, 14]]), 14)
+    assert row_CR.tolist() == [[2, 5, 9], [7, -1, -1]]
+    assert place_CB[0].tolist() == [1, 0, 1, 2, 2]
+    assert place_CB[1, :2].tolist() == [0, 0]
+
+
+def test_counter_draws_are_uniform_and_independent_of_the_block():
+    keys = client_keys(torch.arange(200), 3, "test", 1)
+    draws = counter_draws(keys, 50)
+    assert int(draws.min()) >= 0
+    assert torch.equal(counter_draws(keys[17:18], 50), draws[17:18])
+    assert torch.equal(counter_draws(keys, 20, start=30), draws[:, 30:])
+    counts = torch.bincount(below(draws, 7).flatten(), minlength=7)
+    assert len(counts) == 7
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+    unit = draws.double() / 2.0**63
+    assert stats.kstest(unit.flatten().numpy(), "uniform").pvalue > 1e-4
+    assert abs(float(torch.corrcoef(torch.stack([unit[:, :-1].flatten(), unit[:, 1:].flatten()]))[0, 1])) < 0.05
+    assert abs(float(torch.corrcoef(torch.stack([unit[:-1].flatten(), unit[1:].flatten()]))[0, 1])) < 0.05
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize("name", ["strict", "strict/keep_seen", "strict/sampled99"])
+def test_ranking_equals_the_common_evaluation(name, split):
+    num_items, protocol = 130, PROTOCOLS[name]
+    population = toy_population(protocol, num_items=num_items)
+    score = torch.rand(7, num_items, generator=stream(0, "scores")).mul(20).round()  # with ties
+    candidates = sampled_candidates(SEQUENCES, num_items, stream(0, "candidates"), 99)
+    expected = rank_held_out(lambda u: score[u], SEQUENCES, num_items, split, protocol, candidates=candidates)
+    found = {}
+    for block in block_packer(population, lambda n: 1, 3)(range(7)):
+        positions = rank_users(score[block.clients], block.data, split, protocol)
+        found.update(zip(block.clients.tolist(), positions, strict=True))
+    assert torch.cat([found[client] for client in range(7)]).tolist() == expected.tolist()
+
+
+@settings(max_examples=30)
+@given(budget=st.integers(1, 40), cohort=st.sets(st.integers(0, 6), min_size=1))
+def test_packing_keeps_every_client_once_and_the_budget(budget, cohort):
+    population = toy_population()
+    blocks = block_packer(population, lambda num_train: num_train, budget)(sorted(cohort))
+    assert sorted(client for block in blocks for client in block.clients.tolist()) == sorted(cohort)
+    for block in blocks:
+        largest = int(block.data.num_train_C[0])
+        assert len(block.clients) == 1 or len(block.clients) * largest <= budget
+        for row, client in enumerate(block.clients.tolist()):
+            real = block.data.train_CT[row, : int(block.data.num_train_C[row])].tolist()
+            assert real == SEQUENCES[client][:-2]
+            assert int(block.data.valid_C[row]) == SEQUENCES[client][-2]
+            assert int(block.data.test_C[row]) == SEQUENCES[client][-1]
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="at least 3"):
+        build_population([[0, 1]], 5, STRICT, 0)
+    with pytest.raises(ValueError, match="an item twice for user 1"):
+        build_population([[0, 1, 2], [3, 3, 4]], 5, STRICT, 0)
+    with pytest.raises(ValueError, match=r"got num_negatives 9, expected at most 7: client 2"):
+        examples_of(2, num_negatives=9)
+    with pytest.raises(ValueError, match="empty cohort"):
+        block_packer(toy_population(), lambda n: 1, 3)([])

@@ -1,0 +1,116 @@
+"""Stacked optimisers against ``torch.optim``, client by client, and closed-form gradients against autograd."""
+
+import pytest
+import torch
+
+from embedding_fr.local_training import (
+    Objective,
+    check_finite,
+    dot_gradients,
+    dot_logits,
+    plain_gradients,
+    train_epoch,
+)
+from embedding_fr.sampling import Batch
+from embedding_fr.stacked import Optimiser, apply_step, fresh_state
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_steps_equal_torch_optim_for_clients_with_unequal_numbers_of_steps(kind, decay):
+    generator = torch.Generator().manual_seed(5)
+    start = {"a": torch.randn(4, 3, 2, generator=generator), "b": torch.randn(4, 5, generator=generator)}
+    params = {name: tensor.clone() for name, tensor in start.items()}
+    optimiser = Optimiser(kind, {"a": 0.1, "b": 0.02}, decay)
+    state = fresh_state(optimiser, params)
+    plain = []
+    for client in range(4):
+        own = {name: tensor[client].clone().requires_grad_() for name, tensor in start.items()}
+        groups = [{"params": [own["a"]], "lr": 0.1}, {"params": [own["b"]], "lr": 0.02}]
+        chosen = torch.optim.Adam if kind == "adam" else torch.optim.SGD
+        plain.append((own, chosen(groups, lr=1.0, weight_decay=decay)))
+    for active in (4, 3, 4, 1, 2):  # a prefix takes each step
+        gradients = {name: torch.randn(active, *t.shape[1:], generator=generator) for name, t in params.items()}
+        apply_step(optimiser, params, gradients, state)
+        for client in range(active):
+            own, one = plain[client]
+            for name in own:
+                own[name].grad = gradients[name][client].clone()
+            one.step()
+    for client, (own, _) in enumerate(plain):
+        for name, tensor in own.items():
+            assert torch.allclose(params[name][client], tensor, atol=1e-6), (client, name)
+
+
+def test_untouched_rows_of_a_fresh_table_stay():
+    params = {"item_table": torch.ones(2, 4, 3)}
+    optimiser = Optimiser("adam", {"item_table": 0.1})
+    state = fresh_state(optimiser, params)
+    gradient = torch.zeros(2, 4, 3)
+    gradient[0, 1] = 2.0
+    apply_step(optimiser, params, {"item_table": gradient}, state)
+    apply_step(optimiser, params, {"item_table": torch.zeros(2, 4, 3)}, state)
+    assert torch.equal(params["item_table"][1], torch.ones(4, 3))
+    assert torch.equal(params["item_table"][0, [0, 2, 3]], torch.ones(3, 3))
+    # Adam's first step is the rate times the sign; the second still moves by the moments
+    assert params["item_table"][0, 1, 0] < 0.9
+
+
+def toy():
+    generator = torch.Generator().manual_seed(1)
+    params = {
+        "user": torch.randn(3, 2, generator=generator),
+        "item_table": torch.randn(3, 4, 2, generator=generator),
+    }
+    item = torch.tensor([[0, 2, 2], [3, 1, 0]])
+    label, weight = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]])
+    return params, Batch(2, item, label, weight)
+
+
+def test_gradients_by_hand():
+    params = {"user": torch.tensor([[1.0, -2.0]]), "item_table": torch.tensor([[[0.5, 0.25], [3.0, 1.0]]])}
+    batch = Batch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+    # logits 0 and 1: residuals (0.5 - 1) / 2 = -0.25 and sigmoid(1) / 2 = 0.365529
+    gradients, logit = plain_gradients(Objective(dot_logits), params, ["user", "item_table"], batch)
+    assert logit.tolist() == [[0.0, 1.0]]
+    assert gradients["user"][0].tolist() == pytest.approx([-0.125 + 3 * 0.365529, -0.0625 + 0.365529], abs=1e-5)
+    assert gradients["item_table"][0, 0].tolist() == pytest.approx([-0.25, 0.5], abs=1e-6)
+    assert gradients["item_table"][0, 1].tolist() == pytest.approx([0.365529, -0.731059], abs=1e-5)
+
+
+def test_closed_form_equals_autograd():
+    params, batch = toy()
+    names = ["user", "item_table"]
+    plain, logit = plain_gradients(Objective(dot_logits), params, names, batch)
+    closed, same = dot_gradients(Objective(dot_logits), params, names, batch)
+    assert torch.allclose(logit, same, atol=1e-6)
+    for name in names:
+        assert plain[name].shape == closed[name].shape == (2, *params[name].shape[1:])
+        assert torch.allclose(plain[name], closed[name], atol=1e-6)
+
+
+def test_penalty_enters_the_gradient_of_each_client():
+    params, batch = toy()
+    objective = Objective(dot_logits, lambda seen: 3.0 * seen["user"].square().sum(1))
+    with_penalty, _ = plain_gradients(objective, params, ["user"], batch)
+    without, _ = plain_gradients(Objective(dot_logits), params, ["user"], batch)
+    assert torch.allclose(with_penalty["user"] - without["user"], 6.0 * params["user"][:2], atol=1e-5)
+
+
+def test_an_epoch_reports_the_mean_loss_of_its_batches():
+    params, batch = toy()
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    optimiser = Optimiser("sgd", {"user": 0.1, "item_table": 0.1})
+    loss_C = train_epoch(Objective(dot_logits), params, [["user", "item_table"]], [batch], optimiser, {})
+    logit = dot_logits({name: tensor[:2] for name, tensor in before.items()}, batch.item_AB)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logit[0], batch.label_AB[0])
+    assert float(loss_C[0]) == pytest.approx(float(expected), abs=1e-6)
+    assert float(loss_C[2]) == 0.0  # this client had no batch
+    assert torch.equal(params["user"][2], before["user"][2])
+    assert not torch.equal(params["user"][0], before["user"][0])
+
+
+def test_divergence_names_client_round_and_tensor():
+    params = {"user": torch.tensor([[1.0], [float("inf")]])}
+    with pytest.raises(ValueError, match=r"non-finite user for client 9 in round 4.*lower learning_rate"):
+        check_finite(params, torch.zeros(2), torch.tensor([5, 9]), 4)

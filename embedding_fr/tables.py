@@ -7,6 +7,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
+from fedecider.federation.state import mapped_like
 from fedecider.federation.streams import stream
 
 
@@ -15,3 +16,15 @@ def normal(federation: Federation, training: TrainingConfig, purpose: str, *shap
     size = (*shape, training.embedding_size)
     value = torch.randn(size, generator=stream(federation.seed, "init", purpose), dtype=torch.float64)
     return (value * training.init_std).to(torch.get_default_dtype()).to(federation.device)
+
+
+def personal_table(start_ID: Tensor, num_clients: int, max_bytes: int) -> Tensor:
+    """(N, I, D) one item table per client, all of them ``start_ID`` at first, for the local state.
+
+    Above ``max_bytes`` it is kept in a file (on the CPU, whatever the device of ``start_ID``), else it is a view that
+    takes memory only when it is copied; numbers are the same either way.
+    """
+    table_NID = start_ID.expand(num_clients, *start_ID.shape)
+    if table_NID.numel() * table_NID.element_size() <= max_bytes:
+        return table_NID
+    return mapped_like(start_ID.cpu(), table_NID.shape).copy_(table_NID)

@@ -124,6 +124,8 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     whole_tables = entry.whole_tables + (0 if run.federation else 2)
 
     def client_bytes(num_train: int) -> int:
+        if entry.client_bytes is not None:
+            return entry.client_bytes(interactions.num_items, settings.method)
         examples = num_train * (1 + training.num_negatives)
         rows = interactions.num_items if whole_tables else min(examples, interactions.num_items)
         floats = examples * (12 + training.embedding_size) + rows * training.embedding_size * (4 + 2 * whole_tables)

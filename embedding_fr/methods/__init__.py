@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.methods import fedmf
+from embedding_fr.methods import fedease, fedmf, fedncf, gpfedrec, pfedclr, pfedrec
 from fedecider.federation.method import FederatedMethod
 
 
@@ -23,8 +23,17 @@ class Method(NamedTuple):
     """Settings to try on validation, most sensible first; an empty dict is the paper's."""
     whole_tables: int = 0
     """Item tables that each client holds in full while it trains; 0: only the rows that it touches."""
+    client_bytes: Callable[[int, Any], int] | None = None
+    """num_items, config -> working set of a client in bytes, for methods without local steps."""
 
 
 METHODS: dict[str, Method] = {
+    "fedease": Method(
+        fedease.FedeaseConfig, fedease.fedease, fedease.DEFAULTS, fedease.GRID, client_bytes=fedease.client_bytes
+    ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
+    "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID),
+    "fedncf": Method(fedncf.FedncfConfig, fedncf.fedncf, fedncf.DEFAULTS, fedncf.GRID),
+    "pfedrec": Method(pfedrec.PfedrecConfig, pfedrec.pfedrec, pfedrec.DEFAULTS, pfedrec.GRID, whole_tables=1),
+    "gpfedrec": Method(gpfedrec.GpfedrecConfig, gpfedrec.gpfedrec, gpfedrec.DEFAULTS, gpfedrec.GRID, whole_tables=3),
 }

@@ -7,9 +7,13 @@ from typing import Any
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.reference import fedmf
+from embedding_fr.reference import fedmf, fedncf, gpfedrec, pfedclr, pfedrec
 from embedding_fr.reference.loop import Reference
 
 REFERENCES: dict[str, Callable[[Federation, TrainingConfig, Any], Reference]] = {
     "fedmf": fedmf.fedmf,
+    "pfedclr": pfedclr.pfedclr,
+    "fedncf": fedncf.fedncf,
+    "pfedrec": pfedrec.pfedrec,
+    "gpfedrec": gpfedrec.gpfedrec,
 }

@@ -49,6 +49,8 @@ class Upload(NamedTuple):
     hides the items that a client touched), unless ``payload`` says otherwise."""
     payload: Tree = {}  # noqa: RUF012 (never written to)
     """(C,) int64 bytes of tensors that travel encoded; all others have their plain size."""
+    num_rows: dict[str, int] = {}  # noqa: RUF012 (never written to)
+    """Rows in full of tables in ``rows`` that were not downloaded, such as gradients: every other row is zero."""
 
 
 class FederatedMethod(NamedTuple):

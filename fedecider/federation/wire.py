@@ -84,7 +84,7 @@ def measure(download: Download, upload: Upload) -> list[Traffic]:
     """
     sent = {**download.shared, **_first_row(download.per_client)}
     down = {name: tensor_bytes(tensor) for name, tensor in sent.items()} | download.payload
-    received = _first_row({**upload.tensors, **{name: _table(download, name)[None] for name in upload.rows}})
+    received = _first_row(upload.tensors) | {name: _base(upload, download, name) for name in upload.rows}
     plain = {name: tensor_bytes(tensor) for name, tensor in received.items()}
     header_down, header_up = header_bytes(sent), header_bytes(received)
     payload = {name: size_C.tolist() for name, size_C in upload.payload.items()}
@@ -98,16 +98,19 @@ def dense(upload: Upload, download: Download) -> Upload:
     """The same upload with every table in full: (C, I, ...) where it was held by rows (C, R, ...)."""
     tensors = dict(upload.tensors)
     for name, row_CR in upload.rows.items():
-        base = _table(download, name)
-        shared = name in download.shared
-        table = base.expand(len(row_CR), *base.shape).clone() if shared else download.per_client[name].clone()
+        one = _base(upload, download, name)
+        own = download.per_client.get(name)
+        table = one.expand(len(row_CR), *one.shape).clone() if own is None else own.clone()
         client, place = (row_CR >= 0).nonzero(as_tuple=True)
         table[client, row_CR[client, place]] = upload.tensors[name][client, place]
         tensors[name] = table
-    return upload._replace(tensors=tensors, rows={})
+    return upload._replace(tensors=tensors, rows={}, num_rows={})
 
 
-def _table(download: Download, name: str) -> Tensor:
+def _base(upload: Upload, download: Download, name: str) -> Tensor:
+    """The whole table (I, ...) that the rows of an upload replace; for a client of its own table, the first client's."""
+    if name in upload.num_rows:
+        return upload.tensors[name].new_zeros(upload.num_rows[name], *upload.tensors[name].shape[2:])
     return download.shared[name] if name in download.shared else download.per_client[name][0]
 
 

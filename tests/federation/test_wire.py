@@ -80,3 +80,14 @@ def test_rows_travel_as_the_whole_table_unless_a_payload_says_otherwise():
     encoded = upload._replace(payload={"table": torch.tensor([24, 12])})
     assert [one.up["table"] for one in measure(download, encoded)] == [24, 12]
     assert measure(download._replace(payload={"table": 7}), upload)[0].down["table"] == 7
+
+
+def test_rows_of_a_table_that_was_not_downloaded_stand_among_zeros():
+    _, upload = by_rows()
+    gradient = upload._replace(num_rows={"table": 5})
+    whole = dense(gradient, Download({"other": torch.ones(3)}))
+    assert whole.tensors["table"][0].tolist() == [[0, 0], [10, 20], [0, 0], [30, 40], [0, 0]]
+    assert whole.tensors["table"][1].tolist() == [[-5, -6], [0, 0], [0, 0], [0, 0], [0, 0]]
+    assert [one.up["table"] for one in measure(Download({}), gradient)] == [40, 40]
+    mean = weighted_mean([gradient], {"table": torch.zeros(5, 2)})["table"]
+    assert mean.tolist() == [[-3.75, -4.5], [2.5, 5.0], [0, 0], [7.5, 10.0], [0, 0]]

@@ -1,0 +1,118 @@
+"""Elastic merging as a plug-in for any method that sends one item table (FedEM, Table 3).
+
+Shape legend: N clients of the run, C clients of a block, I items, R touched rows, D dims.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from embedding_fr.blocks import Federation
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import check_finite, received, received_rows, take
+from embedding_fr.merging import (
+    ADAPTER,
+    LAST,
+    Merge,
+    Merging,
+    Scorer,
+    merge_epoch,
+    merged_table,
+    open_merge,
+    start_merging,
+)
+from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.wire import dense
+
+
+def elastic(
+    method: FederatedMethod,
+    scorer: Scorer,
+    federation: Federation,
+    training: TrainingConfig,
+    merging: Merging,
+    offsets: tuple[str, ...] = (),
+) -> FederatedMethod:
+    """``method`` whose clients merge the table that they receive with their own last one, and then train as before.
+
+    ``offsets`` names tensors of the download that are differences from the table; they are changed so that the sums stay
+    what the server meant. Uploads are whole tables. Views: ``merged``, with the last adapter; ``local``, the client's
+    own last table.
+
+    Differs from Algorithm 1: the adapter has all of its epochs before the method's own training, which is not taken
+    apart (the text on Table 3: merging happens after the download). :func:`embedding_fr.methods.fedem.fedem` alternates.
+    """
+    assert "global" in method.views, "the wrapped method must be able to score with the table it would receive"
+
+    def init() -> tuple[Tree, Tree]:
+        server, local = method.init()
+        return server, {**local, **start_merging(merging, server[scorer.table], federation)}
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return method.broadcast(round, server, clients)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
+        added = {LAST: own[LAST], **merge.adapter}
+        merged_CID, rho_C = merged_table(merging, added, merge.received_CID)
+        check_finite(merge.adapter, rho_C, block.clients, round)
+        merged = replaced(download, scorer.table, merged_CID, offsets)
+        upload, mine, logs = method.client_update(round, merged, without_merging(own), block)
+        upload = dense(upload, merged)
+        logs = [{**log, "rho": rho} for log, rho in zip(logs, rho_C.tolist(), strict=True)]
+        return upload, {**mine, **added, LAST: upload.tensors[scorer.table]}, logs
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        received_CID = received(download, scorer.table, len(block.clients))
+        local_CID = own[LAST].to(received_CID.device)
+        scored_CID = local_CID if view == "local" else merged_table(merging, own, received_CID)[0]
+        chosen = replaced(download, scorer.table, scored_CID, offsets)
+        return method.positions("global", chosen, without_merging(own), block, split)
+
+    return FederatedMethod(
+        f"{method.name}_em", init, broadcast, client_update, method.server_aggregate, positions, ("merged", "local")
+    )
+
+
+def trained_adapters(
+    scorer: Scorer,
+    federation: Federation,
+    training: TrainingConfig,
+    merging: Merging,
+    round: int,
+    download: Download,
+    own: Tree,
+    block: Block,
+) -> Merge:
+    """The round's merge after ``local_epochs`` passes over the adapters, on the examples that training will see."""
+    examples = draw_examples(
+        block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
+    )
+    row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+    received_CID = received(download, scorer.table, len(block.clients))
+    received_CRD = received_rows(download, scorer.table, row_CR)
+    merge, start_CRD = open_merge(merging, training, own, received_CID, received_CRD, row_CR)
+    params = {name: tensor.to(federation.device) for name, tensor in without_merging(own).items()}
+    for name in scorer.local_tables:
+        params[name] = take(params[name], row_CR.clamp(min=0))
+    for name in {**download.shared, **download.per_client}:
+        params[name] = received(download, name, len(block.clients))
+    params[scorer.table] = start_CRD
+    for epoch in range(training.local_epochs if merging.learns else 0):
+        batches = list(epoch_batches(examples, place_CB, training.batch_size, epoch))
+        merge = merge_epoch(merge, scorer, params, batches)
+    return merge
+
+
+def replaced(download: Download, table: str, table_CID: Tensor, offsets: tuple[str, ...]) -> Download:
+    """``download`` with these tables, one per client, in the place of the one that was sent."""
+    sent_CID = received(download, table, len(table_CID))
+    moved = {name: download.per_client[name] + (sent_CID - table_CID) for name in offsets}
+    shared = {name: tensor for name, tensor in download.shared.items() if name != table}
+    return Download(shared, {**download.per_client, **moved, table: table_CID})
+
+
+def without_merging(own: Tree) -> Tree:
+    """The wrapped method's own local tensors."""
+    return {name: tensor for name, tensor in own.items() if name not in (LAST, ADAPTER)}

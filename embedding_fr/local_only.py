@@ -1,0 +1,71 @@
+"""Any method with federation off: every client trains on from its own last upload, and nothing leaves it.
+
+Shape legend: N clients of the run, C clients of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from embedding_fr.blocks import Federation
+from embedding_fr.tables import personal_table
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.wire import dense
+
+KEPT = "kept."
+"""Prefix of the local tensors that hold a client's own last upload."""
+
+
+def local_only(method: FederatedMethod, federation: Federation) -> FederatedMethod:
+    """``method`` with the server's tensors replaced by the client's own, which are local state (N, ...).
+
+    A method whose server sends one tensor to all starts every client from it; one that sends each client its own rows
+    (``per_client`` downloads) starts from those rows. The server's tensors never change.
+    """
+
+    def init() -> tuple[Tree, Tree]:
+        server, local = method.init()
+        first = method.broadcast(1, server, torch.arange(federation.num_clients))
+        alike = {
+            name: personal_table(value, federation.num_clients, federation.table_bytes)
+            for name, value in first.shared.items()
+        }
+        return server, {**local, **{KEPT + name: value for name, value in {**alike, **first.per_client}.items()}}
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download({})
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        mine, kept = _split(own)
+        received = Download({}, {name: tensor.to(federation.device) for name, tensor in kept.items()})
+        upload, new, logs = method.client_update(round, received, mine, block)
+        stays = dense(upload, received).tensors
+        new |= {KEPT + name: tensor for name, tensor in stays.items()}
+        return upload._replace(tensors={}, rows={}, payload={}), new, logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        for _ in uploads:  # the runner does its work while the uploads are read
+            pass
+        return server
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        mine, kept = _split(own)
+        kept = {name: tensor.to(federation.device) for name, tensor in kept.items()}
+        return method.positions(view, Download({}, kept), mine, block, split)
+
+    return method._replace(
+        name=f"{method.name}, federation off",
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_aggregate=server_aggregate,
+        positions=positions,
+    )
+
+
+def _split(own: Tree) -> tuple[Tree, Tree]:
+    mine = {name: tensor for name, tensor in own.items() if not name.startswith(KEPT)}
+    return mine, {name.removeprefix(KEPT): tensor for name, tensor in own.items() if name.startswith(KEPT)}

@@ -1,0 +1,289 @@
+"""FedEASE: the closed-form item-item model EASE (Steck, WWW 2019) from one sum over clients.
+
+EASE needs the data only through the Gram matrix G = sum_u x_u x_u^T, with x_u in {0, 1}^I the train items of client u.
+It is a sum, so it can be federated exactly, in one round, with secure aggregation, and with a privacy budget.
+
+Shape legend: C clients of a block, N clients of the run, I items, T train items of a client, L = I (I + 1) / 2 entries
+of an upper triangle, R eigenvectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embedding_fr.blocks import Federation, UserData, rank_users
+from embedding_fr.central.ease import GRID as CENTRAL_GRID
+from embedding_fr.central.ease import ease_weights
+from embedding_fr.config import TrainingConfig
+from embedding_fr.gram import (
+    SCALE_BITS,
+    add_gram,
+    client_scales,
+    client_triangle,
+    denoise,
+    from_triangle,
+    leading_eigenpairs,
+    low_rank_scores,
+    sparse_columns,
+    sparse_scores,
+    triangle_size,
+)
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
+from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
+from fedecider.federation.streams import stream
+
+MAX_UPLOAD_BYTES = 4 << 30
+
+GRID: tuple[dict, ...] = CENTRAL_GRID
+DEFAULTS: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class FedeaseConfig:
+    """Settings of FedEASE.
+
+    Args:
+        regularisation: lambda, the L2 weight of EASE; scales with the number of users.
+        secure: Mask uploads pairwise, so that the server sees the sum only; uploads are then whole triangles.
+        mask_neighbours: Clients that each client shares a mask with under secure, even; 0 is all of them.
+        max_items: At most this many train items of a client are counted, drawn once; 0 counts all.
+        clip: Largest L2 norm of a client's contribution (upper triangle): x_u is scaled down to it; 0 is off.
+        noise_scale: Gaussian noise over clip, on the sum; 0 is off. Needs clip or max_items.
+        delta: The probability in (epsilon, delta).
+        top_k: Entries of each column of B that clients get, by size; 0 sends all.
+        rank: Clients get this many eigenpairs of G instead of B; 0 is off.
+        dtype: float32 or float64 numbers in the download; with float64 the scores are those of centralised EASE.
+        history: What a client scores from: train items, or known, which adds the validation item when testing.
+    """
+
+    regularisation: float = 200.0
+    secure: bool = False
+    mask_neighbours: int = 16
+    max_items: int = 0
+    clip: float = 0.0
+    noise_scale: float = 0.0
+    delta: float = 1e-5
+    top_k: int = 0
+    rank: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    history: Literal["train", "known"] = "train"
+
+    def __post_init__(self) -> None:
+        if not self.regularisation > 0:
+            raise ValueError(f"got regularisation {self.regularisation}, expected a number above 0")
+        for name in ("mask_neighbours", "max_items", "clip", "top_k", "rank"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected a positive number, or 0 for off")
+        if self.mask_neighbours % 2:
+            raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
+        if self.top_k and self.rank:
+            raise ValueError(f"got top_k {self.top_k} and rank {self.rank}, expected one of them: two download forms")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"got dtype {self.dtype}, expected float32 or float64")
+        if self.history not in ("train", "known"):
+            raise ValueError(f"got history {self.history}, expected train or known")
+        if self.noise_scale and self.bound == math.inf:
+            raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip or max_items as well")
+        _ = self.privacy  # its own checks
+
+    @property
+    def bound(self) -> float:
+        """Largest L2 norm of a contribution: m items make m (m + 1) / 2 ones in the triangle."""
+        of_items = math.sqrt(triangle_size(self.max_items)) if self.max_items else math.inf
+        return min(self.clip or math.inf, of_items)
+
+    @property
+    def privacy(self) -> PrivacyConfig:
+        """Bound and noise of the sum, for the accountant."""
+        clip = None if self.bound == math.inf else self.bound
+        return PrivacyConfig(clip, "gaussian", self.noise_scale, self.delta, noise_on="sum")
+
+
+def fedease(federation: Federation, training: TrainingConfig, config: FedeaseConfig) -> FederatedMethod:
+    """``G = sum_u s_u x_u x_u^T + noise``, ``P = (G + lambda I)^-1``, ``B = I - P diag(1 / diag P)``, score ``x_u B``.
+
+    Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of B is counted too (each
+    round counts what is sent before its training). Clients score by themselves. Three ways of summing:
+
+    - plain: a client sends the numbers of its items, 4 bytes each. Its own x_u x_u^T tells the same and is longer: in
+      this form the server learns the train items of every client.
+    - ``secure``: a client sends the upper triangle of s_u x_u x_u^T under masks, L numbers of 4 or 8 bytes; the server
+      learns G.
+    - ``noise_scale``: s_u = min(1, bound / ||triangle of x_u x_u^T||_2) and Gaussian noise of noise_scale * bound on
+      every entry of the sum, a share from each client under ``secure``, else added by the server, who then must be
+      trusted with the plain items. :func:`budget` says what it is worth. :func:`embedding_fr.gram.denoise` cleans G.
+
+    Download forms: B; its ``top_k`` entries a column; ``rank`` eigenpairs of G, from which a client makes x_u B itself.
+    ``training`` is not used. View ``global``. With participation below 1 only the cohort of round 1 counts, and
+    ``secure`` is an error. Memory: I^2 numbers at the server; :func:`client_bytes` for a client of a block.
+
+    Differs from the paper: nothing in G, B and the score; secure and private sums and short downloads are ours.
+    The budget is that of continuous noise on exact sums: rounding to 2^-16 is not accounted for (Kairouz, Liu, Steinke
+    2021 do it exactly), nor are the seed of the simulation and the choice of lambda on validation.
+    """
+    if max(config.rank, config.top_k) >= federation.num_items:
+        raise ValueError(
+            f"got top_k {config.top_k} and rank {config.rank}, expected less than the {federation.num_items} items"
+        )
+
+    def init() -> tuple[Tree, Tree]:
+        return {}, {}
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download(server)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        weight_C = torch.ones(len(block.clients))
+        if round > 1:
+            return Upload(block.clients, weight_C, {}), {}, [{"num_counted": 0}] * len(block.clients)
+        counted_CI = counted_items(block.data, block.clients, federation, config)
+        count_C = counted_CI.sum(1).cpu()
+        logs = [{"num_counted": count} for count in count_C.tolist()]
+        if not config.secure:
+            return Upload(block.clients, weight_C, {"items": counted_CI}, payload={"items": 4 * count_C}), {}, logs
+        masked_CL = masked_triangles(counted_CI, block.clients, federation, config, round)
+        return Upload(block.clients, weight_C, {"masked_gram": masked_CL}), {}, logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        if round > 1:
+            for _ in uploads:  # the stream is what makes the loop go on
+                pass
+            return server
+        gram_of = secure_gram if config.secure else plain_gram
+        return model_of(gram_of(round, uploads, federation, config), federation, config)
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        history_CI = train_items(block.data, federation.num_items)
+        if config.history == "known" and split == "test":
+            history_CI.scatter_(1, block.data.valid_C[:, None], True)
+        score_CI = score_items(history_CI, download.shared, config)
+        return rank_users(score_CI, block.data, split, federation.protocol)
+
+    return FederatedMethod("fedease", init, broadcast, client_update, server_aggregate, positions, ("global",))
+
+
+def budget(config: FedeaseConfig) -> str:
+    """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
+    return privacy_report(config.privacy, num_rounds=1)
+
+
+def client_bytes(num_items: int, config: FedeaseConfig) -> int:
+    """Memory that one client takes in a block: the size of its upload, whose triangle is dense under ``secure``."""
+    return 8 * triangle_size(num_items) if config.secure else 8 * num_items
+
+
+def train_items(data: UserData, num_items: int) -> Tensor:
+    """(C, I) bool x_u: the train items of each client."""
+    history_CI = torch.zeros(len(data.train_CT), num_items + 1, dtype=torch.bool, device=data.train_CT.device)
+    return history_CI.scatter_(1, data.train_CT, True)[:, :-1]  # the last column takes the padding
+
+
+def counted_items(data: UserData, clients: Tensor, federation: Federation, config: FedeaseConfig) -> Tensor:
+    """(C, I) bool: train items, at most ``max_items`` of them, drawn alike for a client in whatever block."""
+    history_CI = train_items(data, federation.num_items)
+    if not config.max_items:
+        return history_CI
+    for row, client in enumerate(clients.tolist()):
+        item_T = history_CI[row].nonzero()[:, 0]
+        order_T = torch.randperm(len(item_T), generator=stream(federation.seed, "max_items", client))
+        history_CI[row, item_T[order_T[config.max_items :].to(item_T.device)]] = False
+    return history_CI
+
+
+def number_format(federation: Federation, config: FedeaseConfig) -> tuple[Bits, int]:
+    """Bits and fraction bits of masked numbers: whole counts, else fixed point with room for noise of 10 deviations."""
+    fraction_bits = 0 if config.bound == math.inf else SCALE_BITS
+    share = config.noise_scale * config.bound / math.sqrt(federation.num_clients) if config.noise_scale else 0.0
+    fits = federation.num_clients * (1.0 + 10.0 * share) * 2.0**fraction_bits < 2.0**31
+    return (32 if fits else 64), fraction_bits
+
+
+def masked_triangles(
+    counted_CI: Tensor, clients: Tensor, federation: Federation, config: FedeaseConfig, round: int
+) -> Tensor:
+    """(C, L) int32 or int64: triangle of s_u x_u x_u^T, its share of the noise, masks. One client at a time."""
+    bits, fraction_bits = number_format(federation, config)
+    size = len(clients) * triangle_size(federation.num_items) * bits // 8
+    if size > MAX_UPLOAD_BYTES:
+        raise ValueError(
+            f"got a block of {len(clients)} clients with uploads of {size / 2**30:.1f} GiB, expected at most "
+            f"{MAX_UPLOAD_BYTES / 2**30:.0f}: put fewer clients into a block (client_bytes)"
+        )
+    scale_C = client_scales(counted_CI, config.bound).tolist()
+    cohort = range(federation.num_clients)
+    masked = []
+    for row, scale in enumerate(scale_C):
+        client_1 = clients[row : row + 1]
+        triangle_1L = client_triangle(counted_CI[row].cpu(), scale)[None]
+        if config.noise_scale:
+            tree = {"gram": triangle_1L}
+            triangle_1L = protect(
+                tree, client_1, config.privacy, federation.seed, round, cohort_size=federation.num_clients
+            )["gram"]
+        masked.append(
+            mask(
+                encode(triangle_1L, fraction_bits),
+                client_1,
+                cohort,
+                federation.seed,
+                round,
+                bits=bits,
+                num_neighbours=config.mask_neighbours or None,
+            )
+        )
+    return torch.cat(masked)
+
+
+def secure_gram(round: int, uploads: Iterable[Upload], federation: Federation, config: FedeaseConfig) -> Tensor:
+    """(I, I) float64, from masked triangles; noise is in them."""
+    _, fraction_bits = number_format(federation, config)
+    triangle_L = secure_sum((upload.tensors["masked_gram"] for upload in uploads), federation.num_clients)
+    return from_triangle(decode(triangle_L, fraction_bits).to(federation.device), federation.num_items)
+
+
+def plain_gram(round: int, uploads: Iterable[Upload], federation: Federation, config: FedeaseConfig) -> Tensor:
+    """(I, I) float64, from the items of the clients; the server bounds and noises."""
+    gram_II = torch.zeros(federation.num_items, federation.num_items, dtype=torch.float64, device=federation.device)
+    for upload in uploads:
+        counted_CI = upload.tensors["items"].to(federation.device)
+        add_gram(gram_II, counted_CI, client_scales(counted_CI, config.bound))
+    if not config.noise_scale:
+        return gram_II
+    generator = stream(federation.seed, "gram_noise", round)
+    noise_L = torch.randn(triangle_size(federation.num_items), generator=generator, dtype=torch.float64)
+    std = config.noise_scale * config.bound
+    return gram_II + from_triangle((std * noise_L).to(federation.device), federation.num_items)
+
+
+def model_of(gram_II: Tensor, federation: Federation, config: FedeaseConfig) -> Tree:
+    """What clients download, from the sum: ``weights``, or ``index`` and ``value``, or ``eigenvalues`` and ``vectors``.
+
+    The low-rank form holds ``regularisation`` (1,) as well, since noise raises it.
+    """
+    dtype = {"float32": torch.float32, "float64": torch.float64}[config.dtype]
+    regularisation = config.regularisation
+    if config.noise_scale:
+        gram_II, spread = denoise(gram_II, config.noise_scale * config.bound)
+        regularisation += spread
+    if config.rank:
+        value_R, vector_IR = leading_eigenpairs(gram_II, config.rank)
+        lambda_1 = torch.tensor([regularisation], dtype=dtype, device=gram_II.device)
+        return {"eigenvalues": value_R.to(dtype), "vectors": vector_IR.to(dtype), "regularisation": lambda_1}
+    weight_II = ease_weights(gram_II, regularisation).to(dtype)
+    return sparse_columns(weight_II, config.top_k) if config.top_k else {"weights": weight_II}
+
+
+def score_items(history_CI: Tensor, model: Tree, config: FedeaseConfig) -> Tensor:
+    """(C, I) ``x_u B``, computed by the clients from what they downloaded."""
+    if config.rank:
+        return low_rank_scores(history_CI, model["eigenvalues"], model["vectors"], model["regularisation"])
+    if config.top_k:
+        return sparse_scores(history_CI, model["index"], model["value"])
+    return history_CI.to(model["weights"].dtype) @ model["weights"]

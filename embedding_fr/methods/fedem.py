@@ -1,0 +1,200 @@
+"""FedEM: elastic merging at the clients, similarity-based aggregation at the server (Chen et al., *Breaking the
+Aggregation Bottleneck in Federated Recommendation: A Personalized Model Merging Approach*).
+
+Shape legend: N clients of the run, V clients of a cohort, C clients of a block, I items, D dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from embedding_fr.averaged import averaged, score_all
+from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import (
+    Objective,
+    check_finite,
+    dot_gradients,
+    dot_logits,
+    received,
+    received_rows,
+    train_epoch,
+)
+from embedding_fr.merging import (
+    LAST,
+    Merging,
+    Scorer,
+    close_merge,
+    merge_epoch,
+    merged_table,
+    open_merge,
+    start_merging,
+)
+from embedding_fr.methods.fedmf import mf_model
+from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
+from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
+from embedding_fr.similarity import similarity_weights
+from embedding_fr.stacked import Optimiser, fresh_state
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+
+TABLE = "item_table"
+
+
+@dataclass(frozen=True)
+class FedemConfig:
+    """Settings of FedEM and its ablations (Table 2).
+
+    Args:
+        merging: EM, DM, SM: see Merging; SR, static replacement, takes the received table, as FedMF does.
+        rho: The fixed weight of SM: 1 takes the received table, 0 keeps the own one.
+        adapter_layers: Widths of the adapter's hidden layers: see Merging.
+        adapter_learning_rate: Rate of the adapter; 0 takes learning_rate.
+        aggregation: similarity makes one mix for each client (FedSim), mean one weighted mean for all (FedMF).
+        similarity_weight: alpha, the weight of similarity against the clients' sizes; the paper has 1.1 on ML-100K.
+    """
+
+    merging: Literal["EM", "DM", "SM", "SR"] = "EM"
+    rho: float = 0.5
+    adapter_layers: str = "16,8"
+    adapter_learning_rate: float = 0.0
+    aggregation: Literal["similarity", "mean"] = "similarity"
+    similarity_weight: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.merging not in ("EM", "DM", "SM", "SR"):
+            raise ValueError(f"got merging {self.merging}, expected EM, DM, SM or SR")
+        if self.aggregation not in ("similarity", "mean"):
+            raise ValueError(f"got aggregation {self.aggregation}, expected similarity or mean")
+        if not self.similarity_weight >= 0.0:
+            raise ValueError(f"got similarity_weight {self.similarity_weight}, expected 0 or more")
+        Merging("EM", self.rho, self.adapter_layers, self.adapter_learning_rate)
+
+    @property
+    def local_merging(self) -> Merging | None:
+        """None: the received table replaces the own one."""
+        if self.merging == "SR":
+            return None
+        return Merging(self.merging, self.rho, self.adapter_layers, self.adapter_learning_rate)
+
+
+DEFAULTS: dict[str, Any] = {"learning_rate": 0.1}
+GRID: tuple[dict[str, Any], ...] = ()
+
+
+def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig) -> FederatedMethod:
+    """Score ``p_u . q_i``. Each round a client merges the table that it receives with its own last one, and trains p_u
+    and the merged table; on every local epoch the adapter takes its pass first. The server makes one table per client
+    (:func:`with_similarity`).
+
+    **Later epochs.** Algorithm 1 prints the merge inside the loop over local epochs, always from the frozen Q_l and Q_g
+    of the round's start, and local training behind it. To the letter, each epoch would throw away what the one before
+    did to the table; the text has the merged table "initialise" local training. Here each epoch moves the merged start,
+    since rho has changed, and keeps what local training added to it: ``Q_m = Q_l + rho (Q_g - Q_l) + (sum of the local
+    steps)``. The adapter sees the loss at this Q_m; its input stays that of the round's start. So rho = 1 is FedMF and
+    rho = 0 is training alone.
+
+    Views: ``merged`` is the paper's (its output is p_u, Q_l and the adapter): the own last table merged with what the
+    server would send next, by the last adapter; ``local`` is Q_l. With SR the only view is ``global``.
+
+    Differs from the paper: Q_l starts as the common table, so that the first round merges nothing; adapter and
+    embeddings take Adam with fresh moments in every round (equations 11 and 12 print SGD, Appendix D says Adam); both
+    passes of an epoch go through the same mini-batches. Noise on uploads (equation 36) is that of
+    :mod:`fedecider.federation.privacy`, and Q_l stays without it. The sensitivity of Lemma 5, 2 p_u eta Z, is that of one
+    SGD step with clipped gradients; after ten epochs of Adam it bounds nothing, so the upload is clipped there instead.
+    """
+    merging = config.local_merging
+    method = (
+        merged_method(federation, training, merging)
+        if merging
+        else averaged(
+            "fedem",
+            mf_model(federation, training),
+            federation,
+            training,
+            optimiser=_optimiser(training),
+            gradients=dot_gradients,
+        )
+    )
+    if config.aggregation == "mean":
+        return method
+    return with_similarity(method, federation, config.similarity_weight)
+
+
+def merged_method(federation: Federation, training: TrainingConfig, merging: Merging) -> FederatedMethod:
+    """FedMF with elastic merging: the server averages."""
+    model, scorer, optimiser = mf_model(federation, training), Scorer(dot_logits), _optimiser(training)
+
+    def init() -> tuple[Tree, Tree]:
+        return dict(model.shared), {**model.private, **start_merging(merging, model.shared[TABLE], federation)}
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download(server)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        examples = draw_examples(
+            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
+        )
+        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        sent_CID, sent_CRD = received(download, TABLE, len(row_CR)), received_rows(download, TABLE, row_CR)
+        merge, start_CRD = open_merge(merging, training, own, sent_CID, sent_CRD, row_CR)
+        params = {"user": own["user"].clone(), TABLE: start_CRD}
+        state, loss_C = fresh_state(optimiser, params), torch.zeros(len(row_CR))
+        for epoch in range(training.local_epochs):
+            batches = list(epoch_batches(examples, place_CB, training.batch_size, epoch))
+            merge = merge_epoch(merge, scorer, params, batches)
+            last = epoch == training.local_epochs - 1
+            loss_C = train_epoch(
+                Objective(dot_logits), params, [list(params)], batches, optimiser, state, dot_gradients, measure=last
+            )
+        check_finite({**params, **merge.adapter}, loss_C, block.clients, round)
+        table_CID, kept, rho_C = close_merge(merge, row_CR, params[TABLE])
+        upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})
+        logs = [{"loss": loss, "rho": rho} for loss, rho in zip(loss_C.tolist(), rho_C.tolist(), strict=True)]
+        return upload, {"user": params["user"], **kept}, logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        return weighted_mean(uploads, fallback=server)
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        sent_CID = received(download, TABLE, len(block.clients))
+        table_CID = own[LAST].to(sent_CID.device) if view == "local" else merged_table(merging, own, sent_CID)[0]
+        scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
+        return rank_users(scores_CI, block.data, split, federation.protocol)
+
+    return FederatedMethod("fedem", init, broadcast, client_update, server_aggregate, positions, ("merged", "local"))
+
+
+def with_similarity(method: FederatedMethod, federation: Federation, alpha: float) -> FederatedMethod:
+    """``method``, which averages one item table, with a server that mixes one for each client:
+    ``Q_g,u = sum_v w_uv Q_v`` (equation 13, :func:`embedding_fr.similarity.similarity_weights`).
+
+    Absent clients keep their older mix, those that never took part get the plain mean of the last round.
+    """
+
+    def init() -> tuple[Tree, Tree]:
+        server, local = method.init()
+        assert list(server) == [TABLE], "the server mixes item tables and nothing else"
+        return start_server(server[TABLE], federation.num_clients), local
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return send_personal(server, clients)
+
+    def weights(cohort: Cohort) -> Tensor:
+        return similarity_weights(cohort.share_V, squared_distances(cohort.table_VF), alpha)
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        cohort = collect(server, uploads)
+        return mixed_server(server, cohort, weights) if cohort else server
+
+    return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate)
+
+
+def _optimiser(training: TrainingConfig) -> Optimiser:
+    rates = {"user": training.learning_rate, TABLE: training.item_rate}
+    return Optimiser("adam", rates, training.weight_decay)

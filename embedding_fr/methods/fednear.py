@@ -1,0 +1,310 @@
+"""FedNear: item-item weights from pairs of items counted by their nearness in a history, in one sum over clients.
+
+FedEASE counts a pair alike whether a client had the two items in a row or a year apart. Here a pair d events apart counts
+1 / (1 + d / reach), what came later may count more than what came before, and newer items weigh more in the score. What
+a client sends is still one bounded matrix of a sum: secure aggregation and a privacy budget apply as to FedEASE.
+
+Shape legend: C clients of a block, N clients of the run, I items, T train items of a client, E pairs of one client,
+L = I (I + 1) / 2 entries of an upper triangle, P planes: pair counts and, where order is used, their signed counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embedding_fr.blocks import Federation, UserData, rank_users
+from embedding_fr.central.ease import ease_weights
+from embedding_fr.config import TrainingConfig
+from embedding_fr.gram import SCALE_BITS, denoise, from_triangle, sparse_columns, sparse_scores, triangle_size
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
+from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
+from fedecider.federation.streams import stream
+
+MAX_UPLOAD_BYTES = 4 << 30
+
+GRID: tuple[dict, ...] = (
+    {},
+    {"regularisation": 50.0},
+    {"regularisation": 50.0, "pair_reach": 3.0},
+    {"history_reach": 5.0},
+    {"regularisation": 50.0, "direction": 0.4},
+    {"regularisation": 50.0, "history_reach": 5.0, "direction": 0.4},
+    {"regularisation": 500.0, "pair_reach": math.inf, "history_reach": 10.0, "direction": 0.0},
+    {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0},
+)
+DEFAULTS: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class FednearConfig:
+    """Settings of FedNear.
+
+    Args:
+        regularisation: lambda, the L2 weight of the weights; scales with the number of users.
+        pair_reach: Two items that many events apart count half as much as neighbours at distance 0 would; inf: all
+            pairs alike, as in EASE.
+        history_reach: An item that old, in events, counts half as much as the newest in the score; inf: all alike.
+        direction: 0 ignores order; 1 predicts only what comes later from what came before.
+        max_items: At most this many train items of a client, its newest, are counted; 0 counts all.
+        secure: Mask uploads pairwise, so that the server sees the sum only; uploads are then whole triangles.
+        mask_neighbours: Clients that each client shares a mask with under secure, even; 0 is all of them.
+        clip: Largest L2 norm of a client's contribution: it is scaled down to it; 0 is off.
+        noise_scale: Gaussian noise over clip, on the sum; 0 is off. Needs clip or max_items.
+        delta: The probability in (epsilon, delta).
+        top_k: Entries of each column of the weights that clients get, by size; 0 sends all.
+        history: What a client scores from: train items, or known, which adds the validation item when testing.
+    """
+
+    regularisation: float = 200.0
+    pair_reach: float = 10.0
+    history_reach: float = 2.0
+    direction: float = 0.2
+    max_items: int = 0
+    secure: bool = False
+    mask_neighbours: int = 16
+    clip: float = 0.0
+    noise_scale: float = 0.0
+    delta: float = 1e-5
+    top_k: int = 0
+    history: Literal["train", "known"] = "train"
+
+    def __post_init__(self) -> None:
+        for name in ("regularisation", "pair_reach", "history_reach"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected a number above 0")
+        if not 0.0 <= self.direction <= 1.0:
+            raise ValueError(f"got direction {self.direction}, expected 0 (order ignored) to 1 (forward only)")
+        for name in ("max_items", "mask_neighbours", "clip", "top_k"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected a positive number, or 0 for off")
+        if self.mask_neighbours % 2:
+            raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
+        if self.history not in ("train", "known"):
+            raise ValueError(f"got history {self.history}, expected train or known")
+        if self.noise_scale and self.bound == math.inf:
+            raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip or max_items as well")
+        _ = self.privacy  # its own checks
+
+    @property
+    def num_planes(self) -> int:
+        """1 where order is ignored: the upload is then as long as that of FedEASE."""
+        return 2 if self.direction else 1
+
+    @property
+    def bound(self) -> float:
+        """Largest L2 norm of a contribution."""
+        of_items = contribution_norm(self.max_items, self) if self.max_items else math.inf
+        return min(self.clip or math.inf, of_items)
+
+    @property
+    def privacy(self) -> PrivacyConfig:
+        """Bound and noise of the sum, for the accountant."""
+        clip = None if self.bound == math.inf else self.bound
+        return PrivacyConfig(clip, "gaussian", self.noise_scale, self.delta, noise_on="sum")
+
+
+def fednear(federation: Federation, training: TrainingConfig, config: FednearConfig) -> FederatedMethod:
+    """``G = sum_u s_u sum_{s,t} k(|s - t|) e_{i_s} e_{i_t}^T``, ``k(d) = 1 / (1 + d / pair_reach)``, score ``h_u W``.
+
+    i_1 ... i_n are the train items of client u, oldest first. With D the part of G where i_s came before i_t,
+    ``P = (G + lambda I)^-1`` and ``W = Z(I) + direction * Z(P (D - D^T))``, where ``Z(M) = M - P diag(diag M / diag P)``
+    sets the diagonal to 0: Z(I) is EASE on G, and W minimises, up to scale, ``tr W^T (G + lambda I) W - 2 tr W^T C``
+    under a zero diagonal with C = D + r D^T, r = (1 - direction) / (1 + direction). k is positive definite (convex and
+    falling: Polya), so G is. ``h_u`` holds 1 / (1 + age / history_reach) for an item of the client, age 0 its newest.
+    Both reaches inf and direction 0 are FedEASE.
+
+    Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of W is counted too. Ways of
+    summing, and what the server learns, are those of :func:`embedding_fr.methods.fedease.fedease`: plain (the item
+    numbers of a client in order, 4 bytes each), ``secure`` (P planes of L masked numbers of 4 or 8 bytes), with
+    ``noise_scale`` (P planes with Gaussian noise; a contribution is scaled into its bound). Nothing is drawn without
+    noise or masks; ``training`` is not used. View ``global``. No state stays with the clients but their history.
+    Memory: P I^2 numbers at the server; :func:`client_bytes` for a client of a block.
+
+    Source: EASE (Steck, WWW 2019) and, for items weighted by recency in a linear model, SLIST (Choi et al., WWW 2021);
+    pairs counted by a positive definite kernel of their distance, and the split into order and no order, are ours.
+    """
+    if config.top_k >= federation.num_items:
+        raise ValueError(f"got top_k {config.top_k}, expected less than the {federation.num_items} items")
+
+    def init() -> tuple[Tree, Tree]:
+        return {}, {}
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download(server)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        weight_C = torch.ones(len(block.clients))
+        if round > 1:
+            return Upload(block.clients, weight_C, {}), {}, [{"num_counted": 0}] * len(block.clients)
+        histories = counted_histories(block.data, config)
+        logs = [{"num_counted": len(item_T)} for item_T in histories]
+        if config.secure:
+            masked_CPL = masked_planes(histories, block.clients, federation, config, round)
+            return Upload(block.clients, weight_C, {"masked_pairs": masked_CPL}), {}, logs
+        items_CT = torch.nn.utils.rnn.pad_sequence(histories, batch_first=True, padding_value=federation.num_items)
+        size_C = torch.tensor([4 * len(item_T) for item_T in histories])
+        return Upload(block.clients, weight_C, {"items": items_CT}, payload={"items": size_C}), {}, logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        if round > 1:
+            for _ in uploads:  # the stream is what makes the loop go on
+                pass
+            return server
+        sum_of = secure_planes if config.secure else plain_planes
+        return model_of(sum_of(round, uploads, federation, config), federation, config)
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        with_valid = config.history == "known" and split == "test"
+        history_CI = weighted_history(block.data, federation.num_items, config.history_reach, with_valid)
+        model = download.shared
+        if config.top_k:
+            score_CI = sparse_scores(history_CI, model["index"], model["value"])
+        else:
+            score_CI = history_CI @ model["weights"]
+        return rank_users(score_CI, block.data, split, federation.protocol)
+
+    return FederatedMethod("fednear", init, broadcast, client_update, server_aggregate, positions, ("global",))
+
+
+def budget(config: FednearConfig) -> str:
+    """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
+    return privacy_report(config.privacy, num_rounds=1)
+
+
+def client_bytes(num_items: int, config: FednearConfig) -> int:
+    """Memory that one client takes in a block: the size of its upload, which is dense under ``secure``."""
+    return 8 * config.num_planes * triangle_size(num_items) if config.secure else 8 * num_items
+
+
+def nearness(distance: Tensor, reach: float) -> Tensor:
+    """``1 / (1 + distance / reach)``, float64."""
+    return 1.0 / (1.0 + distance.double() / reach)
+
+
+def counted_histories(data: UserData, config: FednearConfig) -> list[Tensor]:
+    """Train items of each client, oldest first; of more than ``max_items`` the newest."""
+    histories = []
+    for item_T, num_train in zip(data.train_CT, data.num_train_C.tolist(), strict=True):
+        first = max(0, num_train - config.max_items) if config.max_items else 0
+        histories.append(item_T[first:num_train])
+    return histories
+
+
+def weighted_history(data: UserData, num_items: int, reach: float, with_valid: bool) -> Tensor:
+    """(C, I) float32 ``h_u``; ``with_valid`` puts the validation item in as the newest."""
+    place_T = torch.arange(data.train_CT.shape[1], device=data.train_CT.device)
+    age_CT = data.num_train_C[:, None] - 1 - place_T + int(with_valid)
+    weight_CT = nearness(age_CT.clamp(min=0), reach).float()
+    history_CI = weight_CT.new_zeros(len(weight_CT), num_items + 1)
+    history_CI.scatter_(1, data.train_CT, weight_CT)  # the last column takes the padding
+    if with_valid:
+        history_CI.scatter_(1, data.valid_C[:, None], 1.0)
+    return history_CI[:, :-1]
+
+
+def contribution_norm(num_counted: int, config: FednearConfig) -> float:
+    """L2 norm of the planes of a client with that many items, before scaling: it depends on nothing else."""
+    distance_T = torch.arange(1, num_counted)
+    pairs = ((num_counted - distance_T) * nearness(distance_T, config.pair_reach).square()).sum().item()
+    return math.sqrt(num_counted + config.num_planes * pairs)
+
+
+def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tuple[Tensor, Tensor]:
+    """Places (E,) in the triangle, all different, and values (P, E) of one client, inside its bound.
+
+    Values are rounded towards 0 to multiples of 2^-16, so that sums are exact whatever their order. In the second plane
+    the sign is + where the item with the lower number came first, and an item with itself counts 0.
+    """
+    first_E, second_E = torch.triu_indices(len(item_T), len(item_T), device=item_T.device)
+    scale = min(1.0, config.bound / contribution_norm(len(item_T), config))
+    value_E = (scale * nearness(second_E - first_E, config.pair_reach) * 2.0**SCALE_BITS).floor() / 2.0**SCALE_BITS
+    earlier_E, later_E = item_T[first_E], item_T[second_E]
+    low_E, high_E = torch.minimum(earlier_E, later_E), torch.maximum(earlier_E, later_E)
+    place_E = low_E * num_items - low_E * (low_E - 1) // 2 + high_E - low_E
+    planes = [value_E, value_E * (later_E - earlier_E).sign()]
+    return place_E, torch.stack(planes[: config.num_planes])
+
+
+def number_format(federation: Federation, config: FednearConfig) -> Bits:
+    """Bits of masked numbers: room for the sum in fixed point, with noise of 10 deviations."""
+    share = config.noise_scale * config.bound / math.sqrt(federation.num_clients) if config.noise_scale else 0.0
+    return 32 if federation.num_clients * (1.0 + 10.0 * share) * 2.0**SCALE_BITS < 2.0**31 else 64
+
+
+def masked_planes(
+    histories: list[Tensor], clients: Tensor, federation: Federation, config: FednearConfig, round: int
+) -> Tensor:
+    """(C, P, L) int32 or int64: planes of each client, its share of the noise, masks. One client at a time."""
+    bits, shape = number_format(federation, config), (config.num_planes, triangle_size(federation.num_items))
+    size = len(clients) * math.prod(shape) * bits // 8
+    if size > MAX_UPLOAD_BYTES:
+        raise ValueError(
+            f"got a block of {len(clients)} clients with uploads of {size / 2**30:.1f} GiB, expected at most "
+            f"{MAX_UPLOAD_BYTES / 2**30:.0f}: put fewer clients into a block (client_bytes)"
+        )
+    cohort, neighbours = range(federation.num_clients), config.mask_neighbours or None
+    masked = []
+    for row, item_T in enumerate(histories):
+        client_1 = clients[row : row + 1]
+        place_E, value_PE = client_entries(item_T.cpu(), federation.num_items, config)
+        planes_1PL = torch.zeros(1, *shape, dtype=torch.float64)
+        planes_1PL[0, :, place_E] = value_PE
+        if config.noise_scale:
+            noised = protect(
+                {"pairs": planes_1PL}, client_1, config.privacy, federation.seed, round, cohort_size=len(cohort)
+            )
+            planes_1PL = noised["pairs"]
+        fixed = encode(planes_1PL, SCALE_BITS)
+        masked.append(mask(fixed, client_1, cohort, federation.seed, round, bits=bits, num_neighbours=neighbours))
+    return torch.cat(masked)
+
+
+def secure_planes(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
+    """(P, L) float64, from masked planes; noise is in them."""
+    summed_PL = secure_sum((upload.tensors["masked_pairs"] for upload in uploads), federation.num_clients)
+    return decode(summed_PL, SCALE_BITS).to(federation.device)
+
+
+def plain_planes(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
+    """(P, L) float64, from the items of the clients; the server bounds and noises."""
+    shape = (config.num_planes, triangle_size(federation.num_items))
+    sum_PL = torch.zeros(shape, dtype=torch.float64, device=federation.device)
+    for upload in uploads:
+        for item_T in upload.tensors["items"].to(federation.device):
+            place_E, value_PE = client_entries(item_T[item_T < federation.num_items], federation.num_items, config)
+            sum_PL.index_add_(1, place_E, value_PE)
+    if config.noise_scale:
+        generator = stream(federation.seed, "pair_noise", round)
+        noise_PL = torch.randn(shape, generator=generator, dtype=torch.float64)
+        sum_PL += (config.noise_scale * config.bound * noise_PL).to(sum_PL)
+    return sum_PL
+
+
+def model_of(sum_PL: Tensor, federation: Federation, config: FednearConfig) -> Tree:
+    """What clients download, from the sum: ``weights``, or ``index`` and ``value``, float32."""
+    gram_II = from_triangle(sum_PL[0], federation.num_items)
+    regularisation = config.regularisation
+    if config.noise_scale:
+        gram_II, spread = denoise(gram_II, config.noise_scale * config.bound)
+        regularisation += spread
+    weight_II = ease_weights(gram_II, regularisation)
+    if config.direction:
+        forward_II = from_triangle(sum_PL[1], federation.num_items).triu(1)
+        weight_II += config.direction * order_weights(gram_II, forward_II - forward_II.T, regularisation)
+    weight_II = weight_II.float()
+    return sparse_columns(weight_II, config.top_k) if config.top_k else {"weights": weight_II}
+
+
+def order_weights(gram_II: Tensor, order_II: Tensor, regularisation: float) -> Tensor:
+    """(I, I) ``Z(P order)``: what order adds to the weights, diagonal 0; ``order_II`` is D - D^T."""
+    shifted_II = gram_II + regularisation * torch.eye(len(gram_II), dtype=gram_II.dtype, device=gram_II.device)
+    inverse_II = torch.cholesky_inverse(torch.linalg.cholesky(shifted_II))
+    weight_II = inverse_II @ order_II
+    return (weight_II - inverse_II * (weight_II.diagonal() / inverse_II.diagonal())).fill_diagonal_(0.0)

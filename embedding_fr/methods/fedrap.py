@@ -1,0 +1,345 @@
+"""FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024). Item i of user u is ``C_i + D^(u)_i``.
+
+The common table C travels and is averaged; the personal table D and the user side stay with the client.
+
+Shape legend: N clients of the run, C clients of a block, A active clients of a step, B examples of a step, I items, D dims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import check_finite, received, take
+from embedding_fr.sampling import Batch, draw_examples, epoch_batches
+from embedding_fr.sparse_table import share_above, sparse_bytes
+from embedding_fr.tables import normal, personal_table
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.streams import stream
+
+COMMON, PERSONAL, UPLOADED = "common_table", "personal_table", "uploaded_table"
+TABLES = (COMMON, PERSONAL)
+LARGEST_ENTRY = 1e4
+"""Tables beyond this have diverged: every score is saturated."""
+SHARE_LIMITS = (1e-1, 1e-2)
+"""Entries of C above these are counted in the logs, as in the paper."""
+STEP_DECAY, ROUND_DECAY = 0.95, 0.97
+"""Of the public code: learning rates shrink by these with every local step and with every round."""
+
+Curriculum = Literal["tanh", "fixed", "sin", "square", "frac"]
+
+DEFAULTS: dict[str, Any] = {"embedding_size": 32, "batch_size": 2048, "learning_rate": 0.01}
+GRID: tuple[dict[str, Any], ...] = ({},)
+
+
+@dataclass(frozen=True)
+class FedrapConfig:
+    """Settings of FedRAP.
+
+    Args:
+        variant: paper is Algorithm 1 with Eq. 3: sums over examples and over whole tables, plain gradient descent and
+            soft-thresholding. code is the public code: means, the regularisers on the rows of the batch only, L1 by
+            its subgradient, a linear layer with bias as the user side, and shrinking learning rates; give it its
+            other settings too (CODE_SETTINGS).
+        tables: both, common (FedRAP-C: no personal table) or personal (FedRAP-D: nothing is shared). The distance
+            needs both tables, sparsity the common one.
+        sparsity: Penalty on the common table: l1, l2 (FedRAP-L2: squared Frobenius norm) or none (FedRAP-No).
+        distance: Measure that pushes the tables apart: frobenius has no upper bound and can diverge; bounded is
+            sum_j g_j / (1 + g_j) with g_j = ||D_j - C_j||^2, at most 1 an item.
+        distance_weight: Largest weight v1 of the distance.
+        sparsity_weight: Largest weight v2 of the sparsity penalty.
+        curriculum: How both weights depend on the round; None is tanh, and fixed for the code variant, which never
+            applies the one it computes.
+        grad_clip: Bound on the Frobenius norm of the gradient of the common table in every local step (Eq. 4).
+        encoding: plain sends the common table as it is, sparse without its zeros.
+        keep_uploaded: Keep each client's own trained common table and score with it (view personal, line 7 of
+            Algorithm 1). Doubles the local state.
+    """
+
+    variant: Literal["paper", "code"] = "paper"
+    tables: Literal["both", "common", "personal"] = "both"
+    sparsity: Literal["l1", "l2", "none"] = "l1"
+    distance: Literal["frobenius", "bounded"] = "frobenius"
+    distance_weight: float = 0.1
+    sparsity_weight: float = 0.1
+    curriculum: Curriculum | None = None
+    grad_clip: float | None = None
+    encoding: Literal["plain", "sparse"] = "plain"
+    keep_uploaded: bool = False
+
+    def __post_init__(self) -> None:
+        choices = {
+            "variant": ("paper", "code"),
+            "tables": ("both", "common", "personal"),
+            "sparsity": ("l1", "l2", "none"),
+            "distance": ("frobenius", "bounded"),
+            "curriculum": (None, "tanh", "fixed", "sin", "square", "frac"),
+            "encoding": ("plain", "sparse"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected one of {allowed}")
+        for name in ("distance_weight", "sparsity_weight"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or a positive number")
+        if self.grad_clip is not None and not self.grad_clip > 0.0:
+            raise ValueError(f"got grad_clip {self.grad_clip}, expected a positive bound, or None to leave it off")
+        if self.keep_uploaded and self.tables == "personal":
+            raise ValueError("got keep_uploaded with tables personal, expected a common table: nothing is uploaded")
+
+    @property
+    def schedule(self) -> Curriculum:
+        return self.curriculum or ("tanh" if self.variant == "paper" else "fixed")
+
+
+class RoundSettings(NamedTuple):
+    """What a round fixes: the weights of the regularisers and the learning rates."""
+
+    distance: float
+    """lambda(a)."""
+    sparsity: float
+    """mu(a)."""
+    user_rate: float
+    item_rate: float
+
+
+def curriculum_weight(curriculum: Curriculum, round: int) -> float:
+    """Factor of v1 and v2 in round a = 1, 2, ... (sections 4.3 and 4.5).
+
+    tanh(a / 10); fixed 1; sin(a / 10), cut at 0 since the paper keeps the weights between 0 and v; square 0 for ten
+    rounds, 1 for the next ten, and so on; frac 1 / (a + 1).
+    """
+    return {
+        "tanh": math.tanh(round / 10),
+        "fixed": 1.0,
+        "sin": max(0.0, math.sin(round / 10)),
+        "square": float((round - 1) // 10 % 2),
+        "frac": 1.0 / (round + 1),
+    }[curriculum]
+
+
+def round_settings(training: TrainingConfig, config: FedrapConfig, round: int) -> RoundSettings:
+    """Weights and rates of one round; the public code's rates shrink from round to round."""
+    weight = curriculum_weight(config.schedule, round)
+    decay = ROUND_DECAY ** (round - 1) if config.variant == "code" else 1.0
+    distance = config.distance_weight * weight if config.tables == "both" else 0.0
+    sparsity = config.sparsity_weight * weight if config.sparsity != "none" else 0.0
+    return RoundSettings(distance, sparsity, training.learning_rate * decay, training.item_rate * decay)
+
+
+def fedrap(federation: Federation, training: TrainingConfig, config: FedrapConfig) -> FederatedMethod:
+    """Minimise ``sum BCE(<u, C_j + D_j>) - lambda(a) ||D - C||_F^2 + mu(a) ||C||_1`` per client; average C uniformly.
+
+    Algorithm 1 and Eq. 3: every local step takes the three gradients at the same point and descends along each; L1 is
+    the soft-threshold of Eq. 13 with theta = learning rate x mu(a). Both regularisers change every row in every step,
+    so each client holds whole tables (I, D) while it trains, and uploads C whole.
+
+    View ``global``: the averaged C with the client's D and u.
+
+    Differs from the paper: it prints the distance with two signs, the one of Eq. 3 (tables apart) holds; it names no
+    learning rate and no theta; D starts at zero (the paper does not say); it scores with the client's C before
+    averaging (``keep_uploaded``), while its code takes the averaged one. Differs from the public code: clients do not
+    stop early when their loss stalls.
+
+    Raises:
+        ValueError: training diverged, with the client, the round and the tensor.
+    """
+
+    def init() -> tuple[Tree, Tree]:
+        return start_values(federation, training, config)
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        if config.encoding == "plain" or COMMON not in server:
+            return Download(server)
+        return Download(server, payload={COMMON: int(sparse_bytes(server[COMMON][None]))})
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        # A table kept in a file lives on the CPU.
+        params = {name: tensor.to(federation.device, copy=True) for name, tensor in own.items() if name != UPLOADED}
+        if config.tables != "personal":
+            params[COMMON] = received(download, COMMON, len(block.clients)).clone()
+        loss_C = _train(params, federation, training, config, block, round)
+        logs = {"loss": loss_C, **_measure(params, block.clients, round)}
+        check_finite({name: params[name] for name in params if name not in TABLES}, loss_C, block.clients, round)
+        shared = {COMMON: params.pop(COMMON)} if COMMON in params else {}
+        kept = {UPLOADED: shared[COMMON]} if config.keep_uploaded else {}
+        payload = {COMMON: sparse_bytes(shared[COMMON])} if shared and config.encoding == "sparse" else {}
+        weights = block.data.num_train_C.to(loss_C.dtype)
+        upload = Upload(block.clients, weights, shared, payload=payload)
+        return upload, {**params, **kept}, _per_client(logs)
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        return weighted_mean(uploads, fallback=server, uniform=True)
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        params = {name: tensor.to(federation.device) for name, tensor in own.items()}
+        if view == "personal":
+            params[COMMON] = params[UPLOADED]
+        elif config.tables != "personal":
+            params[COMMON] = received(download, COMMON, len(block.clients))
+        return rank_users(logits(params, None)[0], block.data, split, federation.protocol)
+
+    views = ("personal", "global") if config.keep_uploaded else ("global",)
+    return FederatedMethod("fedrap", init, broadcast, client_update, server_aggregate, positions, views)
+
+
+def start_values(federation: Federation, training: TrainingConfig, config: FedrapConfig) -> tuple[Tree, Tree]:
+    """Server and local tree: C and u normal with ``init_std``, D zero.
+
+    The public code starts every client alike: D normal as C is, the linear layer uniform in +-1 / sqrt(D).
+    """
+    common_ID = normal(federation, training, COMMON, federation.num_items)
+    personal_ID = torch.zeros_like(common_ID)
+    local: Tree = {"user": normal(federation, training, "user", federation.num_clients)}
+    if config.variant == "code":
+        draw = torch.rand(training.embedding_size + 1, generator=stream(federation.seed, "init", "scorer"))
+        layer = ((2.0 * draw - 1.0) / math.sqrt(training.embedding_size)).to(common_ID).repeat(federation.num_clients, 1)
+        local = {"user": layer[:, :-1].contiguous(), "bias": layer[:, -1].contiguous()}
+        personal_ID = normal(federation, training, PERSONAL, federation.num_items)
+    if config.tables != "common":
+        local[PERSONAL] = personal_table(personal_ID, federation.num_clients, federation.table_bytes)
+    if config.keep_uploaded:
+        local[UPLOADED] = personal_table(common_ID, federation.num_clients, federation.table_bytes)
+    return {COMMON: common_ID} if config.tables != "personal" else {}, local
+
+
+def logits(params: Tree, item: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logits (C, B) ``<u, C_j + D_j> (+ bias)`` of items (C, B), None for all in order; and the rows (C, B, D)."""
+    tables = [take(params[name], item) for name in TABLES if name in params]
+    row_CBD = tables[0] + tables[1] if len(tables) == 2 else tables[0]
+    logit_CB = torch.bmm(params["user"][:, None], row_CBD.mT)[:, 0]  # several times faster than the other way round
+    return logit_CB + params["bias"][:, None] if "bias" in params else logit_CB, row_CBD
+
+
+def soft_threshold_(value: Tensor, theta: float) -> Tensor:
+    """``max(v - theta, 0) - max(-v - theta, 0)`` in place (below Eq. 13): v less its part within +-theta."""
+    return value.sub_(value.clamp(-theta, theta))
+
+
+def gradients(
+    params: Tree, batch: Batch, config: FedrapConfig, now: RoundSettings, weight_decay: float
+) -> tuple[Tree, Tensor]:
+    """Gradients (A, ...) by name of one step's loss, in closed form, and the logits (A, B); L1 of the paper left out.
+
+    With e the residuals sigmoid(z) - y of the batch, summed per item: ``dC = e u^T + 2 lambda (D - C)``,
+    ``dD = e u^T - 2 lambda (D - C)``. A table of residuals is dense here, since the regularisers touch every row anyway.
+    """
+    mine = {name: tensor[: batch.active] for name, tensor in params.items()}
+    logit_AB, row_ABD = logits(mine, batch.item_AB)
+    weight_AB = batch.weight_AB if config.variant == "code" else (batch.weight_AB > 0.0).to(logit_AB.dtype)
+    error_AB = (torch.sigmoid(logit_AB) - batch.label_AB) * weight_AB
+    found = {"user": torch.bmm(error_AB[:, None], row_ABD)[:, 0]}
+    if "bias" in mine:
+        found["bias"] = error_AB.sum(1)
+    tables = {name: mine[name] for name in TABLES if name in mine}
+    num_items = next(iter(tables.values())).shape[1]
+    per_item = error_AB.new_zeros(batch.active, num_items)
+    fit_AID = per_item.scatter_add(1, batch.item_AB, error_AB)[:, :, None] * mine["user"][:, None]
+    share_AI1 = None
+    if config.variant == "code":
+        share_AI1 = per_item.scatter_add(1, batch.item_AB, weight_AB)[:, :, None] / row_ABD.shape[2]
+    found.update(dict.fromkeys(tables, fit_AID))
+    if now.distance:
+        push_AID = _push(tables, config.distance, share_AI1)
+        found[PERSONAL] = fit_AID.add(push_AID, alpha=-2.0 * now.distance)
+        found[COMMON] = fit_AID.add_(push_AID, alpha=2.0 * now.distance)
+    if COMMON in tables:
+        found[COMMON] = _common_gradient(found[COMMON], tables[COMMON], config, now, share_AI1)
+    if weight_decay:
+        found = {name: gradient.add(mine[name], alpha=weight_decay) for name, gradient in found.items()}
+    if COMMON in tables and config.grad_clip is not None:
+        norm_A = torch.linalg.vector_norm(found[COMMON], dim=(1, 2), keepdim=True)
+        found[COMMON] = found[COMMON] * (config.grad_clip / norm_A).clamp(max=1.0)
+    return found, logit_AB
+
+
+def _push(tables: Tree, distance: str, share_AI1: Tensor | None) -> Tensor:
+    """Half the gradient of the distance with respect to D; with respect to C it is the negative.
+
+    frobenius D - C; bounded (D_j - C_j) / (1 + g_j)^2; times the share of item j where the distance is a mean.
+    """
+    gap_AID = tables[PERSONAL] - tables[COMMON]
+    if distance == "bounded":
+        gap_AID /= (1.0 + gap_AID.square().sum(2, keepdim=True)).square_()
+    return gap_AID if share_AI1 is None else gap_AID.mul_(share_AI1)
+
+
+def _common_gradient(
+    gradient: Tensor, common: Tensor, config: FedrapConfig, now: RoundSettings, share_AI1: Tensor | None
+) -> Tensor:
+    """Adds that of the sparsity penalty: 2 mu C for l2, mu sign C for the code's l1 (the paper thresholds instead)."""
+    if not now.sparsity or (config.sparsity == "l1" and config.variant == "paper"):
+        return gradient
+    slope = 2.0 * common if config.sparsity == "l2" else common.sign()
+    return gradient.add(slope if share_AI1 is None else slope * share_AI1, alpha=now.sparsity)
+
+
+def _train(
+    params: Tree, federation: Federation, training: TrainingConfig, config: FedrapConfig, block: Block, round: int
+) -> Tensor:
+    """Local epochs in place -> (C,) mean cross-entropy per example of the last epoch, without the regularisers."""
+    num_items, now = federation.num_items, round_settings(training, config, round)
+    examples = draw_examples(block.data, block.clients, num_items, training.num_negatives, federation.seed, round)
+    place_CB = examples.item_CB.clamp(max=num_items - 1)  # padding has weight 0: any row will do
+    shrinks = config.variant == "paper" and config.sparsity == "l1" and COMMON in params
+    decay_C = params["user"].new_ones(len(block.clients))
+    loss_C, batches_C = torch.zeros_like(decay_C), torch.zeros_like(decay_C)
+    for epoch in range(training.local_epochs):
+        for batch in epoch_batches(examples, place_CB, training.batch_size, epoch):
+            active = slice(batch.active)
+            step, logit_AB = gradients(params, batch, config, now, training.weight_decay)
+            for name, gradient in step.items():
+                rate = now.item_rate if name in TABLES else now.user_rate
+                _descend(params[name][active], gradient, rate, decay_C[active], config.variant)
+            if shrinks:
+                soft_threshold_(params[COMMON][active], now.item_rate * now.sparsity)
+            decay_C[active] *= STEP_DECAY
+            if epoch == training.local_epochs - 1:
+                error_AB = softplus(logit_AB) - batch.label_AB * logit_AB
+                loss_C[active] += (error_AB * batch.weight_AB).sum(1)
+                batches_C[active] += 1.0
+    return loss_C / batches_C
+
+
+def _descend(param: Tensor, gradient: Tensor, rate: float, decay_A: Tensor, variant: str) -> None:
+    """``param -= rate * gradient`` in place; the public code's rate has shrunk with every step of the client."""
+    if variant == "code":
+        param.addcmul_(gradient, decay_A.view(-1, *[1] * (param.dim() - 1)), value=-rate)
+    else:
+        param.add_(gradient, alpha=-rate)
+
+
+def _measure(params: Tree, clients: Tensor, round: int) -> dict[str, Tensor]:
+    """Per client the shares of large entries of C that the paper reports; an error for a table that has diverged.
+
+    Entries beyond LARGEST_ENTRY stand for that: long before numbers overflow, nothing is learnt any more.
+    """
+    shares = {}
+    for name in TABLES:
+        if name not in params:
+            continue
+        size_CID = params[name].abs()
+        largest_C = size_CID.amax((1, 2))
+        if not bool((largest_C <= LARGEST_ENTRY).all()):  # NaN is caught as well
+            place = int((~(largest_C <= LARGEST_ENTRY)).int().argmax())
+            raise ValueError(
+                f"got {name} with an entry of size {float(largest_C[place]):.3g} for client {int(clients[place])} in "
+                f"round {round}, expected at most {LARGEST_ENTRY:g}: the training diverged, as the distance between the "
+                "tables has no upper bound; lower distance_weight or item_learning_rate, or set distance to bounded"
+            )
+        if name == COMMON:
+            shares = {f"common_above_{limit:g}": share_above(size_CID, limit) for limit in SHARE_LIMITS}
+    return shares
+
+
+def _per_client(logs: dict[str, Tensor]) -> list[dict]:
+    return [dict(zip(logs, row, strict=True)) for row in zip(*(one_C.tolist() for one_C in logs.values()), strict=True)]

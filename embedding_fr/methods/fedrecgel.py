@@ -1,0 +1,200 @@
+"""FedRecGEL: sharpness-aware minimisation on both sides of the split (Yu et al., 2026).
+
+Shape legend: N clients of the run, C clients of a block, I items, D dims, B examples, R touched rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from embedding_fr.averaged import Model, averaged, score_all
+from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import (
+    Gradients,
+    Objective,
+    check_finite,
+    mean_losses,
+    received,
+    received_rows,
+    take,
+)
+from embedding_fr.methods.fedncf import ncf_model
+from embedding_fr.mlp import layer_sizes, mlp, start_mlp
+from embedding_fr.sampling import Batch, Examples, draw_examples, epoch_batches, touched_rows
+from embedding_fr.sharpness import sharpness_aware
+from embedding_fr.stacked import Optimiser, apply_step, fresh_state
+from embedding_fr.tables import normal
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+
+
+@dataclass(frozen=True)
+class FedrecgelConfig:
+    """Settings of FedRecGEL.
+
+    Args:
+        variant: paper trains locally and averages what is trained; code is what the public code does: a larger network,
+            one step per client and round, and a server that takes the step for the shared tensors.
+        private_radius: Radius of the perturbation of the user side; 0 is off (w/o-non-shared).
+        shared_radius: Radius of the perturbation of tables and network; 0 is off (w/o-shared).
+        hidden_sizes: Widths of the hidden layers between [p_u, q_i] and the logit, with commas (paper).
+        server_learning_rate: Rate of the server's Adam (code).
+    """
+
+    variant: Literal["paper", "code"] = "paper"
+    private_radius: float = 0.05
+    shared_radius: float = 0.05
+    hidden_sizes: str = "32,16"
+    server_learning_rate: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("paper", "code"):
+            raise ValueError(f"got variant {self.variant}, expected paper or code")
+        for name in ("private_radius", "shared_radius"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 (off) or a positive number")
+        if not self.server_learning_rate > 0.0:
+            raise ValueError(f"got server_learning_rate {self.server_learning_rate}, expected a positive number")
+        layer_sizes(self.hidden_sizes)
+
+
+DEFAULTS: dict[str, Any] = {"embedding_size": 32, "local_epochs": 1, "learning_rate": 0.01}
+GRID: tuple[dict[str, Any], ...] = ()
+
+
+def fedrecgel(federation: Federation, training: TrainingConfig, config: FedrecgelConfig) -> FederatedMethod:
+    """FedNCF's score, private p_u, shared (Q, theta); the gradient of each side is that at its own worst point,
+    ``g_p(p_u + rho_p g_p / ||g_p||, s)`` and ``g_s(p_u, s + rho_s g_s / ||g_s||)`` (equations 11 to 15), then Adam;
+    shared tensors are averaged by train items.
+
+    Differs from the paper: it gives neither the learning rate, nor the network, nor whether both sides move together;
+    as in its public code each side moves alone, from one plain gradient.
+    """
+    if config.variant == "code":
+        return _gradient_averaged(federation, training, config)
+    model = ncf_model(federation, training, config.hidden_sizes)
+    rates = {name: training.learning_rate for name in (*model.shared, *model.private)}
+    optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
+    return averaged("fedrecgel", model, federation, training, optimiser=optimiser, gradients=_sharp(model, config))
+
+
+def neumf_model(federation: Federation, training: TrainingConfig) -> Model:
+    """NeuMF (He et al., 2017): ``w . [p * q, relu(tower([p', q']))] + b``, the tower 8 D -> 4 D -> 2 D -> D.
+
+    ``item_table`` (I, D) and ``user`` (N, D) are multiplied, ``item_table_mlp`` (I, 4 D) and ``user_mlp`` (N, 4 D) enter
+    the tower.
+    """
+    size = training.embedding_size
+
+    def wide(purpose: str, count: int) -> Tensor:
+        return normal(federation, training, purpose, count, 4).reshape(count, 4 * size)
+
+    return Model(
+        shared={
+            "item_table": normal(federation, training, "item_table", federation.num_items),
+            "item_table_mlp": wide("item_table_mlp", federation.num_items),
+            **start_mlp(federation, "tower", (8 * size, 4 * size, 2 * size, size)),
+            **start_mlp(federation, "output", (2 * size, 1)),
+        },
+        private={
+            "user": normal(federation, training, "user", federation.num_clients),
+            "user_mlp": wide("user_mlp", federation.num_clients),
+        },
+        logits=neumf_logits,
+        tables=("item_table", "item_table_mlp"),
+    )
+
+
+def neumf_logits(params: Tree, item: Tensor | None) -> Tensor:
+    """(C, B) logits of NeuMF."""
+    product_CBD = take(params["item_table"], item) * params["user"][:, None]
+    tower_CBD = torch.relu(mlp(params, "tower", take(params["item_table_mlp"], item), params["user_mlp"]))
+    return mlp(params, "output", torch.cat([product_CBD, tower_CBD], 2))[:, :, 0]
+
+
+def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> Batch:
+    """All examples of every client at once, weighted such that the loss is the SUM of the means of its batches."""
+    (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], 0)
+    column_B = torch.arange(place_CB.shape[1], device=place_CB.device)
+    start_B = column_B.div(batch_size, rounding_mode="floor") * batch_size
+    size_CB = (examples.count_C[:, None] - start_B).clamp(max=batch_size)
+    real_CB = column_B < examples.count_C[:, None]
+    return batch._replace(weight_AB=torch.where(real_CB, 1.0 / size_CB.to(batch.label_AB.dtype), 0.0))
+
+
+def _sharp(model: Model, config: FedrecgelConfig) -> Gradients:
+    return sharpness_aware({tuple(model.private): config.private_radius, tuple(model.shared): config.shared_radius})
+
+
+def _gradient_averaged(federation: Federation, training: TrainingConfig, config: FedrecgelConfig) -> FederatedMethod:
+    """One step per client and round on all its examples: Adam for p_u, whose moments the client keeps; the shared
+    gradient is uploaded, and the server takes an Adam step along the plain mean of the gradients.
+
+    ``local_epochs`` is not used; ``batch_size`` (128 in the code) only scales the loss. Differs from the code: linear
+    layers start as in the rest of this package.
+    """
+    model = neumf_model(federation, training)
+    names = [*model.shared, *model.private]
+    gradients = _sharp(model, config)
+    private_step = Optimiser("adam", dict.fromkeys(model.private, training.learning_rate), training.weight_decay)
+    shared_step = Optimiser("adam", dict.fromkeys(model.shared, config.server_learning_rate))
+    zeros = {f"{name}.gradient": torch.zeros_like(tensor) for name, tensor in model.shared.items()}
+
+    def init() -> tuple[Tree, Tree]:
+        one = {name: tensor[None] for name, tensor in model.shared.items()}
+        return {**model.shared, **fresh_state(shared_step, one)}, {
+            **model.private,
+            **fresh_state(private_step, model.private),
+        }
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download({name: server[name] for name in model.shared})
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        examples = draw_examples(
+            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
+        )
+        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        own = {name: tensor.clone() for name, tensor in own.items()}
+        params = {name: own[name] for name in model.private}
+        for name in model.shared:
+            is_table = name in model.tables
+            params[name] = (
+                received_rows(download, name, row_CR) if is_table else received(download, name, len(block.clients))
+            )
+        batch = whole_batch(examples, place_CB, training.batch_size)
+        gradient, logit_AB = gradients(Objective(model.logits), params, names, batch)
+        apply_step(private_step, params, {name: gradient[name] for name in model.private}, own)
+        upload = {f"{name}.gradient": gradient[name] for name in model.shared}
+        tables = [f"{name}.gradient" for name in model.tables]
+        loss_C = mean_losses(logit_AB, batch)
+        check_finite({**upload, **{name: params[name] for name in model.private}}, loss_C, block.clients, round)
+        return (
+            Upload(
+                block.clients,
+                block.data.num_train_C.to(loss_C.dtype),
+                upload,
+                rows=dict.fromkeys(tables, row_CR),
+                num_rows=dict.fromkeys(tables, federation.num_items),
+            ),
+            own,
+            [{"loss": loss} for loss in loss_C.tolist()],
+        )
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        mean = weighted_mean(uploads, fallback=zeros, uniform=True)
+        new = {name: tensor.clone() for name, tensor in server.items()}
+        stacked = {name: new[name][None] for name in model.shared}
+        apply_step(shared_step, stacked, {name: mean[f"{name}.gradient"][None] for name in model.shared}, new)
+        return new
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
+
+    return FederatedMethod("fedrecgel", init, broadcast, client_update, server_aggregate, positions, ("global",))

@@ -1,0 +1,241 @@
+"""PFedCLR: calibration by a personal buffer, learnt after the upload (Chen et al., 2025).
+
+Shape legend: N clients of the run, C clients of a block, A active clients of a step, I items, D dims, K = ``rank``,
+B examples, R touched rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import (
+    Gradients,
+    Logits,
+    Objective,
+    add_rows,
+    check_finite,
+    dot_gradients,
+    dot_logits,
+    received,
+    received_rows,
+    take,
+    train_epoch,
+)
+from embedding_fr.personal_view import with_personal_view
+from embedding_fr.sampling import Batch, Examples, draw_examples, epoch_batches, touched_rows
+from embedding_fr.stacked import Optimiser, fresh_state
+from embedding_fr.tables import normal, personal_table
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+
+
+@dataclass(frozen=True)
+class PfedclrConfig:
+    """Settings of PFedCLR.
+
+    Args:
+        variant: clr calibrates with a low-rank buffer, cf with a full one, af trains a full one together with all else.
+        rank: Columns of the low-rank buffer's first factor.
+        buffer_learning_rate: Rate of the buffer (beta); without one learning_rate, 0 leaves the buffer empty.
+    """
+
+    variant: Literal["clr", "cf", "af"] = "clr"
+    rank: int = 2
+    buffer_learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("clr", "cf", "af"):
+            raise ValueError(f"got variant {self.variant}, expected clr, cf or af")
+        if self.rank < 1:
+            raise ValueError(f"got rank {self.rank}, expected at least 1: buffer_learning_rate 0 turns the buffer off")
+        if self.buffer_learning_rate is not None and not self.buffer_learning_rate >= 0.0:
+            raise ValueError(f"got buffer_learning_rate {self.buffer_learning_rate}, expected 0 or more")
+
+
+DEFAULTS: dict[str, Any] = {"learning_rate": 0.01, "participation": 0.6}
+GRID: tuple[dict[str, Any], ...] = ()
+
+
+class Stage(NamedTuple):
+    """Local epochs over some tensors while the others are frozen."""
+
+    names: tuple[str, ...]
+    logits: Logits
+    gradients: Gradients
+
+
+def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> FederatedMethod:
+    """Step 1: ``Q_u <- min L(p_u, Q)`` with p_u frozen, and Q_u is uploaded; step 2: Q_u frozen,
+    ``p_u, A_u, B_u <- min L(p_u, Q_u + A_u B_u)`` (equations 6, 10, 11; algorithm 1). A_u starts at 0, B_u normal.
+
+    ``cf`` has W_u (I, D), from 0, in place of A_u B_u; ``af`` trains p_u, Q_u and W_u at once, and then uploads Q_u.
+    The buffer is kept from round to round, as in algorithm 1. View ``personal``: the client's own last Q_u and buffer,
+    which is what algorithm 1 returns; ``global``: the table of the next download and the buffer.
+
+    Differs from the paper: the start of B_u has ``init_std`` (the paper gives none); both steps share the round's
+    negatives; af is not spelled out there, it is read as the additive personal table of the methods it stands for.
+    """
+    stages = _stages(config)
+    beta = training.learning_rate if config.buffer_learning_rate is None else config.buffer_learning_rate
+    rates = {"user": training.learning_rate, "item_table": training.item_rate}
+
+    def init() -> tuple[Tree, Tree]:
+        table_ID = normal(federation, training, "item_table", federation.num_items)
+        user_ND = normal(federation, training, "user", federation.num_clients)
+        return {"item_table": table_ID}, {"user": user_ND, **start_buffer(federation, training, config)}
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download(server)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        examples = draw_examples(
+            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
+        )
+        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        own = {name: tensor.to(federation.device) for name, tensor in own.items()}  # a table in a file is read
+        params = {name: _held(name, tensor, row_CR) for name, tensor in own.items()}
+        params["item_table"] = received_rows(download, "item_table", row_CR)
+        losses = []
+        for number, stage in enumerate(stages):
+            optimiser = Optimiser("adam", {name: rates.get(name, beta) for name in stage.names}, training.weight_decay)
+            first_epoch = number * training.local_epochs
+            losses.append(_train(stage, params, optimiser, examples, place_CB, training, first_epoch))
+            check_finite(params, losses[-1], block.clients, round)
+        upload = Upload(
+            block.clients,
+            block.data.num_train_C.to(losses[0].dtype),
+            {"item_table": params["item_table"]},
+            rows={"item_table": row_CR},
+        )
+        logs = {"loss": losses[-1].tolist(), **({"table_loss": losses[0].tolist()} if len(stages) > 1 else {})}
+        return (
+            upload,
+            {name: _kept(name, tensor, params[name], row_CR) for name, tensor in own.items()},
+            [dict(zip(logs, client, strict=True)) for client in zip(*logs.values(), strict=True)],
+        )
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        return weighted_mean(uploads, fallback=server)
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        params = {name: tensor.to(federation.device) for name, tensor in own.items()}
+        params["item_table"] = received(download, "item_table", len(block.clients))
+        with torch.no_grad():
+            score_CI = stages[-1].logits(params, None)
+        return rank_users(score_CI, block.data, split, federation.protocol)
+
+    method = FederatedMethod("pfedclr", init, broadcast, client_update, server_aggregate, positions, ("global",))
+    return with_personal_view(method, federation)
+
+
+def start_buffer(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> Tree:
+    """``buffer_a`` (N, I, K) zeros and ``buffer_b`` (N, K, D) normal; ``buffer`` (N, I, D) zeros where it is full."""
+    low_rank = config.variant == "clr"
+    width = config.rank if low_rank else training.embedding_size
+    empty = torch.zeros(federation.num_items, width, device=federation.device)
+    table = personal_table(empty, federation.num_clients, federation.table_bytes)
+    if not low_rank:
+        return {"buffer": table}
+    return {"buffer_a": table, "buffer_b": normal(federation, training, "buffer_b", federation.num_clients, width)}
+
+
+def low_rank_logits(params: Tree, item: Tensor | None) -> Tensor:
+    """(C, B) ``p . (q_i + B^T a_i) = p . q_i + a_i . (B p)``: the sum of the tables is never formed."""
+    seen_CK = torch.bmm(params["buffer_b"], params["user"][:, :, None])
+    return dot_logits(params, item) + torch.bmm(take(params["buffer_a"], item), seen_CK)[:, :, 0]
+
+
+def low_rank_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+    """Closed form: with r = (sigmoid(z) - y) / batch size and s = sum r a_i, ``dL/dp = sum r q_i + B^T s``,
+    ``dL/da_i = sum r B p``, ``dL/dB = s p^T``.
+    """
+    table, user, buffer_a, buffer_b = (
+        params[name][: batch.active] for name in ("item_table", "user", "buffer_a", "buffer_b")
+    )
+    item_ABD, left_ABK = take(table, batch.item_AB), take(buffer_a, batch.item_AB)
+    seen_AK1 = torch.bmm(buffer_b, user[:, :, None])
+    logit_AB = torch.baddbmm(torch.bmm(item_ABD, user[:, :, None]), left_ABK, seen_AK1)[:, :, 0]
+    residual_A1B = _residual(logit_AB, batch)[:, None]
+    sum_A1K = torch.bmm(residual_A1B, left_ABK)
+    gradients = {
+        "user": torch.baddbmm(torch.bmm(residual_A1B, item_ABD), sum_A1K, buffer_b)[:, 0],
+        "buffer_a": add_rows(buffer_a.shape, batch.item_AB, residual_A1B.mT * seen_AK1.mT),
+        "buffer_b": sum_A1K.mT * user[:, None],
+    }
+    return {name: gradients[name] for name in names}, logit_AB
+
+
+def full_logits(params: Tree, item: Tensor | None) -> Tensor:
+    """(C, B) ``p . (q_i + w_i)``."""
+    row_CBD = take(params["item_table"], item) + take(params["buffer"], item)
+    return torch.bmm(row_CBD, params["user"][:, :, None])[:, :, 0]
+
+
+def full_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+    """Closed form: ``dL/dp = sum r (q_i + w_i)``; a row of the table and that of the buffer have one gradient, r p."""
+    table, user, buffer = (params[name][: batch.active] for name in ("item_table", "user", "buffer"))
+    row_ABD = take(table, batch.item_AB) + take(buffer, batch.item_AB)
+    logit_AB = torch.bmm(row_ABD, user[:, :, None])[:, :, 0]
+    residual_AB1 = _residual(logit_AB, batch)[:, :, None]
+    table_gradient = add_rows(buffer.shape, batch.item_AB, residual_AB1 * user[:, None])
+    gradients = {
+        "user": torch.bmm(residual_AB1.mT, row_ABD)[:, 0],
+        "item_table": table_gradient,
+        "buffer": table_gradient,
+    }
+    return {name: gradients[name] for name in names}, logit_AB
+
+
+def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
+    table = Stage(("item_table",), dot_logits, dot_gradients)
+    return {
+        "clr": (table, Stage(("user", "buffer_a", "buffer_b"), low_rank_logits, low_rank_gradients)),
+        "cf": (table, Stage(("user", "buffer"), full_logits, full_gradients)),
+        "af": (Stage(("user", "item_table", "buffer"), full_logits, full_gradients),),
+    }[config.variant]
+
+
+def _train(
+    stage: Stage,
+    params: Tree,
+    optimiser: Optimiser,
+    examples: Examples,
+    place_CB: Tensor,
+    training: TrainingConfig,
+    first_epoch: int,
+) -> Tensor:
+    """Local epochs of one stage, in place, with a fresh optimiser -> (C,) loss of the last epoch."""
+    objective, state = Objective(stage.logits), fresh_state(optimiser, params)
+    loss_C = torch.zeros(len(place_CB))
+    for epoch in range(training.local_epochs):
+        batches = epoch_batches(examples, place_CB, training.batch_size, first_epoch + epoch)
+        last = epoch == training.local_epochs - 1
+        loss_C = train_epoch(objective, params, [stage.names], batches, optimiser, state, stage.gradients, measure=last)
+    return loss_C
+
+
+def _residual(logit_AB: Tensor, batch: Batch) -> Tensor:
+    return torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+
+
+_TABLES = ("buffer_a", "buffer")
+
+
+def _held(name: str, own: Tensor, row_CR: Tensor) -> Tensor:
+    """What a client trains of an own tensor: the touched rows of a table, a copy of anything else."""
+    return take(own, row_CR.clamp(min=0)) if name in _TABLES else own.clone()
+
+
+def _kept(name: str, own: Tensor, new: Tensor, row_CR: Tensor) -> Tensor:
+    """``new``; for a table a copy of ``own`` (C, I, ...) with the rows ``row_CR`` (-1 pads) from ``new``."""
+    if name not in _TABLES:
+        return new
+    client, place = (row_CR >= 0).nonzero(as_tuple=True)
+    return own.index_put((client, row_CR[client, place]), new[client, place])

@@ -1,0 +1,91 @@
+"""PFedRec: dual personalisation (Zhang et al., 2023).
+
+Shape legend: N clients of the run, C clients of a block, I items, D dims, B examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from embedding_fr.averaged import Model, averaged
+from embedding_fr.blocks import Federation
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import take
+from embedding_fr.mlp import mlp, start_mlp
+from embedding_fr.personal_view import with_personal_view
+from embedding_fr.stacked import Optimiser
+from embedding_fr.tables import normal
+from fedecider.federation.method import FederatedMethod, Tree
+
+ITEM_FACTOR = 80
+"""The public code multiplies the learning rate of item tables by the number of items and by this."""
+
+
+@dataclass(frozen=True)
+class PfedrecConfig:
+    """Settings of PFedRec.
+
+    Args:
+        variant: paper trains with Adam, code with plain SGD and the public code's rate for item tables, learning_rate x
+            items x 80, unless item_learning_rate is given.
+    """
+
+    variant: Literal["paper", "code"] = "paper"
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("paper", "code"):
+            raise ValueError(f"got variant {self.variant}, expected paper or code")
+
+
+DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
+GRID: tuple[dict[str, Any], ...] = ()
+
+
+def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecConfig) -> FederatedMethod:
+    """Score ``w_u . q_i + b_u``: the score function (w_u, b_u) stays; the item table is averaged, every client alike,
+    and tuned by each client in the next round. On every mini-batch first the score function takes a step, then the table.
+
+    Views: ``personal`` scores with the client's own table from before the averaging, as the public code does;
+    ``global`` with the averaged one. For the first the local state holds whole tables, (N, I, D).
+
+    Differs from the paper: its text was not at hand. Alternation, uniform mean and evaluation are those of the public
+    code in both variants, and so are the learning rate 0.1, one local epoch and start values N(0, 1) (weights of
+    the score function: uniform in +-1/sqrt(D), alike for all). Adam in ``paper`` is our choice: with one rate for
+    everything SGD barely moves a table whose changes are averaged over all clients.
+    """
+    optimiser = Optimiser(
+        "adam" if config.variant == "paper" else "sgd",
+        {
+            "scorer.0.weight": training.learning_rate,
+            "scorer.0.bias": training.learning_rate,
+            "item_table": training.item_rate if config.variant == "paper" else code_item_rate(federation, training),
+        },
+        training.weight_decay,
+    )
+    groups = (("scorer.0.weight", "scorer.0.bias"), ("item_table",))
+    model = linear_model(federation, training)
+    method = averaged("pfedrec", model, federation, training, optimiser=optimiser, groups=groups, uniform=True)
+    return with_personal_view(method, federation)
+
+
+def linear_model(federation: Federation, training: TrainingConfig) -> Model:
+    """``item_table`` (I, D) normal with ``init_std``, and a linear layer D -> 1 for each client, alike at the start."""
+    scorer = start_mlp(federation, "scorer", (training.embedding_size, 1))
+    return Model(
+        shared={"item_table": normal(federation, training, "item_table", federation.num_items)},
+        private={name: tensor.expand(federation.num_clients, *tensor.shape) for name, tensor in scorer.items()},
+        logits=linear_logits,
+    )
+
+
+def linear_logits(params: Tree, item: Tensor | None) -> Tensor:
+    """(C, B) outputs of ``scorer`` for q_i."""
+    return mlp(params, "scorer", take(params["item_table"], item))[:, :, 0]
+
+
+def code_item_rate(federation: Federation, training: TrainingConfig) -> float:
+    """The rate of item tables in the public code, which makes up for the mean over many clients."""
+    return training.item_learning_rate or training.learning_rate * federation.num_items * ITEM_FACTOR

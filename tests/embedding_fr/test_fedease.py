@@ -1,0 +1,374 @@
+"""FedEASE: equal to centralised EASE, in every form of sum and download; bytes, bounds, noise, budget."""
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_population, toy_training
+
+from embedding_fr.blocks import block_packer
+from embedding_fr.central import ease
+from embedding_fr.central.interactions import train_matrix
+from embedding_fr.gram import (
+    add_gram,
+    client_scales,
+    client_triangle,
+    denoise,
+    from_triangle,
+    leading_eigenpairs,
+    low_rank_scores,
+    sparse_columns,
+    sparse_scores,
+)
+from embedding_fr.methods import fedease as module
+from embedding_fr.methods.fedease import FedeaseConfig, budget, client_bytes, counted_items, fedease, train_items
+from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
+from fedecider.federation.method import Download
+from fedecider.federation.rounds import evaluate
+
+
+def method(federation=None, **settings):
+    return fedease(federation or toy_federation(), toy_training("fedmf"), FedeaseConfig(**settings))
+
+
+def blocks(population=None, size=3):
+    population = population or toy_population()
+    return block_packer(population, lambda num_train: 1, size)(range(population.num_clients))
+
+
+def central_gram(sequences=SEQUENCES, num_items=NUM_ITEMS):
+    matrix_UI = torch.from_numpy(train_matrix(sequences, num_items).toarray())
+    return matrix_UI.T @ matrix_UI
+
+
+def many_sequences(num_clients=40, num_items=25, seed=1):
+    """Histories of unequal length with a preference for items near the user's own number."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences = []
+    for user in range(num_clients):
+        near = torch.exp(-((torch.arange(num_items) - user % num_items).abs() / 6.0))
+        sequences.append(torch.multinomial(near, 3 + user % 15, generator=generator).tolist())
+    return sequences
+
+
+def test_hand_numbers():
+    # train items {0, 1}, {0}: G = [[2, 1], [1, 1]]; lambda 1: P = [[2, -1], [-1, 3]] / 5; B_01 = 1/3, B_10 = 1/2
+    population = toy_population(sequences=[[0, 1, 2, 3], [0, 2, 3]], num_items=4)
+    state, _ = run(method(toy_federation(num_clients=2, num_items=4), regularisation=1.0), population, 1)
+    expected = torch.zeros(4, 4)
+    expected[0, 1], expected[1, 0] = 1 / 3, 1 / 2
+    torch.testing.assert_close(state.server["weights"], expected)
+
+
+@pytest.mark.parametrize("protocol", ["strict", "strict/sampled99"])
+@pytest.mark.parametrize("secure", [False, True])
+def test_it_equals_centralised_ease_to_the_last_bit(protocol, secure):
+    num_items = 25 if protocol == "strict" else 130
+    sequences = many_sequences(num_items=num_items)
+    federation = toy_federation(PROTOCOLS[protocol], 40, num_items)
+    population = toy_population(PROTOCOLS[protocol], sequences, num_items)
+    federated = method(federation, regularisation=7.0, secure=secure, dtype="float64")
+    state, _ = run(federated, population, 2, block_clients=6)
+    assert torch.equal(state.server["weights"], ease.ease_weights(central_gram(sequences, num_items), 7.0))
+    score = ease.fit(sequences, num_items, STRICT, ease.EaseConfig(7.0), seed=0)
+    for split in ("valid", "test"):
+        found = torch.cat(evaluate(federated, 2, "global", split, state.server, state.local, blocks(population)))
+        shared = PROTOCOLS[protocol]
+        # centralised EASE scores from train items in both splits, as history="train" does
+        expected = rank_held_out(score, sequences, num_items, split, shared, candidates=population.candidates)
+        assert torch.equal(found, expected)
+
+
+def test_float32_is_the_rounded_model_at_half_the_bytes():
+    wide, records = run(method(dtype="float64"), rounds=2)
+    narrow, short = run(method(), rounds=2)
+    assert torch.equal(narrow.server["weights"], wide.server["weights"].float())
+    assert records[1]["traffic"][0]["down"] == {"weights": 8 * NUM_ITEMS**2}
+    assert short[1]["traffic"][0]["down"] == {"weights": 4 * NUM_ITEMS**2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"secure": True},
+        {"clip": 2.5},
+        {"secure": True, "clip": 2.5, "mask_neighbours": 2},
+        {"max_items": 2, "secure": True, "mask_neighbours": 0},
+        {"max_items": 2, "noise_scale": 0.3},
+        {"secure": True, "clip": 2.0, "noise_scale": 0.3},
+        {"top_k": 3},
+        {"rank": 4},
+    ],
+    ids=str,
+)
+def test_block_size_changes_no_bit_and_later_rounds_change_nothing(settings, tmp_path):
+    first, records = run(method(**settings), rounds=1, block_clients=1)
+    second, more = run(method(**settings), rounds=3, block_clients=7, checkpoints=tmp_path)
+    assert first.server.keys() == second.server.keys()
+    assert all(torch.equal(first.server[name], second.server[name]) for name in first.server)
+    assert records[0]["traffic"] == more[0]["traffic"]
+    assert [group["up"] for group in more[1]["traffic"] + more[2]["traffic"]] == [{}, {}]
+    resumed, _ = run(method(**settings), rounds=4, checkpoints=tmp_path, resume=True)
+    assert all(torch.equal(first.server[name], resumed.server[name]) for name in first.server)
+
+
+def test_secure_and_plain_sums_are_the_same():
+    for settings in ({"clip": 2.5}, {"max_items": 2}, {"clip": 1.7, "max_items": 3}):
+        plain, _ = run(method(dtype="float64", **settings), rounds=1)
+        secure, _ = run(method(dtype="float64", secure=True, **settings), rounds=1)
+        assert torch.equal(plain.server["weights"], secure.server["weights"])
+
+
+def bytes_of(traffic, direction):
+    return {client: group[direction] for group in traffic for client in group["clients"]}
+
+
+def test_bytes_are_those_of_what_travels():
+    _, plain = run(method(), rounds=2)
+    assert bytes_of(plain[0]["traffic"], "up") == {
+        client: {"items": 4 * (len(sequence) - 2)} for client, sequence in enumerate(SEQUENCES)
+    }
+    assert bytes_of(plain[0]["traffic"], "down") == {client: {} for client in range(7)}
+    triangle = NUM_ITEMS * (NUM_ITEMS + 1) // 2
+    _, secure = run(method(secure=True), rounds=2)
+    assert secure[0]["traffic"][0]["up"] == {"masked_gram": 4 * triangle}
+    _, noised = run(method(secure=True, clip=100.0, noise_scale=100.0), rounds=1)
+    assert noised[0]["traffic"][0]["up"] == {"masked_gram": 8 * triangle}  # 32 bits have no room for such noise
+    _, few = run(method(top_k=3), rounds=2)
+    assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
+    _, low = run(method(rank=5), rounds=2)
+    expected = {"eigenvalues": 20, "vectors": 20 * NUM_ITEMS, "regularisation": 4}
+    assert low[1]["traffic"][0]["down"] == expected
+    assert client_bytes(NUM_ITEMS, FedeaseConfig(secure=True)) == 8 * triangle
+    assert client_bytes(NUM_ITEMS, FedeaseConfig()) == 8 * NUM_ITEMS
+
+
+def test_a_masked_upload_tells_nothing_by_itself():
+    sequences = many_sequences(num_items=200)
+    population = toy_population(sequences=sequences, num_items=200)
+    federated = method(toy_federation(num_clients=40, num_items=200), secure=True)
+    block = blocks(population, 40)[0]
+    upload, _, _ = federated.client_update(1, Download({}), {}, block)
+    assert upload.tensors.keys() == {"masked_gram"}
+    assert torch.equal(upload.weights, torch.ones(40))  # sizes of histories do not leak through the weights
+    low_byte = torch.bincount(upload.tensors["masked_gram"][3].long() & 255, minlength=256).double()
+    expected = 20100 / 256
+    assert abs(((low_byte - expected) ** 2 / expected).sum() - 255) < 5 * 510**0.5
+
+
+def test_secure_needs_every_client():
+    with pytest.raises(ValueError, match="uploads of 4 clients, expected all 7"):
+        run(method(secure=True), participation=0.5)
+    state, _ = run(method(dtype="float64"), participation=0.5, rounds=2)  # without, the first cohort counts
+    assert 0 < state.server["weights"].abs().sum() < run(method(dtype="float64"))[0].server["weights"].abs().sum()
+
+
+def test_dense_uploads_of_a_large_block_are_refused(monkeypatch):
+    monkeypatch.setattr(module, "MAX_UPLOAD_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"block of 3 clients .* fewer clients into a block"):
+        run(method(secure=True), rounds=1)
+
+
+def test_top_k_keeps_the_largest_of_each_column():
+    weight_II = torch.tensor([[0.0, -5.0, 1.0], [2.0, 0.0, -3.0], [-1.0, 4.0, 0.0]])
+    kept = sparse_columns(weight_II, 1)
+    assert kept["index"].tolist() == [[1], [0], [1]]
+    assert kept["value"].tolist() == [[2.0], [-5.0], [-3.0]]
+    history_CI = torch.tensor([[True, True, False]])
+    assert sparse_scores(history_CI, kept["index"], kept["value"]).tolist() == [[2.0, -5.0, -3.0]]
+    all_but_one, full = (run(method(**s), rounds=1)[0].server for s in ({"top_k": NUM_ITEMS - 1}, {}))
+    scores = sparse_scores(train_items(blocks(size=7)[0].data, NUM_ITEMS), **_short(all_but_one))
+    torch.testing.assert_close(scores, train_items(blocks(size=7)[0].data, NUM_ITEMS).float() @ full["weights"])
+
+
+def _short(model):
+    return {"index_IK": model["index"], "value_IK": model["value"]}
+
+
+def test_enough_eigenpairs_give_ease_and_fewer_do_not():
+    gram_II = central_gram(many_sequences(), 25)
+    history_CI = torch.randint(0, 2, (4, 25), generator=torch.Generator().manual_seed(0)).bool()
+    expected = history_CI.double() @ ease.ease_weights(gram_II, 7.0)
+    value_R, vector_IR = leading_eigenpairs(gram_II, 24)
+    assert (value_R.diff() <= 0).all()
+    torch.testing.assert_close(value_R, torch.linalg.eigvalsh(gram_II).flip(0)[:24])
+    # one small eigenvalue is missing
+    torch.testing.assert_close(low_rank_scores(history_CI, value_R, vector_IR, 7.0), expected, atol=0.05, rtol=0)
+    low_II = (vector_IR[:, :3] * value_R[:3]) @ vector_IR[:, :3].T
+    of_low = history_CI.double() @ ease.ease_weights(low_II, 7.0)
+    torch.testing.assert_close(low_rank_scores(history_CI, value_R[:3], vector_IR[:, :3], 7.0), of_low)
+    assert (of_low - expected).abs().max() > 0.1
+
+
+def test_the_low_rank_download_scores_as_its_own_weights():
+    sequences = [[item for item in sequence if item != 6] for sequence in SEQUENCES]  # nobody has item 6
+    population = toy_population(sequences=sequences[:1] + sequences[2:])
+    federated = method(toy_federation(num_clients=6), rank=3, regularisation=2.0, dtype="float64")
+    state, _ = run(federated, population, 2)
+    gram_II = central_gram(sequences[:1] + sequences[2:])
+    value_R, vector_IR = torch.linalg.eigh(gram_II)
+    low_II = (vector_IR[:, -3:] * value_R[-3:]) @ vector_IR[:, -3:].T
+    history_CI = train_items(blocks(population, 6)[0].data, NUM_ITEMS)
+    expected = history_CI.double() @ ease.ease_weights(low_II, 2.0)
+    found = module.score_items(history_CI, state.server, FedeaseConfig(rank=3))
+    torch.testing.assert_close(found, expected)
+    assert (found[:, 6] == 0.0).all()  # no rounding breaks the tie among items without a count
+    found = federated.positions("global", Download(state.server), {}, blocks(population, 6)[0], "valid")
+    assert len(found) == 6
+
+
+def test_known_history_adds_the_validation_item_to_the_score_of_test_only():
+    train, known = method(dtype="float64"), method(dtype="float64", history="known")
+    weight_II = torch.zeros(NUM_ITEMS, NUM_ITEMS, dtype=torch.float64)
+    block = blocks(size=7)[0]
+    valid, test = block.data.valid_C, block.data.test_C
+    weight_II[valid[0], test[0]] = 1.0  # only the validation item of the first client points to its test item
+    download = Download({"weights": weight_II})
+    assert known.positions("global", download, {}, block, "test")[0].item() == 0.0
+    assert train.positions("global", download, {}, block, "test")[0].item() > 0.0  # everything is tied
+    same = [m.positions("global", download, {}, block, "valid") for m in (train, known)]
+    assert same[0] == same[1]
+    servers = [run(m)[0].server["weights"] for m in (train, known)]
+    assert torch.equal(*servers)  # never in G
+
+
+def test_triangles_hold_pairs_and_come_back():
+    history_I = torch.tensor([True, False, True, True])
+    triangle_L = client_triangle(history_I, 0.5)
+    assert triangle_L.tolist() == [0.5, 0, 0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5]  # 00 01 02 03 11 12 13 22 23 33
+    assert torch.equal(from_triangle(triangle_L, 4), 0.5 * torch.outer(history_I.double(), history_I.double()))
+
+
+def test_clip_bounds_what_one_client_adds():
+    block = blocks(size=7)[0]
+    history_CI = train_items(block.data, NUM_ITEMS)
+    scale_C = client_scales(history_CI, 2.5)
+    assert history_CI.sum(1).tolist() == [8, 7, 5, 4, 3, 2, 1]
+    norms = [client_triangle(h, s).norm().item() for h, s in zip(history_CI, scale_C.tolist(), strict=True)]
+    assert max(norms) <= 2.5
+    assert min(norms[:-3]) > 2.499  # root(3 * 4 / 2) = 2.449 for the one with three items is inside
+    assert scale_C[4:].tolist() == [1.0, 1.0, 1.0]
+    assert scale_C[0] == math.floor(2.5 / math.sqrt(36) * 2**16) / 2**16
+    assert client_scales(history_CI, math.inf).tolist() == [1.0] * 7
+    gram_II = torch.zeros(NUM_ITEMS, NUM_ITEMS, dtype=torch.float64)
+    add_gram(gram_II, history_CI, scale_C)
+    summed = sum(client_triangle(h, s) for h, s in zip(history_CI, scale_C.tolist(), strict=True))
+    assert torch.equal(gram_II, from_triangle(summed, NUM_ITEMS))
+
+
+def test_max_items_draws_a_subset_once():
+    config, federation = FedeaseConfig(max_items=3), toy_federation()
+    block = blocks(size=7)[0]
+    history_CI = train_items(block.data, NUM_ITEMS)
+    counted_CI = counted_items(block.data, block.clients, federation, config)
+    assert counted_CI.sum(1).tolist() == [3, 3, 3, 3, 3, 2, 1]
+    assert not (counted_CI & ~history_CI).any()
+    other = counted_items(block.data, block.clients, toy_federation(seed=1), config)
+    assert not torch.equal(other, counted_CI)
+    _, records = run(method(max_items=3), rounds=1)
+    assert sum(client["num_counted"] for client in records[0]["clients"]) == 18
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "denoise", lambda gram_II, std: seen.append((gram_II, std)) or denoise(gram_II, std))
+    num_items = 120
+    sequences = many_sequences(num_items=num_items)
+    federation = toy_federation(num_clients=40, num_items=num_items)
+    population = toy_population(sequences=sequences, num_items=num_items)
+    state, _ = run(method(federation, secure=secure, clip=4.0, noise_scale=0.5), population, 1)
+    noisy_II, std = seen[0]
+    clean_II = torch.zeros(num_items, num_items, dtype=torch.float64)
+    for block in blocks(population):
+        history_CI = train_items(block.data, num_items)
+        add_gram(clean_II, history_CI, client_scales(history_CI, 4.0))
+    assert std == 2.0
+    assert torch.equal(noisy_II, noisy_II.T)
+    noise_II = noisy_II - clean_II
+    upper = noise_II[torch.triu_indices(num_items, num_items).unbind()]
+    assert upper.std().item() == pytest.approx(2.0, rel=0.04)  # 7260 entries: one standard error is 0.8 %
+    assert upper.mean().abs() < 4 * 2.0 / 7260**0.5
+    assert noise_II.diagonal().std().item() == pytest.approx(2.0, rel=0.3)
+    assert torch.isfinite(state.server["weights"]).all()
+
+
+def test_denoise_keeps_what_stands_out_and_makes_the_solve_sane():
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(80, dtype=torch.float64, generator=generator)
+    signal_II = 500.0 * torch.outer(direction, direction) / direction.square().sum()
+    noise_II = torch.randn(80, 80, dtype=torch.float64, generator=generator).triu()
+    noisy_II = signal_II + 3.0 * (noise_II + noise_II.T - noise_II.diag().diag())
+    clean_II, spread = denoise(noisy_II, 3.0)
+    assert spread == pytest.approx(3.0 * 80**0.5)
+    assert torch.linalg.eigvalsh(clean_II)[0] > -1e-9
+    assert torch.linalg.eigvalsh(clean_II)[-1].item() == pytest.approx(500 - spread, rel=0.03)
+    assert (clean_II - signal_II).norm() < 0.6 * (noisy_II - signal_II).norm()
+    with pytest.raises(ValueError, match="not positive definite"):
+        ease.ease_weights(noisy_II, 1.0)
+    ease.ease_weights(clean_II, 1.0)
+    gram_II = central_gram()
+    torch.testing.assert_close(denoise(gram_II, 0.0)[0], gram_II)
+
+
+def test_budget_says_what_holds():
+    assert budget(FedeaseConfig()).startswith("no guarantee: clip and noise missing")
+    assert budget(FedeaseConfig(max_items=10)).startswith("no guarantee: noise missing")
+    text = budget(FedeaseConfig(max_items=10, noise_scale=1.0))
+    assert text.startswith("epsilon 4.73 at delta 1e-05 over 1 round(s)")
+    assert "clip 7.4162" in text  # root(10 * 11 / 2)
+    assert "only the sum is protected" in text
+    assert FedeaseConfig(max_items=10, clip=3.0).bound == 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"regularisation": 0.0}, "regularisation 0.0"),
+        ({"noise_scale": 1.0}, "expected clip or max_items"),
+        ({"noise_scale": -1.0, "clip": 1.0}, "noise_scale -1.0"),
+        ({"clip": -1.0}, "clip -1.0"),
+        ({"mask_neighbours": 3}, "even"),
+        ({"top_k": 2, "rank": 2}, "one of them"),
+        ({"dtype": "float16"}, "float16"),
+        ({"history": "all"}, "history all"),
+        ({"delta": 1.0}, "delta 1.0"),
+        ({"rank": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
+    ],
+)
+def test_bad_settings_are_told(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        method(**settings)
+
+
+def test_the_grid_is_valid_and_small():
+    assert len(module.GRID) <= 8
+    built = [FedeaseConfig(**settings) for settings in module.GRID]
+    assert all(one != other for one, other in itertools.combinations(built, 2))
+
+
+@pytest.mark.data
+def test_ml_100k(data_root):
+    """Centralised EASE on the leak-free split scores hit@10 0.14 in the whole catalogue; the federated one the same."""
+    from fedecider.data.prepare import PrepareConfig, prepare_domains
+    from fedecider.evaluation.metrics import mean_metrics
+
+    config = PrepareConfig("movielens", str(data_root / "movielens" / "ml-100k"), "films", k_core=0, public_share=0)
+    domain = prepare_domains(config)["films"]
+    sequences, num_items = domain.clients.sequences, len(domain.item_keys)
+    population = toy_population(sequences=sequences, num_items=num_items)
+    federated = method(toy_federation(num_clients=943, num_items=num_items))
+    state, records = run(federated, population, 2, block_clients=64)
+    found = torch.cat(evaluate(federated, 2, "global", "test", state.server, {}, blocks(population, 64)))
+    expected = rank_held_out(
+        ease.fit(sequences, num_items, STRICT, ease.EaseConfig(), seed=0), sequences, num_items, "test"
+    )
+    assert (found != expected).sum() <= 2  # float32 in the download
+    metrics = mean_metrics(found)
+    assert metrics["hit@10"] == pytest.approx(0.140, abs=0.002)
+    assert metrics["ndcg@10"] == pytest.approx(0.0717, abs=0.001)
+    up = sum(len(group["clients"]) * sum(group["up"].values()) for group in records[0]["traffic"])
+    assert up == 4 * (100_000 - 2 * 943)

@@ -1,0 +1,247 @@
+"""Clip and noise of uploads, and what they are worth: hand numbers, statistics of the noise, an independent library."""
+
+import math
+import sys
+
+import pytest
+import torch
+from scipy.special import log_ndtr
+
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Download, Upload
+from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report, protect, protect_upload
+from fedecider.federation.wire import dense, measure
+
+CLIENTS = torch.tensor([4, 9, 2])
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "table": torch.tensor([[[3.0, 0.0], [0.0, -4.0]], [[0.6, 0.0], [0.0, 0.0]], [[-1.0, 2.0], [2.0, 0.0]]]),
+        "bias": torch.tensor([[12.0], [-0.8], [4.0]]),
+    }
+
+
+def norms(tree, order=2):
+    return torch.linalg.vector_norm(torch.cat([t.flatten(1) for t in tree.values()], 1), ord=order, dim=1)
+
+
+def test_clip_hand_numbers_over_all_tensors_together():
+    # L2 norms: sqrt(9 + 16 + 144) = 13, sqrt(0.36 + 0.64) = 1, sqrt(1 + 4 + 4 + 16) = 5
+    clipped = protect(tensors(), CLIENTS, PrivacyConfig(clip=2.5), seed=0, round=1)
+    torch.testing.assert_close(norms(clipped), torch.tensor([2.5, 1.0, 2.5]))
+    torch.testing.assert_close(clipped["table"][0], torch.tensor([[3.0, 0.0], [0.0, -4.0]]) * 2.5 / 13)
+    torch.testing.assert_close(clipped["bias"][2], torch.tensor([2.0]))
+    assert torch.equal(clipped["bias"][1], tensors()["bias"][1])  # inside the bound: the same bits
+    # L1 norms: 19, 1.4, 9
+    clipped = protect(tensors(), CLIENTS, PrivacyConfig(clip=3.0, mechanism="laplace"), seed=0, round=1)
+    torch.testing.assert_close(norms(clipped, 1), torch.tensor([3.0, 1.4, 3.0]))
+
+
+def test_what_is_clipped_is_the_difference_to_the_download():
+    shared = torch.tensor([[100.0, 0.0], [0.0, 50.0]])
+    per_client = torch.tensor([[7.0], [8.0], [9.0]])
+    uploaded = {"table": shared + tensors()["table"], "bias": per_client + tensors()["bias"]}
+    reference = {"table": shared, "bias": per_client}
+    clipped = protect(uploaded, CLIENTS, PrivacyConfig(clip=2.5), 0, 1, reference)
+    difference = {name: clipped[name] - reference[name] for name in clipped}
+    torch.testing.assert_close(norms(difference), torch.tensor([2.5, 1.0, 2.5]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(clipped["table"][0, 0], torch.tensor([100 + 3 * 2.5 / 13, 0.0]))
+
+
+@pytest.mark.parametrize("config", [PrivacyConfig(), PrivacyConfig(clip=math.inf), PrivacyConfig(clip=1e6)])
+def test_no_noise_and_no_clip_change_no_bit(config):
+    given = {"table": torch.randn(3, 50, 7), "half": torch.randn(3, 9).bfloat16()}
+    reference = {"table": torch.randn(50, 7), "half": torch.randn(9).bfloat16()}
+    kept = protect(given, CLIENTS, config, 0, 1, reference)
+    assert all(torch.equal(kept[name], given[name]) for name in given)
+
+
+def test_rows_stay_rows_under_a_clip_and_mean_the_same_table():
+    torch.manual_seed(0)
+    download = Download({"table": torch.randn(6, 2)}, {"own": torch.randn(3, 4, 2)})
+    rows = {"table": torch.tensor([[5, 0, -1], [2, -1, -1], [1, 3, 4]]), "own": torch.tensor([[3], [0], [-1]])}
+    # pads hold nonsense, which must neither count nor come back
+    given = {"table": torch.randn(3, 3, 2), "own": torch.randn(3, 1, 2), "bias": torch.randn(3, 1)}
+    given["table"][0, 2] = math.nan
+    payload = {"table": torch.tensor([10, 20, 30])}
+    upload = Upload(CLIENTS, torch.ones(3), given, rows, payload)
+    config = PrivacyConfig(clip=0.7)
+    sparse = protect_upload(upload, download, config, 0, 1)
+    assert sparse.rows is rows
+    assert sparse.payload is payload
+    in_full = protect_upload(dense(upload, download), download, config, 0, 1)
+    for name, tensor in dense(sparse, download).tensors.items():
+        torch.testing.assert_close(tensor, in_full.tensors[name])
+    base = {"table": download.shared["table"], "own": download.per_client["own"], "bias": 0.0}
+    torch.testing.assert_close(norms({n: t - base[n] for n, t in in_full.tensors.items()}), torch.full((3,), 0.7))
+
+
+def test_noise_falls_on_every_row_and_the_upload_becomes_dense():
+    download = Download({"table": torch.full((400, 3), 5.0)})
+    upload = Upload(
+        torch.tensor([1, 2]),
+        torch.ones(2),
+        {"table": torch.full((2, 1, 3), 5.1)},
+        {"table": torch.tensor([[7], [-1]])},
+        {"table": torch.tensor([12, 12])},
+    )
+    noised = protect_upload(upload, download, PrivacyConfig(clip=0.5, noise_scale=0.2), 0, 1)
+    assert noised.rows == {}
+    assert measure(download, noised)[0].up == {"table": 4800}
+    change = noised.tensors["table"] - 5.0
+    assert (change != 0).all()
+    assert change.std().item() == pytest.approx(0.1, rel=0.06)
+    assert upload.tensors["table"].shape == (2, 1, 3)  # the given upload is left alone
+
+
+@pytest.mark.parametrize(("mechanism", "std", "fourth"), [("gaussian", 0.6, 3.0), ("laplace", 0.6 * 2**0.5, 6.0)])
+def test_noise_has_the_stated_size_and_shape(mechanism, std, fourth):
+    config = PrivacyConfig(clip=0.3, noise_scale=2.0, mechanism=mechanism)
+    noise = protect({"table": torch.zeros(2, 200_000)}, torch.tensor([3, 8]), config, 5, 1)["table"].double()
+    assert noise.mean().abs() < 4 * std / 400_000**0.5
+    assert noise.std().item() == pytest.approx(std, rel=0.01)
+    assert (noise / std).pow(4).mean().item() == pytest.approx(fourth, rel=0.05)
+
+
+def test_noise_is_independent_between_clients_rounds_tensors_and_seeds_and_repeatable():
+    config = PrivacyConfig(clip=1.0, noise_scale=1.0)
+
+    def noise(seed=5, round=1, clients=(3, 8), names=("a", "b")):
+        zero = {name: torch.zeros(len(clients), 20_000) for name in names}
+        return protect(zero, torch.tensor(clients), config, seed, round)
+
+    first, other = noise(), [noise(round=2)["a"][0], noise(seed=6)["a"][0]]
+    draws = torch.stack([first["a"][0], first["a"][1], first["b"][0], *other])
+    correlation = torch.corrcoef(draws) - torch.eye(5)
+    assert correlation.abs().max() < 5 / 20_000**0.5
+    again = noise(clients=(8, 12, 3), names=("b", "a"))  # other block, other order
+    assert torch.equal(again["a"][2], first["a"][0])
+    assert torch.equal(again["b"][0], first["b"][1])
+
+
+def test_noise_on_the_sum_is_shared_by_the_cohort():
+    config = PrivacyConfig(clip=0.5, noise_scale=2.0, noise_on="sum")
+    zero = {"table": torch.zeros(25, 20_000)}
+    shares = protect(zero, torch.arange(25), config, 0, 1, cohort_size=25)["table"]
+    assert shares.std().item() == pytest.approx(1.0 / 5, rel=0.01)
+    assert shares.sum(0).std().item() == pytest.approx(1.0, rel=0.03)
+    with pytest.raises(ValueError, match="cohort size"):
+        protect(zero, torch.arange(25), config, 0, 1)
+
+
+def test_a_non_finite_client_stays_so_and_leaves_the_others_alone():
+    given = tensors()
+    given["bias"][0] = math.nan
+    given["table"][2, 0, 0] = math.inf
+    kept = protect(given, CLIENTS, PrivacyConfig(clip=0.5, noise_scale=1.0), 0, 1)
+    expected = protect(tensors(), CLIENTS, PrivacyConfig(clip=0.5, noise_scale=1.0), 0, 1)
+    assert torch.equal(kept["table"][1], expected["table"][1])
+    mean = weighted_mean([Upload(CLIENTS, torch.ones(3), kept)], {})
+    assert torch.equal(mean["bias"], expected["bias"][1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": 0.0}, "clip 0.0, expected a positive"),
+        ({"clip": math.nan}, "clip nan"),
+        ({"noise_scale": 1.0}, "without a clip"),
+        ({"noise_scale": 1.0, "clip": math.inf}, "without a clip"),
+        ({"clip": 1.0, "noise_scale": -1.0}, "noise_scale -1.0"),
+        ({"delta": 0.0}, "delta"),
+        ({"mechanism": "uniform"}, "mechanism"),
+        ({"noise_on": "mean"}, "noise_on"),
+        ({"mechanism": "laplace", "noise_on": "sum"}, "not Laplace"),
+    ],
+)
+def test_bad_settings_are_told(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PrivacyConfig(**settings)
+
+
+def test_integers_and_rows_with_noise_are_refused():
+    with pytest.raises(ValueError, match=r"int64 in count"):
+        protect({"count": torch.ones(1, 2, dtype=torch.int64)}, CLIENTS[:1], PrivacyConfig(clip=1.0), 0, 1)
+    config, rows = PrivacyConfig(clip=1.0, noise_scale=1.0), {"table": torch.tensor([[0]])}
+    with pytest.raises(ValueError, match="whole tables"):
+        protect({"table": torch.ones(1, 1, 2)}, CLIENTS[:1], config, 0, 1, rows=rows)
+
+
+def gaussian(noise_scale: float, **settings) -> PrivacyConfig:
+    return PrivacyConfig(clip=0.3, noise_scale=noise_scale, **settings)
+
+
+def exact_delta(value: float, mu: float) -> float:
+    """delta(epsilon) of the Gaussian mechanism, exactly (Balle and Wang, 2018, Theorem 8), sensitivity / std = mu."""
+    second = value + log_ndtr(-value / mu - mu / 2)
+    return float(math.exp(log_ndtr(-value / mu + mu / 2)) - math.exp(second))
+
+
+@pytest.mark.parametrize(("noise_scale", "rounds", "delta"), [(1.0, 1, 1e-5), (1.0, 100, 1e-5), (7.5, 40, 1e-6)])
+def test_epsilon_lies_between_the_exact_value_and_the_classic_conversion(noise_scale, rounds, delta):
+    value = epsilon(gaussian(noise_scale, delta=delta), rounds)
+    # Mironov 2017, Prop. 3, minimised by hand: K / (2 z^2) + sqrt(2 K log(1 / delta)) / z
+    classic = rounds / (2 * noise_scale**2) + math.sqrt(2 * rounds * math.log(1 / delta)) / noise_scale
+    assert value < classic
+    assert exact_delta(value, math.sqrt(rounds) / noise_scale) < delta
+    assert exact_delta(0.85 * value, math.sqrt(rounds) / noise_scale) > delta
+
+
+def test_epsilon_hand_numbers():
+    # z = 1, K = 1, delta = 1e-5, order 5.4: 5.4 / 2 + log(4.4 / 5.4) - (log 1e-5 + log 5.4) / 4.4 = 4.72851
+    assert epsilon(gaussian(1.0), 1) == pytest.approx(4.72851, abs=2e-3)
+    assert epsilon(gaussian(1.0), 1) <= 4.72851
+    assert epsilon(gaussian(2.0), 4) == pytest.approx(epsilon(gaussian(1.0), 1))  # only K / z^2 counts
+    assert epsilon(PrivacyConfig(clip=1.0, noise_scale=4.0, mechanism="laplace"), 10) == 2.5
+    assert epsilon(PrivacyConfig(clip=1.0), 10) == math.inf
+    assert epsilon(PrivacyConfig(), 10) == math.inf
+    with pytest.raises(ValueError, match="participation 0"):
+        epsilon(gaussian(1.0), 1, 0.0)
+    with pytest.raises(ValueError, match="sampling"):
+        epsilon(gaussian(1.0), 1, 0.5, sampling="shuffled")
+
+
+def test_participation_does_not_help_against_the_server():
+    assert epsilon(gaussian(1.0), 10, 0.1) == epsilon(gaussian(1.0), 10)
+
+
+def test_epsilon_agrees_with_the_library():
+    library = pytest.importorskip("dp_accounting", reason="optional extra dp")
+    accountant = library.rdp.RdpAccountant()
+    accountant.compose(library.GaussianDpEvent(1.3), 20)
+    value = epsilon(gaussian(1.3), 20)
+    assert value <= accountant.get_epsilon(1e-5)
+    assert value == pytest.approx(accountant.get_epsilon(1e-5), rel=0.01)
+
+
+def test_sampling_lowers_epsilon_for_noise_on_the_sum():
+    pytest.importorskip("dp_accounting", reason="optional extra dp")
+    config = gaussian(1.0, noise_on="sum")
+    full = epsilon(config, 100)
+    fixed = {q: epsilon(config, 100, q) for q in (0.01, 0.1, 0.5)}
+    poisson = {q: epsilon(config, 100, q, "poisson") for q in fixed}
+    assert poisson[0.1] == pytest.approx(7.9039, abs=1e-3)  # dp-accounting 0.6, z = 1, 100 rounds, delta 1e-5
+    for q in fixed:
+        assert poisson[q] < fixed[q] < full
+    assert epsilon(gaussian(0.5, noise_on="sum"), 100, 0.5, "poisson") < 190  # the package alone: 277
+    assert epsilon(config, 100, 0.999) == pytest.approx(full, rel=0.01)
+    assert "fixed cohorts of share 0.1" in privacy_report(config, 100, 0.1)
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=r"pip install fedecider\[dp\]"):
+        epsilon(gaussian(1.0, noise_on="sum"), 10, 0.1)
+    assert epsilon(gaussian(1.0, noise_on="sum"), 10) > 0  # full participation needs no library
+
+
+def test_the_report_says_when_nothing_is_guaranteed():
+    assert privacy_report(PrivacyConfig(), 10).startswith("no guarantee: clip and noise missing")
+    assert privacy_report(PrivacyConfig(clip=1.0), 10).startswith("no guarantee: noise missing")
+    text = privacy_report(gaussian(1.0), 1)
+    assert text.startswith("epsilon 4.73 at delta 1e-05 over 1 round(s): ")
+    assert "against the server too" in text
+    assert "only the sum" in privacy_report(gaussian(1.0, noise_on="sum"), 1)
+    laplace = PrivacyConfig(clip=1.0, noise_scale=4.0, mechanism="laplace")
+    assert privacy_report(laplace, 10).startswith("epsilon 2.5 over 10 round(s)")

@@ -1,0 +1,216 @@
+"""The commands of the embedding line on a small csv: what a run leaves behind, resuming, bad input, the leaderboard."""
+
+import csv
+import importlib.util
+import json
+import sys
+
+import pytest
+import torch
+from conftest import REPOSITORY
+
+from embedding_fr.methods import METHODS
+from fedecider.data.interactions import InteractionsConfig, load_interactions
+from fedecider.evaluation.per_user import read_per_user
+from fedecider.federation.record import read_json, read_records
+from fedecider.federation.streams import stream
+from fedecider.leaderboard import all_methods, kind_of, protocol_groups
+
+
+def script(name: str):
+    path = REPOSITORY / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"script_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    first = sys.path[0]
+    spec.loader.exec_module(module)
+    sys.path[0] = first
+    return module
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory):
+    """30 users over 130 items in two tastes: enough for 99 sampled candidates."""
+    folder = tmp_path_factory.mktemp("raw")
+    generator = stream(1, "csv")
+    rows = []
+    for user in range(30):
+        taste = torch.randperm(65, generator=generator)[:8] * 2 + user % 2
+        rows += [(f"u{user}", f"i{int(item):03d}", time) for time, item in enumerate(taste)]
+    rows += [(f"x{item}", f"i{other:03d}", 0) for item in range(40) for other in range(item * 3, item * 3 + 10)]
+    with (folder / "toy.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "item", "time"])
+        writer.writerows(rows)
+    return folder
+
+
+@pytest.fixture
+def data(ratings):
+    return ["--dataset", "toy", "--source", "csv", "--raw", str(ratings), "--time_column", "time"]
+
+
+FAST = ["--local_epochs", "1", "--embedding_size", "4", "--num_threads", "1"]
+
+
+def federate(*words) -> int:
+    return script("federate").main([str(word) for word in words])
+
+
+def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, capsys):
+    assert federate("--method", "fedmf", *data, *FAST, "--num_rounds", 3, "--output", tmp_path / "run") == 0
+    printed = capsys.readouterr().out
+    assert "round 3/3: valid ndcg@10" in printed
+    assert "memoriser" in printed
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    assert set(metrics["test"]) == {"fedmf", "popularity", "memoriser"}
+    assert metrics["protocol"] == "strict"
+    assert 0.0 < metrics["chance_hit@10"] < 0.12
+    assert metrics["seconds"]["wall_s"] > 0
+    assert metrics["privacy"].startswith("no guarantee")
+    num_items, clients = metrics["num_items"], metrics["num_users"]
+    assert metrics["bytes"]["up"] > 3 * clients * num_items * 4 * 4  # whole tables, rounds x clients x items x D x 4
+    records = read_records(tmp_path / "run" / "rounds.jsonl")
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert records[0]["clients"][0]["clients"] == clients
+    assert {record.view for record in read_per_user(tmp_path / "run" / "per_user.parquet")} == set(metrics["test"])
+    assert (tmp_path / "run" / "figures" / "validation.html").is_file()
+    assert "3 rounds" not in (tmp_path / "run" / "results.md").read_text()
+
+
+def test_resuming_gives_the_uninterrupted_run(data, tmp_path):
+    common = ["--method", "fedmf", *data, *FAST, "--checkpoint_every", 1]
+    assert federate(*common, "--num_rounds", 4, "--output", tmp_path / "whole") == 0
+    assert federate(*common, "--num_rounds", 4, "--output", tmp_path / "parts") == 0
+    folder = tmp_path / "parts"
+    # as if killed after round 2: the newest checkpoint is gone with everything written after it
+    metrics = (folder / "metrics.json").read_bytes()
+    (folder / "metrics.json").unlink()
+    assert federate(*common, "--num_rounds", 4, "--output", folder, "--resume", "true") == 0
+    again = json.loads((folder / "metrics.json").read_text())
+    first = json.loads(metrics)
+    assert again["test"] == first["test"] == read_json(tmp_path / "whole" / "metrics.json")["test"]
+
+
+def test_memory_and_privacy_options_are_used(data, tmp_path):
+    common = ["--method", "fedmf", *data, *FAST, "--num_rounds", 2]
+    assert federate(*common, "--output", tmp_path / "plain") == 0
+    assert federate(*common, "--memory_gb", 0.00002, "--output", tmp_path / "small") == 0
+    results = [read_json(tmp_path / name / "metrics.json") for name in ("plain", "small")]
+    assert results[0]["valid"]["fedmf"] == results[1]["valid"]["fedmf"]
+    private = ["--clip", 0.5, "--noise_scale", 1.0, "--delta", 1e-3]
+    assert federate(*common, *private, "--output", tmp_path / "private") == 0
+    assert read_json(tmp_path / "private" / "metrics.json")["privacy"].startswith("epsilon")
+    uploads = [read_records(tmp_path / n / "rounds.jsonl")[0]["valid"] for n in ("plain", "private")]
+    assert uploads[0] != uploads[1]
+
+
+def test_federation_off_uploads_nothing(data, tmp_path):
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 2, "--federation", "false"]
+    assert federate(*words, "--output", tmp_path / "run") == 0
+    assert read_json(tmp_path / "run" / "metrics.json")["bytes"]["up"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "fedxy"], "got method 'fedxy', expected one of"),
+        (["--method", "fedmf", "--dataset", "ml-7"], "got dataset 'ml-7'"),
+        (["--method", "fedmf", "--domains", "crime"], "got domains with the method fedmf"),
+        (["--method", "local", "--dataset", "ml-100k"], "got dataset with the method local"),
+        (["--method", "fedmf", "--participation", "0"], "the cohort of a round may not be empty"),
+        (["--method", "fedmf", "--clip", "0", "--noise_scale", "1"], "got clip 0.0, expected a positive bound"),
+        (["--method", "fedmf", "--noise_scale", "1"], "without a clip"),
+        (["--method", "fedmf", "--protocol", "loose"], "got protocol 'loose'"),
+        (["--method", "pfedclr", "--lora_rank", "4"], "got lora_rank with the method pfedclr"),
+    ],
+)
+def test_bad_settings_end_with_one_line_and_code_2(words, message, tmp_path, capsys):
+    try:
+        code = federate(*words, "--output", tmp_path / "run")
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr().err
+    assert code == 2
+    assert message in " ".join(printed.split())
+    assert "Traceback" not in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_files_and_too_many_negatives_end_with_code_2(data, ratings, tmp_path, capsys):
+    assert federate("--method", "fedmf", *data, *FAST, "--num_negatives", 130, "--output", tmp_path / "run") == 2
+    assert "got num_negatives 130, expected at most" in capsys.readouterr().err
+    broken = tmp_path / "raw"
+    broken.mkdir()
+    (broken / "toy.csv").write_text("customer,item\n1,2\n")
+    words = ["--dataset", "toy", "--source", "csv", "--raw", broken]
+    assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
+    assert "'user'" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_diverging_run_names_client_round_and_tensor(data, tmp_path, capsys):
+    words = ["--method", "fedmf", *data, *FAST, "--learning_rate", "1e30", "--init_std", "1e10", "--num_rounds", 2]
+    assert federate(*words, "--output", tmp_path / "run") == 2
+    assert "non-finite" in capsys.readouterr().err
+
+
+def leaderboard(*words) -> int:
+    return script("leaderboard").main([str(word) for word in words])
+
+
+def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tmp_path, capsys):
+    words = ["--methods", "popularity,memoriser,ease,fedmf,fedmf/local", *data, "--num_rounds", 2, "--tune", 2]
+    words += ["--protocols", "strict,strict/sampled99,paper", "--seeds", 2, "--output", tmp_path / "board"]
+    assert leaderboard(*words) == 0
+    first = capsys.readouterr().out
+    assert first.count("validation ndcg@10") > 10
+    text = (tmp_path / "board" / "leaderboard.md").read_text()
+    for expected in ("Protocol `paper`", "LEAKS the held-out item; the memoriser scores", "| fedmf/local | local |"):
+        assert expected in text
+    rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
+    assert len(rows) == 15
+    assert {row["against_best"] for row in rows} <= {"best", "not distinguishable", "below", "canary"}
+    assert (tmp_path / "board" / "convergence.html").is_file()
+    lines = (tmp_path / "board" / "leaderboard.csv").read_text().splitlines()
+    assert len(lines) == 16
+    assert leaderboard(*words) == 0
+    assert "validation ndcg@10" not in capsys.readouterr().out  # every cell was there
+    records = read_per_user(tmp_path / "board" / "per_user.parquet")
+    assert len(records) == 5 * 3 * 2
+
+
+def test_names_and_groups_of_the_leaderboard(capsys):
+    assert protocol_groups(["strict", "paper", "strict/sampled99"]) == [["strict", "strict/sampled99"], ["paper"]]
+    assert {kind_of(name) for name in all_methods()} == {"simple", "central", "federated", "local"}
+    assert set(METHODS) < set(all_methods())
+    assert kind_of("ease/local") is None
+    assert leaderboard("--methods", "fedmf,nothing") == 2
+    assert "['nothing']" in capsys.readouterr().err
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_canary_on_real_data(data_root):
+    """The memoriser is at chance under strict and above 0.95 under paper after 100 rounds (ML-100K)."""
+    from fedecider.evaluation.baselines import memoriser
+    from fedecider.evaluation.metrics import user_metrics
+    from fedecider.evaluation.protocols import PROTOCOLS, chance_hit, sampled_candidates
+
+    loaded = load_interactions(InteractionsConfig(raw=str(data_root / "movielens" / "ml-100k")))
+    for name in ("strict", "strict/sampled99", "paper"):
+        protocol = PROTOCOLS[name]
+        candidates = sampled_candidates(loaded.sequences, loaded.num_items, stream(0, "candidates"))
+        positions = memoriser(
+            loaded.sequences,
+            loaded.num_items,
+            "test",
+            protocol,
+            generator=stream(0, "memoriser"),
+            candidates=candidates if protocol.num_sampled else None,
+        )
+        hit_U = user_metrics(positions, (10,))["hit@10"]
+        if protocol.leaks:
+            assert float(hit_U.mean()) > 0.95
+        else:
+            chance = chance_hit(loaded.sequences, loaded.num_items, "test", protocol)
+            assert abs(float(hit_U.mean()) - chance) < 4 * float(hit_U.std()) / len(hit_U) ** 0.5 + 1e-9

@@ -36,12 +36,12 @@ def elastic(
 ) -> FederatedMethod:
     """``method`` whose clients merge the table that they receive with their own last one, and then train as before.
 
-    ``offsets`` names tensors of the download that are differences from the table; they are changed so that the sums stay
-    what the server meant. Uploads are whole tables. Views: ``merged``, with the last adapter; ``local``, the client's
-    own last table.
+    ``offsets`` names tensors of the download that are differences from the table; they are changed so that the sums
+    stay what the server meant. Uploads are whole tables. Views: ``merged``, with the last adapter; ``local``, the
+    client's own last table.
 
     Differs from Algorithm 1: the adapter has all of its epochs before the method's own training, which is not taken
-    apart (the text on Table 3: merging happens after the download). :func:`embedding_fr.methods.fedem.fedem` alternates.
+    apart (the text on Table 3 has merging follow the download). :func:`embedding_fr.methods.fedem.fedem` alternates.
     """
     assert "global" in method.views, "the wrapped method must be able to score with the table it would receive"
 

@@ -1,9 +1,9 @@
 """Elastic merging: a client merges the item table that it receives with its own last one (FedEM, equations 9 to 11).
 
-``Q_m = Q_l + rho (Q_g - Q_l)``: Q_g is received, Q_l is the table that the client uploaded last, and rho in (0, 1) comes
-from the client's adapter, a small network on ``[Q_g - Q_l, Q_l]`` that never leaves it. Every row of the table changes,
-also those that no example touches, so uploads are whole tables; local steps and adapters work on the touched rows, and
-the whole table is merged once a round.
+``Q_m = Q_l + rho (Q_g - Q_l)``: Q_g is received, Q_l is the table that the client uploaded last, and rho in (0, 1)
+comes from the client's adapter, a small network on ``[Q_g - Q_l, Q_l]`` that never leaves it. Every row of the table
+changes, also those that no example touches, so uploads are whole tables; local steps and adapters work on the touched
+rows, and the whole table is merged once a round.
 
 Shape legend: N clients of the run, C clients of a block, A active clients of a step, B examples, I items, R touched
 rows, D dims, F = 2 D features of an item, P parameters of an adapter.
@@ -154,7 +154,7 @@ def open_merge(
     received_CRD: Tensor,
     row_CR: Tensor,
 ) -> tuple[Merge, Tensor]:
-    """The merge before its first epoch, and the rows (C, R, D) that the table holds then: Q_l, for SM merged already."""
+    """The merge before its first epoch, and the rows (C, R, D) that the table holds then: Q_l, or for SM the merge."""
     last_CID = own[LAST].to(received_CID.device)
     last_CRD = take(last_CID, row_CR.clamp(min=0))
     difference_CRD = received_CRD - last_CRD
@@ -198,10 +198,16 @@ def close_merge(merge: Merge, row_CR: Tensor, trained_CRD: Tensor) -> tuple[Tens
     """
     own = {LAST: merge.last_CID, **merge.adapter}
     whole_CID, rho_C = merged_table(merge.merging, own, merge.received_CID)
-    real_CR = row_CR >= 0
-    first_C1 = torch.arange(len(row_CR), device=row_CR.device)[:, None] * whole_CID.shape[1]
-    whole_CID.view(-1, whole_CID.shape[2]).index_copy_(0, (row_CR + first_C1)[real_CR], trained_CRD[real_CR])
+    set_rows(whole_CID, row_CR, trained_CRD)
     return whole_CID, {**own, LAST: whole_CID}, rho_C
+
+
+def set_rows(table_CID: Tensor, row_CR: Tensor, value_CRD: Tensor) -> Tensor:
+    """Write rows ``row_CR`` (-1 pads) of each client's table, in place."""
+    real_CR = row_CR >= 0
+    first_C1 = torch.arange(len(row_CR), device=row_CR.device)[:, None] * table_CID.shape[1]
+    table_CID.view(-1, table_CID.shape[2]).index_copy_(0, (row_CR + first_C1)[real_CR], value_CRD[real_CR])
+    return table_CID
 
 
 def merged_logits(merging: Merging, scorer: Scorer) -> Logits:

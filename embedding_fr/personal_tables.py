@@ -82,22 +82,25 @@ def squared_distances(table_VF: Tensor) -> Tensor:
     return distance_VV.fill_diagonal_(0.0)
 
 
-def mixed_server(
-    server: Tree, cohort: Cohort, weights: Callable[[Cohort], Tensor], table: str = "item_table"
-) -> Tree:
+def mixed_server(server: Tree, cohort: Cohort, weights: Callable[[Cohort], Tensor], table: str = "item_table") -> Tree:
     """``Q_u <- sum_v w_uv Q_v`` for the cohort, with rows of w that sum to one.
 
     Clients that are absent keep their older mix; those that never had one take the plain mean ``sum_v p_v Q_v`` of
     this round. Overwrites ``cohort.table_VF``.
     """
-    old_NID, table_VF, mean_F = server[table], cohort.table_VF, cohort.mean_F
-    weight_UV = weights(cohort).to(table_VF)
-    plain_F = torch.mv(table_VF.T, cohort.share_V.to(table_VF)).add_(mean_F)
-    for start in range(0, table_VF.shape[1], COLUMNS):
-        columns = slice(start, start + COLUMNS)
-        table_VF[:, columns] = torch.mm(weight_UV, table_VF[:, columns]).add_(mean_F[columns])
+    old_NID = server[table]
+    plain_F = torch.mv(cohort.table_VF.T, cohort.share_V.to(cohort.table_VF)).add_(cohort.mean_F)
     personal_N = server[PERSONAL].clone()
     personal_N[cohort.client_V] = True
     tables_NID = torch.where(personal_N[:, None, None], old_NID, plain_F.view(old_NID.shape[1:]))
-    tables_NID[cohort.client_V] = table_VF.view(-1, *old_NID.shape[1:])
+    tables_NID[cohort.client_V] = mix_in_place(cohort, weights(cohort)).view(-1, *old_NID.shape[1:])
     return {table: tables_NID, PERSONAL: personal_N}
+
+
+def mix_in_place(cohort: Cohort, weight_VV: Tensor) -> Tensor:
+    """(V, F) ``sum_v w_uv q_v`` in the place of the cohort's tables; rows of w sum to one."""
+    table_VF, weight_VV = cohort.table_VF, weight_VV.to(cohort.table_VF)
+    for start in range(0, table_VF.shape[1], COLUMNS):
+        columns = slice(start, start + COLUMNS)
+        table_VF[:, columns] = torch.mm(weight_VV, table_VF[:, columns]).add_(cohort.mean_F[columns])
+    return table_VF

@@ -16,8 +16,8 @@ def similarity_weights(share_V: Tensor, distance_VV: Tensor, alpha: float) -> Te
     """(V, V) ``w_uv = (p_v + alpha sigma_uv) / (1 + alpha)``, each row divided by its sum.
 
     This is where ``sum_v (w_uv - p_v)^2 + alpha (w_uv - sigma_uv)^2`` (equation 13) is least; sigma_uv = 1 / (1 +
-    ||Q_u - Q_v||^2). Ours: the division. The rows of the solution sum to (1 + alpha sum_v sigma_uv) / (1 + alpha), which
-    is 1 for clients far from everybody and up to the number of clients for near ones, whose tables would grow with it.
+    ||Q_u - Q_v||^2). Ours: the division. The rows of the solution sum to (1 + alpha sum_v sigma_uv) / (1 + alpha),
+    which is 1 for a client far from all others, and grows with the number of near ones: its table would grow as well.
     """
     weight_VV = (share_V + alpha / (1.0 + distance_VV)) / (1.0 + alpha)
     return weight_VV / weight_VV.sum(1, keepdim=True)
@@ -33,7 +33,7 @@ def code_weights(share_V: Tensor, distance_VV: Tensor, alpha: float) -> Tensor:
 
 
 def project_on_simplex(value_UV: Tensor) -> Tensor:
-    """Each row's nearest point with entries >= 0 that sum to 1: ``max(v - t, 0)`` with the right t (Held et al., 1974)."""
+    """Each row's nearest point with entries >= 0 that sum to 1: ``max(v - t, 0)`` for one t (Held et al., 1974)."""
     falling_UV = value_UV.sort(1, descending=True).values
     surplus_UV = falling_UV.cumsum(1) - 1.0
     place_V = torch.arange(1, value_UV.shape[1] + 1, device=value_UV.device)

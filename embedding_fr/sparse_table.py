@@ -15,9 +15,9 @@ TAG_BYTES = 1
 def sparse_bytes(table_CID: Tensor) -> Tensor:
     """(C,) int64 bytes of each client's table in the smallest of three layouts, plus one byte that names the layout.
 
-    With n entries (row by row) of which k are not zero, and s bytes a value: plain, n s; bitmap, ceil(n / 8) bytes of one
-    bit an entry (first entry in the highest bit) and k values; index, k int32 entry numbers and k values. The shape is
-    known to both sides.
+    With n entries (row by row), k of them not zero, and s bytes a value: plain, n values; bitmap, ceil(n / 8) bytes of
+    one bit an entry (the first entry in the highest bit), then k values; index, k int32 entry numbers, then k values.
+    The shape is known to both sides.
     """
     num_entries, size = table_CID[0].numel(), table_CID.element_size()
     filled_C = torch.count_nonzero(table_CID, dim=(1, 2)).cpu()

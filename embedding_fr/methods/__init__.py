@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.methods import fedease, fedmf, fedncf, gpfedrec, pfedclr, pfedrec
+from embedding_fr.merging import Merging
+from embedding_fr.methods import fedease, fedem, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec, plug_ins
 from fedecider.federation.method import FederatedMethod
 
 
@@ -33,7 +34,15 @@ METHODS: dict[str, Method] = {
     ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
     "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID),
+    "fedrap": Method(fedrap.FedrapConfig, fedrap.fedrap, fedrap.DEFAULTS, fedrap.GRID, whole_tables=2),
     "fedncf": Method(fedncf.FedncfConfig, fedncf.fedncf, fedncf.DEFAULTS, fedncf.GRID),
     "pfedrec": Method(pfedrec.PfedrecConfig, pfedrec.pfedrec, pfedrec.DEFAULTS, pfedrec.GRID, whole_tables=1),
     "gpfedrec": Method(gpfedrec.GpfedrecConfig, gpfedrec.gpfedrec, gpfedrec.DEFAULTS, gpfedrec.GRID, whole_tables=3),
+    "fedem": Method(fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, whole_tables=3),
+    "fedrecgel": Method(fedrecgel.FedrecgelConfig, fedrecgel.fedrecgel, fedrecgel.DEFAULTS, fedrecgel.GRID),
+    "fedmf_em": Method(Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, whole_tables=3),
+    "fedncf_em": Method(Merging, plug_ins.fedncf_em, fedncf.DEFAULTS, plug_ins.GRID, whole_tables=3),
+    "pfedrec_em": Method(Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, whole_tables=4),
+    "gpfedrec_em": Method(Merging, plug_ins.gpfedrec_em, gpfedrec.DEFAULTS, plug_ins.GRID, whole_tables=6),
+    "fedrap_em": Method(Merging, plug_ins.fedrap_em, fedrap.DEFAULTS, plug_ins.GRID, whole_tables=5),
 }

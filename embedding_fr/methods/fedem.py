@@ -35,6 +35,7 @@ from embedding_fr.merging import (
     open_merge,
     start_merging,
 )
+from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
 from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
@@ -57,6 +58,8 @@ class FedemConfig:
         adapter_learning_rate: Rate of the adapter; 0 takes learning_rate.
         aggregation: similarity makes one mix for each client (FedSim), mean one weighted mean for all (FedMF).
         similarity_weight: alpha, the weight of similarity against the clients' sizes; the paper has 1.1 on ML-100K.
+        variant: paper, or the public code as it is: see fedem_code. It has merging EM and aggregation similarity only.
+        mixed_share: Of variant code: the share of a cohort whose tables the server mixes.
     """
 
     merging: Literal["EM", "DM", "SM", "SR"] = "EM"
@@ -65,6 +68,8 @@ class FedemConfig:
     adapter_learning_rate: float = 0.0
     aggregation: Literal["similarity", "mean"] = "similarity"
     similarity_weight: float = 0.9
+    variant: Literal["paper", "code"] = "paper"
+    mixed_share: float = 0.1
 
     def __post_init__(self) -> None:
         if self.merging not in ("EM", "DM", "SM", "SR"):
@@ -73,6 +78,15 @@ class FedemConfig:
             raise ValueError(f"got aggregation {self.aggregation}, expected similarity or mean")
         if not self.similarity_weight >= 0.0:
             raise ValueError(f"got similarity_weight {self.similarity_weight}, expected 0 or more")
+        if self.variant not in ("paper", "code"):
+            raise ValueError(f"got variant {self.variant}, expected paper or code")
+        if not 0.0 < self.mixed_share <= 1.0:
+            raise ValueError(f"got mixed_share {self.mixed_share}, expected above 0 and at most 1")
+        if self.variant == "code" and (self.merging, self.aggregation) != ("EM", "similarity"):
+            raise ValueError(
+                f"got variant code with merging {self.merging} and aggregation {self.aggregation}, expected EM and "
+                "similarity: the public code has no other"
+            )
         Merging("EM", self.rho, self.adapter_layers, self.adapter_learning_rate)
 
     @property
@@ -105,10 +119,12 @@ def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig)
     Differs from the paper: Q_l starts as the common table, so that the first round merges nothing; adapter and
     embeddings take Adam with fresh moments in every round (equations 11 and 12 print SGD, Appendix D says Adam); both
     passes of an epoch go through the same mini-batches. Noise on uploads (equation 36) is that of
-    :mod:`fedecider.federation.privacy`, and Q_l stays without it. The sensitivity of Lemma 5, 2 p_u eta Z, is that of one
-    SGD step with clipped gradients; after ten epochs of Adam it bounds nothing, so the upload is clipped there instead.
+    :mod:`fedecider.federation.privacy`, and Q_l stays without it. The sensitivity of Lemma 5, 2 p_u eta Z, is that of
+    one SGD step with clipped gradients; after ten epochs of Adam it bounds nothing, so the upload is clipped instead.
     """
     merging = config.local_merging
+    if merging and config.variant == "code":
+        return code_method(federation, training, merging, config.similarity_weight, config.mixed_share)
     method = (
         merged_method(federation, training, merging)
         if merging

@@ -30,7 +30,13 @@ class FedmfConfig:
 
 
 DEFAULTS: dict[str, float] = {"learning_rate": 0.1}
-GRID: tuple[dict, ...] = ()
+GRID: tuple[dict, ...] = (
+    {},
+    {"local_epochs": 1},
+    {"local_epochs": 1, "init_std": 0.1},
+    {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1},
+    {"local_epochs": 1, "learning_rate": 0.3, "init_std": 0.1},
+)
 
 
 def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig) -> FederatedMethod:

@@ -1,8 +1,8 @@
 """FedNear: item-item weights from pairs of items counted by their nearness in a history, in one sum over clients.
 
-FedEASE counts a pair alike whether a client had the two items in a row or a year apart. Here a pair d events apart counts
+FedEASE counts a pair of items alike whether a client had them in a row or far apart. Here a pair d events apart counts
 1 / (1 + d / reach), what came later may count more than what came before, and newer items weigh more in the score. What
-a client sends is still one bounded matrix of a sum: secure aggregation and a privacy budget apply as to FedEASE.
+a client sends is still its term of one sum: secure aggregation and a privacy budget apply as to FedEASE.
 
 Shape legend: C clients of a block, N clients of the run, I items, T train items of a client, E pairs of one client,
 L = I (I + 1) / 2 entries of an upper triangle, P planes: pair counts and, where order is used, their signed counts.
@@ -32,12 +32,12 @@ MAX_UPLOAD_BYTES = 4 << 30
 GRID: tuple[dict, ...] = (
     {},
     {"regularisation": 50.0},
-    {"regularisation": 50.0, "pair_reach": 3.0},
-    {"history_reach": 5.0},
+    {"direction": 0.4},
     {"regularisation": 50.0, "direction": 0.4},
+    {"history_reach": 5.0},
     {"regularisation": 50.0, "history_reach": 5.0, "direction": 0.4},
+    {"regularisation": 50.0, "pair_reach": 3.0},
     {"regularisation": 500.0, "pair_reach": math.inf, "history_reach": 10.0, "direction": 0.0},
-    {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0},
 )
 DEFAULTS: dict[str, float] = {}
 
@@ -48,15 +48,15 @@ class FednearConfig:
 
     Args:
         regularisation: lambda, the L2 weight of the weights; scales with the number of users.
-        pair_reach: Two items that many events apart count half as much as neighbours at distance 0 would; inf: all
-            pairs alike, as in EASE.
+        pair_reach: Two items that many events apart count 1/2, at distance d in general 1 / (1 + d / pair_reach); inf:
+            all pairs alike, as in EASE.
         history_reach: An item that old, in events, counts half as much as the newest in the score; inf: all alike.
         direction: 0 ignores order; 1 predicts only what comes later from what came before.
         max_items: At most this many train items of a client, its newest, are counted; 0 counts all.
         secure: Mask uploads pairwise, so that the server sees the sum only; uploads are then whole triangles.
         mask_neighbours: Clients that each client shares a mask with under secure, even; 0 is all of them.
         clip: Largest L2 norm of a client's contribution: it is scaled down to it; 0 is off.
-        noise_scale: Gaussian noise over clip, on the sum; 0 is off. Needs clip or max_items.
+        noise_scale: Gaussian noise over clip, on the sum; 0 is off. Needs direction 0 and clip or max_items.
         delta: The probability in (epsilon, delta).
         top_k: Entries of each column of the weights that clients get, by size; 0 sends all.
         history: What a client scores from: train items, or known, which adds the validation item when testing.
@@ -90,6 +90,11 @@ class FednearConfig:
             raise ValueError(f"got history {self.history}, expected train or known")
         if self.noise_scale and self.bound == math.inf:
             raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip or max_items as well")
+        if self.noise_scale and self.direction:
+            raise ValueError(
+                f"got noise_scale {self.noise_scale} with direction {self.direction}, expected direction 0: noise on a "
+                "second plane costs more than order gives"
+            )
         _ = self.privacy  # its own checks
 
     @property
@@ -114,18 +119,19 @@ def fednear(federation: Federation, training: TrainingConfig, config: FednearCon
     """``G = sum_u s_u sum_{s,t} k(|s - t|) e_{i_s} e_{i_t}^T``, ``k(d) = 1 / (1 + d / pair_reach)``, score ``h_u W``.
 
     i_1 ... i_n are the train items of client u, oldest first. With D the part of G where i_s came before i_t,
-    ``P = (G + lambda I)^-1`` and ``W = Z(I) + direction * Z(P (D - D^T))``, where ``Z(M) = M - P diag(diag M / diag P)``
-    sets the diagonal to 0: Z(I) is EASE on G, and W minimises, up to scale, ``tr W^T (G + lambda I) W - 2 tr W^T C``
-    under a zero diagonal with C = D + r D^T, r = (1 - direction) / (1 + direction). k is positive definite (convex and
-    falling: Polya), so G is. ``h_u`` holds 1 / (1 + age / history_reach) for an item of the client, age 0 its newest.
-    Both reaches inf and direction 0 are FedEASE.
+    ``P = (G + lambda I)^-1``, the weights are ``W = Z(I) + direction * Z(P (D - D^T))``, where
+    ``Z(M) = M - P diag(diag M / diag P)`` sets the diagonal to 0: Z(I) is EASE on G, and W minimises, up to scale,
+    ``tr W^T (G + lambda I) W - 2 tr W^T C`` under a zero diagonal with C = D + r D^T, r = (1 - direction) /
+    (1 + direction). k is positive definite (convex and falling: Polya), so G is positive semi-definite. ``h_u`` holds
+    1 / (1 + age / history_reach) for an item of the client, age 0 its newest. Both reaches inf and direction 0 are
+    FedEASE.
 
     Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of W is counted too. Ways of
     summing, and what the server learns, are those of :func:`embedding_fr.methods.fedease.fedease`: plain (the item
     numbers of a client in order, 4 bytes each), ``secure`` (P planes of L masked numbers of 4 or 8 bytes), with
-    ``noise_scale`` (P planes with Gaussian noise; a contribution is scaled into its bound). Nothing is drawn without
-    noise or masks; ``training`` is not used. View ``global``. No state stays with the clients but their history.
-    Memory: P I^2 numbers at the server; :func:`client_bytes` for a client of a block.
+    ``noise_scale`` (Gaussian noise on the sum; a contribution is scaled into its bound; direction must be 0). Nothing
+    is drawn without noise or masks; ``training`` is not used. View ``global``. No state stays with the clients but
+    their history. Memory: P I^2 numbers at the server; :func:`client_bytes` for a client of a block.
 
     Source: EASE (Steck, WWW 2019) and, for items weighted by recency in a linear model, SLIST (Choi et al., WWW 2021);
     pairs counted by a positive definite kernel of their distance, and the split into order and no order, are ours.

@@ -2,7 +2,7 @@
 
 The common table C travels and is averaged; the personal table D and the user side stay with the client.
 
-Shape legend: N clients of the run, C clients of a block, A active clients of a step, B examples of a step, I items, D dims.
+Shape legend: N clients of the run, C clients of a block, A active clients of a step, B examples of it, I items, D dims.
 """
 
 from __future__ import annotations
@@ -202,7 +202,9 @@ def start_values(federation: Federation, training: TrainingConfig, config: Fedra
     local: Tree = {"user": normal(federation, training, "user", federation.num_clients)}
     if config.variant == "code":
         draw = torch.rand(training.embedding_size + 1, generator=stream(federation.seed, "init", "scorer"))
-        layer = ((2.0 * draw - 1.0) / math.sqrt(training.embedding_size)).to(common_ID).repeat(federation.num_clients, 1)
+        layer = (
+            ((2.0 * draw - 1.0) / math.sqrt(training.embedding_size)).to(common_ID).repeat(federation.num_clients, 1)
+        )
         local = {"user": layer[:, :-1].contiguous(), "bias": layer[:, -1].contiguous()}
         personal_ID = normal(federation, training, PERSONAL, federation.num_items)
     if config.tables != "common":
@@ -231,7 +233,7 @@ def gradients(
     """Gradients (A, ...) by name of one step's loss, in closed form, and the logits (A, B); L1 of the paper left out.
 
     With e the residuals sigmoid(z) - y of the batch, summed per item: ``dC = e u^T + 2 lambda (D - C)``,
-    ``dD = e u^T - 2 lambda (D - C)``. A table of residuals is dense here, since the regularisers touch every row anyway.
+    ``dD = e u^T - 2 lambda (D - C)``. Whole tables, since the regularisers touch every row.
     """
     mine = {name: tensor[: batch.active] for name, tensor in params.items()}
     logit_AB, row_ABD = logits(mine, batch.item_AB)
@@ -333,7 +335,7 @@ def _measure(params: Tree, clients: Tensor, round: int) -> dict[str, Tensor]:
             place = int((~(largest_C <= LARGEST_ENTRY)).int().argmax())
             raise ValueError(
                 f"got {name} with an entry of size {float(largest_C[place]):.3g} for client {int(clients[place])} in "
-                f"round {round}, expected at most {LARGEST_ENTRY:g}: the training diverged, as the distance between the "
+                f"round {round}, expected at most {LARGEST_ENTRY:g}: the training diverged, since the distance of the "
                 "tables has no upper bound; lower distance_weight or item_learning_rate, or set distance to bounded"
             )
         if name == COMMON:

@@ -11,19 +11,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from embedding_fr.averaged import Model, averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import (
-    Gradients,
-    Objective,
-    check_finite,
-    mean_losses,
-    received,
-    received_rows,
-    take,
-)
+from embedding_fr.local_training import Gradients, Objective, check_finite, received, received_rows, take
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
 from embedding_fr.sampling import Batch, Examples, draw_examples, epoch_batches, touched_rows
@@ -79,7 +72,7 @@ def fedrecgel(federation: Federation, training: TrainingConfig, config: Fedrecge
     if config.variant == "code":
         return _gradient_averaged(federation, training, config)
     model = ncf_model(federation, training, config.hidden_sizes)
-    rates = {name: training.learning_rate for name in (*model.shared, *model.private)}
+    rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
     return averaged("fedrecgel", model, federation, training, optimiser=optimiser, gradients=_sharp(model, config))
 
@@ -87,8 +80,8 @@ def fedrecgel(federation: Federation, training: TrainingConfig, config: Fedrecge
 def neumf_model(federation: Federation, training: TrainingConfig) -> Model:
     """NeuMF (He et al., 2017): ``w . [p * q, relu(tower([p', q']))] + b``, the tower 8 D -> 4 D -> 2 D -> D.
 
-    ``item_table`` (I, D) and ``user`` (N, D) are multiplied, ``item_table_mlp`` (I, 4 D) and ``user_mlp`` (N, 4 D) enter
-    the tower.
+    ``item_table`` (I, D) and ``user`` (N, D) are multiplied; ``item_table_mlp`` (I, 4 D) and ``user_mlp`` (N, 4 D)
+    enter the tower.
     """
     size = training.embedding_size
 
@@ -173,7 +166,8 @@ def _gradient_averaged(federation: Federation, training: TrainingConfig, config:
         apply_step(private_step, params, {name: gradient[name] for name in model.private}, own)
         upload = {f"{name}.gradient": gradient[name] for name in model.shared}
         tables = [f"{name}.gradient" for name in model.tables]
-        loss_C = mean_losses(logit_AB, batch)
+        error_CB = softplus(logit_AB) - batch.label_AB * logit_AB
+        loss_C = (error_CB * batch.weight_AB).sum(1) / (examples.count_C / training.batch_size).ceil()
         check_finite({**upload, **{name: params[name] for name in model.private}}, loss_C, block.clients, round)
         return (
             Upload(

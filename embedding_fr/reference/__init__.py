@@ -7,13 +7,21 @@ from typing import Any
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.reference import fedmf, fedncf, gpfedrec, pfedclr, pfedrec
+from embedding_fr.reference import elastic, fedem, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec
 from embedding_fr.reference.loop import Reference
 
 REFERENCES: dict[str, Callable[[Federation, TrainingConfig, Any], Reference]] = {
     "fedmf": fedmf.fedmf,
     "pfedclr": pfedclr.pfedclr,
     "fedncf": fedncf.fedncf,
+    "fedrap": fedrap.fedrap,
     "pfedrec": pfedrec.pfedrec,
     "gpfedrec": gpfedrec.gpfedrec,
+    "fedem": fedem.fedem,
+    "fedrecgel": fedrecgel.fedrecgel,
+    "fedmf_em": elastic.fedmf_em,
+    "fedncf_em": elastic.fedncf_em,
+    "pfedrec_em": elastic.pfedrec_em,
+    "gpfedrec_em": elastic.gpfedrec_em,
+    "fedrap_em": elastic.fedrap_em,
 }

@@ -108,7 +108,7 @@ def dense(upload: Upload, download: Download) -> Upload:
 
 
 def _base(upload: Upload, download: Download, name: str) -> Tensor:
-    """The whole table (I, ...) that the rows of an upload replace; for a client of its own table, the first client's."""
+    """The whole table (I, ...) in which the rows of an upload stand; of tables per client the first one."""
     if name in upload.num_rows:
         return upload.tensors[name].new_zeros(upload.num_rows[name], *upload.tensors[name].shape[2:])
     return download.shared[name] if name in download.shared else download.per_client[name][0]

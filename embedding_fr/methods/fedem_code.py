@@ -1,0 +1,127 @@
+"""FedEM as its public code has it, where that differs from the paper.
+
+Shape legend: N clients of the run, V clients of a cohort, C clients of a block, I items, D dims, B examples, R touched
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from embedding_fr.averaged import score_all
+from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_training import Logits, Objective, check_finite, received, take, train_epoch
+from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
+from embedding_fr.methods.fedmf import mf_model
+from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mix_in_place, squared_distances, start_server
+from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
+from embedding_fr.similarity import code_weights, first_components
+from embedding_fr.stacked import Optimiser, fresh_state
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.streams import stream
+
+TABLE = "item_table"
+
+
+def code_method(
+    federation: Federation, training: TrainingConfig, merging: Merging, alpha: float, mixed_share: float
+) -> FederatedMethod:
+    """A client that has a mix first replaces its table by the merge, with its last adapter. Its logits then merge that
+    table with the mix once more; on every mini-batch the adapter takes a step, then the user embedding and the table,
+    whose gradient runs through the merge and through the adapter's input. Uploads are without the second merge.
+
+    In each round the server mixes the tables of a random ``mixed_share`` of the cohort among themselves
+    (:func:`embedding_fr.similarity.code_weights` on the distances of first principal components). Only these clients
+    have a mix in the next round: all others, and everybody in the first round, train on alone. View ``merged`` is the
+    code's.
+
+    Differs from the public code: clients do not stop early when their loss stalls (relative change below 1e-4);
+    everybody draws an own user embedding and adapter, where the code starts all alike; start values are N(0, 1) with
+    ``init_std`` 1 only. The traffic counts a table for every client, mixed or not.
+    """
+    model = mf_model(federation, training)
+    rates = {"user": training.learning_rate, TABLE: training.item_rate}
+    rates[ADAPTER] = merging.adapter_learning_rate or training.learning_rate
+    optimiser = Optimiser("adam", rates, training.weight_decay)
+
+    def init() -> tuple[Tree, Tree]:
+        local = {**model.private, **start_merging(merging, model.shared[TABLE], federation)}
+        return start_server(model.shared[TABLE], federation.num_clients), local
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download({}, {TABLE: server[TABLE][clients], PERSONAL: server[PERSONAL][clients]})
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        examples = draw_examples(
+            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
+        )
+        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        start_CID, rho_C = current_table(merging, download, own)
+        row = row_CR.clamp(min=0)
+        frozen = {"sent": take(download.per_client[TABLE], row), "has_mix": download.per_client[PERSONAL]}
+        trained = {"user": own["user"].clone(), ADAPTER: own[ADAPTER].clone(), TABLE: take(start_CID, row)}
+        params, objective = {**trained, **frozen}, Objective(merging_logits(merging))
+        state, loss_C = fresh_state(optimiser, params), torch.zeros(len(row_CR))
+        for epoch in range(training.local_epochs):
+            batches = epoch_batches(examples, place_CB, training.batch_size, epoch)
+            loss_C = train_epoch(objective, params, [[ADAPTER], ["user", TABLE]], batches, optimiser, state)
+        check_finite(trained, loss_C, block.clients, round)
+        table_CID = set_rows(start_CID, row_CR, trained[TABLE])
+        upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})
+        logs = [{"loss": loss, "rho": rho} for loss, rho in zip(loss_C.tolist(), rho_C.tolist(), strict=True)]
+        return upload, {"user": trained["user"], ADAPTER: trained[ADAPTER], LAST: table_CID}, logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        cohort = collect(server, uploads)
+        if cohort is None:
+            return server
+        few = few_of(cohort, mixed_share, federation.seed, round)
+        shape = server[TABLE].shape[1:]
+        component_VI = first_components((few.table_VF + few.mean_F).view(-1, *shape))
+        weight_VV = code_weights(few.share_V, squared_distances(component_VI), alpha)
+        tables_NID, has_mix_N = server[TABLE].clone(), torch.zeros_like(server[PERSONAL])
+        tables_NID[few.client_V] = mix_in_place(few, weight_VV).view(-1, *shape)
+        has_mix_N[few.client_V] = True
+        return {TABLE: tables_NID, PERSONAL: has_mix_N}
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        last_CID = own[LAST].to(federation.device)
+        table_CID = last_CID if view == "local" else current_table(merging, download, own)[0]
+        scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
+        return rank_users(scores_CI, block.data, split, federation.protocol)
+
+    return FederatedMethod("fedem", init, broadcast, client_update, server_aggregate, positions, ("merged", "local"))
+
+
+def current_table(merging: Merging, download: Download, own: Tree) -> tuple[Tensor, Tensor]:
+    """(C, I, D) the last table, merged with the mix where there is one; (C,) the mean of rho, 0 where there is none."""
+    sent_CID = received(download, TABLE, len(own[LAST]))
+    has_mix_C = download.per_client[PERSONAL]
+    merged_CID, rho_C = merged_table(merging, own, sent_CID)
+    return torch.where(has_mix_C[:, None, None], merged_CID, own[LAST].to(sent_CID.device)), rho_C * has_mix_C
+
+
+def merging_logits(merging: Merging) -> Logits:
+    """Inner products with rows ``q + rho (sent - q)``, rho from the row q as it is now; q alone without a mix."""
+
+    def logits(params: Tree, item: Tensor | None) -> Tensor:
+        row_CBD, sent_CBD = take(params[TABLE], item), take(params["sent"], item)
+        rho = weights_of(merging, params[ADAPTER], features(merging, row_CBD, sent_CBD))
+        row_CBD = row_CBD + rho * params["has_mix"][:, None, None] * (sent_CBD - row_CBD)
+        return torch.bmm(row_CBD, params["user"][:, :, None])[:, :, 0]
+
+    return logits
+
+
+def few_of(cohort: Cohort, share: float, seed: int, round: int) -> Cohort:
+    """A random share of the cohort, rounded down, one client at least."""
+    count = max(1, int(len(cohort.client_V) * share))
+    order = torch.randperm(len(cohort.client_V), generator=stream(seed, "mixed", round))
+    chosen = cohort.client_V.argsort()[order[:count]]
+    weight_V = cohort.share_V[chosen]
+    table_VF = cohort.table_VF[chosen.to(cohort.table_VF.device)]
+    return Cohort(cohort.client_V[chosen], weight_V / weight_V.sum(), table_VF, cohort.mean_F)

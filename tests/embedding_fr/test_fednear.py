@@ -1,0 +1,391 @@
+"""FedNear: hand numbers, its objective, its sums, what order and recency buy, bounds, bytes, and nothing held out."""
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_population, toy_training
+
+from embedding_fr.blocks import block_packer
+from embedding_fr.gram import denoise, from_triangle, triangle_size
+from embedding_fr.methods import fednear as module
+from embedding_fr.methods.fedease import FedeaseConfig, fedease
+from embedding_fr.methods.fednear import (
+    FednearConfig,
+    budget,
+    client_bytes,
+    client_entries,
+    contribution_norm,
+    counted_histories,
+    fednear,
+    model_of,
+    plain_planes,
+    weighted_history,
+)
+from fedecider.evaluation.protocols import PROTOCOLS
+from fedecider.federation.method import Download
+from fedecider.federation.rounds import evaluate
+
+AS_EASE = {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0}
+
+
+def method(federation=None, **changes):
+    return fednear(federation or toy_federation(), toy_training("fedmf"), FednearConfig(**changes))
+
+
+def blocks(population=None, size=3):
+    population = population or toy_population()
+    return block_packer(population, lambda num_train: 1, size)(range(population.num_clients))
+
+
+def summed(sequences, num_items, **changes):
+    """(P, L) of the plain sum over the train parts."""
+    federation = toy_federation(num_clients=len(sequences), num_items=num_items)
+    federated = method(federation, **changes)
+    uploads = [federated.client_update(1, Download({}), {}, b)[0] for b in blocks(toy_population(sequences=sequences))]
+    return plain_planes(1, uploads, federation, FednearConfig(**changes))
+
+
+def brute_force(sequences, num_items, reach):
+    """D (I, I): pairs of different items, the earlier one is the row; and events per item (I,)."""
+    before_II, count_I = torch.zeros(num_items, num_items, dtype=torch.float64), torch.zeros(num_items)
+    for sequence in sequences:
+        for late, item in enumerate(sequence[:-2]):
+            count_I[item] += 1
+            for early in range(late):
+                near = math.floor(2**16 / (1 + (late - early) / reach)) / 2**16
+                before_II[sequence[early], item] += near
+    return before_II, count_I.double()
+
+
+def weights(sequences, num_items, rounds=1, **changes):
+    federated = method(toy_federation(num_clients=len(sequences), num_items=num_items), **changes)
+    return run(federated, toy_population(sequences=sequences, num_items=num_items), rounds)[0].server["weights"]
+
+
+@pytest.mark.parametrize(
+    ("direction", "forward", "backward"), [(0.0, 0.25, 0.25), (0.5, 0.375, 0.125), (1.0, 0.5, 0.0)]
+)
+def test_hand_numbers(direction, forward, backward):
+    # One pair, 0 then 1, k(1) = 1/2. G + I = [[2, .5], [.5, 2]], P = [[2, -.5], [-.5, 2]] / 3.75: EASE gives .25 twice.
+    # D - D^T = [[0, .5], [-.5, 0]], P (D - D^T) = [[.25, 1], [-1, -.25]] / 3.75, and Z of it is [[0, .25], [-.25, 0]].
+    expected = torch.tensor([[0.0, forward, 0.0, 0.0], [backward, 0.0, 0.0, 0.0], [0.0] * 4, [0.0] * 4])
+    found = weights([[0, 1, 2, 3], [2, 3, 0]], 4, regularisation=1.0, pair_reach=1.0, direction=direction)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("direction", [0.0, 0.3, 1.0])
+def test_each_column_solves_its_least_squares_without_itself(direction):
+    reach, regularisation = 2.5, 0.7
+    before_II, count_I = brute_force(SEQUENCES, NUM_ITEMS, reach)
+    shifted_II = before_II + before_II.T + torch.diag(count_I + regularisation)
+    target_II = (1 + direction) * before_II + (1 - direction) * before_II.T
+    expected = torch.zeros_like(shifted_II)
+    for column in range(NUM_ITEMS):
+        others = [item for item in range(NUM_ITEMS) if item != column]
+        expected[others, column] = torch.linalg.solve(shifted_II[others][:, others], target_II[others, column])
+    found = weights(SEQUENCES, NUM_ITEMS, regularisation=regularisation, pair_reach=reach, direction=direction)
+    torch.testing.assert_close(found, expected.float())
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("protocol", ["strict", "strict/sampled99"])
+def test_with_all_pairs_alike_it_is_fedease_to_the_last_bit(protocol, secure):
+    num_items = 14 if protocol == "strict" else 120
+    federation = toy_federation(PROTOCOLS[protocol], num_items=num_items)
+    population = toy_population(PROTOCOLS[protocol], num_items=num_items)
+    ease = fedease(federation, toy_training("fedmf"), FedeaseConfig(regularisation=3.0, secure=secure, max_items=0))
+    near = method(federation, regularisation=3.0, secure=secure, **AS_EASE)
+    one, other = (run(m, population, 2)[0].server for m in (ease, near))
+    assert torch.equal(one["weights"], other["weights"])
+    for split in ("valid", "test"):
+        left, right = (evaluate(m, 2, "global", split, one, {}, blocks(population)) for m in (ease, near))
+        assert torch.equal(torch.cat(left), torch.cat(right))
+
+
+@pytest.mark.parametrize("reach", [1.0, 3.7, math.inf])
+def test_the_federated_sum_is_the_centralised_statistic(reach):
+    before_II, count_I = brute_force(SEQUENCES, NUM_ITEMS, reach)
+    near_L, order_L = summed(SEQUENCES, NUM_ITEMS, pair_reach=reach)
+    assert torch.equal(from_triangle(near_L, NUM_ITEMS), before_II + before_II.T + torch.diag(count_I))
+    assert torch.equal(from_triangle(order_L, NUM_ITEMS).triu(1), (before_II - before_II.T).triu(1))
+    assert len(summed(SEQUENCES, NUM_ITEMS, pair_reach=reach, direction=0.0)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"secure": True},
+        {"clip": 1.5},
+        {"secure": True, "clip": 1.5, "mask_neighbours": 2},
+        {"max_items": 3, "secure": True, "mask_neighbours": 0},
+        {"max_items": 2, "noise_scale": 0.3, "direction": 0.0},
+        {"secure": True, "clip": 2.0, "noise_scale": 0.3, "direction": 0.0},
+        {"top_k": 3},
+    ],
+    ids=str,
+)
+def test_block_size_changes_no_bit_and_later_rounds_change_nothing(changes, tmp_path):
+    first, records = run(method(**changes), rounds=1, block_clients=1)
+    second, more = run(method(**changes), rounds=3, block_clients=7, checkpoints=tmp_path)
+    assert first.server.keys() == second.server.keys()
+    assert all(torch.equal(first.server[name], second.server[name]) for name in first.server)
+    assert records[0]["traffic"] == more[0]["traffic"]
+    assert [group["up"] for group in more[1]["traffic"] + more[2]["traffic"]] == [{}, {}]
+    resumed, _ = run(method(**changes), rounds=4, checkpoints=tmp_path, resume=True)
+    assert all(torch.equal(first.server[name], resumed.server[name]) for name in first.server)
+
+
+def test_secure_and_plain_sums_are_the_same():
+    for changes in ({}, {"clip": 1.5}, {"max_items": 3}, {"direction": 0.0, "max_items": 4, "clip": 1.7}):
+        plain, secure = (run(method(secure=on, **changes), rounds=1)[0].server for on in (False, True))
+        assert torch.equal(plain["weights"], secure["weights"])
+
+
+def test_order_decides_between_what_came_before_and_after():
+    """On a ring of items everyone goes upwards; with one item known, only the direction tells 6 from 4."""
+    walks = [[(start + step) % 10 for step in range(7)] for start in range(10)]
+    short = [[start, (start + 1) % 10, (start + 2) % 10] for start in range(10)]
+    sequences = [*walks, *short]
+    population = toy_population(sequences=sequences, num_items=10)
+    for direction in (0.0, 0.3, 1.0):
+        federated = method(toy_federation(num_clients=20, num_items=10), regularisation=1.0, direction=direction)
+        server = run(federated, population, 1)[0].server
+        after, before = server["weights"][5, 6].item(), server["weights"][5, 4].item()
+        if direction == 0.0:
+            assert after == pytest.approx(before, abs=1e-6)
+        else:
+            assert after > before + 0.1
+            positions = torch.cat(evaluate(federated, 1, "global", "valid", server, {}, blocks(population)))
+            assert positions[-10:].tolist() == [0.0] * 10
+
+
+def test_what_the_newest_items_go_with_comes_first():
+    """Clients move from one group to another: the held-out items are of the group that they are in now."""
+    low, high = [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]
+    sequences = []
+    for turn in range(10):
+        first, second = (low, high) if turn % 2 else (high, low)
+        one, two = (group[turn // 2 :] + group[: turn // 2] for group in (first, second))
+        sequences.append(one[:3] + two)  # two items of the first group stay unseen, and two of the second
+    population = toy_population(sequences=sequences, num_items=10)
+    found = {}
+    for name, changes in (("near", {"pair_reach": 2.0}), ("ease", AS_EASE)):
+        federated = method(toy_federation(num_clients=10, num_items=10), regularisation=1.0, **changes)
+        state, _ = run(federated, population, 1)
+        found[name] = torch.cat(evaluate(federated, 1, "global", "valid", state.server, {}, blocks(population)))
+    assert found["near"].max() <= 1.0  # only the other held-out item may stand before it
+    assert found["ease"].mean() > 1.0
+
+
+@given(st.permutations([2, 6, 7, 8, 9, 10, 11, 12, 13]), st.booleans())
+@settings(max_examples=12, deadline=None)
+def test_nothing_held_out_is_uploaded_or_changes_a_score_of_validation(unseen, secure):
+    history = [3, 1, 4, 0, 5]
+    federated = method(toy_federation(num_clients=2), secure=secure, history="known")
+    states, uploads, scores = [], [], []
+    for held_out in ([6, 7], unseen[:2]):
+        population = toy_population(sequences=[history + held_out, [2, 7, 8, 1]])
+        block = blocks(population, 2)[0]
+        uploads.append(federated.client_update(1, Download({}), {}, block)[0].tensors)
+        states.append(run(federated, population, 2)[0].server["weights"])
+        scores.append(weighted_history(block.data, NUM_ITEMS, 2.0, with_valid=False))
+    assert all(torch.equal(uploads[0][name], uploads[1][name]) for name in uploads[0])
+    assert torch.equal(*states)
+    assert torch.equal(*scores)
+
+
+def test_weighted_history_by_hand():
+    block = blocks(toy_population(sequences=[[3, 1, 0, 4, 2], [2, 0, 1]], num_items=5), 2)[0]
+    found = weighted_history(block.data, 5, 2.0, with_valid=False)
+    torch.testing.assert_close(found, torch.tensor([[1.0, 2 / 3, 0.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]))
+    found = weighted_history(block.data, 5, 2.0, with_valid=True)
+    torch.testing.assert_close(found, torch.tensor([[2 / 3, 0.5, 0.0, 0.4, 1.0], [1.0, 0.0, 2 / 3, 0.0, 0.0]]))
+    assert weighted_history(block.data, 5, math.inf, False).tolist() == [[1, 1, 0, 1, 0], [0, 0, 1, 0, 0]]
+
+
+def test_known_history_adds_the_validation_item_to_the_score_of_test_only():
+    train, known = method(), method(history="known")
+    weight_II = torch.zeros(NUM_ITEMS, NUM_ITEMS)
+    block = blocks(size=7)[0]
+    weight_II[block.data.valid_C[0], block.data.test_C[0]] = 1.0
+    download = Download({"weights": weight_II})
+    assert known.positions("global", download, {}, block, "test")[0].item() == 0.0
+    assert train.positions("global", download, {}, block, "test")[0].item() > 0.0  # everything is tied
+    same = [m.positions("global", download, {}, block, "valid") for m in (train, known)]
+    assert same[0] == same[1]
+
+
+def test_a_contribution_has_the_norm_that_its_length_says_and_stays_inside_its_bound():
+    item_T = torch.tensor([7, 2, 9, 0, 4])
+    for direction in (0.0, 0.5):
+        config = FednearConfig(pair_reach=3.0, direction=direction)
+        place_E, value_PE = client_entries(item_T, 10, config)
+        assert place_E.unique().numel() == 15
+        planes = config.num_planes
+        # 5 items; 4, 3, 2, 1 pairs at distance 1, 2, 3, 4
+        expected = math.sqrt(5 + planes * (4 * 9 / 16 + 3 * 9 / 25 + 2 / 4 + 9 / 49))
+        assert contribution_norm(5, config) == pytest.approx(expected)
+        assert value_PE.norm().item() == pytest.approx(expected, rel=1e-4)
+        clipped = FednearConfig(pair_reach=3.0, direction=direction, clip=1.2)
+        norm = client_entries(item_T, 10, clipped)[1].norm().item()
+        assert 1.1998 < norm <= 1.2
+        few = FednearConfig(pair_reach=3.0, direction=direction, max_items=5)
+        assert few.bound == pytest.approx(expected)
+        assert torch.equal(client_entries(item_T, 10, few)[1], value_PE)
+    place_E, value_PE = client_entries(torch.tensor([7, 2]), 10, FednearConfig(pair_reach=1.0))
+    entry = dict(zip(place_E.tolist(), value_PE.T.tolist(), strict=True))
+    assert entry == {2 * 10 - 1: [1, 0], 7 * 10 - 21: [1, 0], 2 * 10 - 1 + 5: [0.5, -0.5]}  # 7 came first: sign -
+
+
+def test_max_items_keeps_the_newest():
+    block = blocks(size=7)[0]
+    histories = counted_histories(block.data, FednearConfig(max_items=3))
+    kept = [sequence[:-2][-3:] for sequence in SEQUENCES]
+    assert [item_T.tolist() for item_T in histories] == [kept[client] for client in block.clients.tolist()]
+    _, records = run(method(max_items=3), rounds=1)
+    assert sum(client["num_counted"] for client in records[0]["clients"]) == 18
+
+
+def test_bytes_are_those_of_what_travels():
+    _, plain = run(method(), rounds=2)
+    up = {client: group["up"] for group in plain[0]["traffic"] for client in group["clients"]}
+    assert up == {client: {"items": 4 * (len(sequence) - 2)} for client, sequence in enumerate(SEQUENCES)}
+    assert plain[0]["traffic"][0]["down"] == {}
+    assert plain[1]["traffic"][0]["down"] == {"weights": 4 * NUM_ITEMS**2}
+    triangle = NUM_ITEMS * (NUM_ITEMS + 1) // 2
+    for direction, planes in ((0.2, 2), (0.0, 1)):
+        _, secure = run(method(secure=True, direction=direction), rounds=2)
+        assert secure[0]["traffic"][0]["up"] == {"masked_pairs": 4 * planes * triangle}
+        assert client_bytes(NUM_ITEMS, FednearConfig(secure=True, direction=direction)) == 8 * planes * triangle
+    _, noised = run(method(secure=True, clip=900.0, noise_scale=100.0, direction=0.0), rounds=1)
+    assert noised[0]["traffic"][0]["up"] == {"masked_pairs": 8 * triangle}  # 32 bits have no room for such noise
+    _, few = run(method(top_k=3), rounds=2)
+    assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
+    assert client_bytes(NUM_ITEMS, FednearConfig()) == 8 * NUM_ITEMS
+
+
+def test_short_columns_keep_the_largest_and_score_with_them():
+    block = blocks(size=7)[0]
+    full, short = run(method(), rounds=1)[0].server, run(method(top_k=NUM_ITEMS - 1), rounds=1)[0].server
+    positions = [
+        torch.cat(m.positions("global", Download(s), {}, block, "valid"))
+        for m, s in ((method(), full), (method(top_k=NUM_ITEMS - 1), short))
+    ]
+    assert torch.equal(*positions)
+    assert not torch.equal(run(method(top_k=1), rounds=1)[0].server["value"][:, 0], short["value"][:, 0])
+
+
+def test_a_masked_upload_tells_nothing_by_itself():
+    federation = toy_federation(num_items=150)
+    block = blocks(toy_population(num_items=150), 7)[0]
+    upload, _, _ = method(federation, secure=True).client_update(1, Download({}), {}, block)
+    assert upload.tensors.keys() == {"masked_pairs"}
+    assert torch.equal(upload.weights, torch.ones(7))
+    low_byte = torch.bincount(upload.tensors["masked_pairs"][3].flatten().long() & 255, minlength=256).double()
+    expected = 2 * triangle_size(150) / 256
+    assert abs(((low_byte - expected) ** 2 / expected).sum() - 255) < 5 * 510**0.5
+
+
+def test_secure_needs_every_client(monkeypatch):
+    with pytest.raises(ValueError, match="uploads of 4 clients, expected all 7"):
+        run(method(secure=True), participation=0.5)
+    assert run(method(), participation=0.5, rounds=2)[0].server["weights"].abs().sum() > 0  # the first cohort counts
+    monkeypatch.setattr(module, "MAX_UPLOAD_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"block of 3 clients .* fewer clients into a block"):
+        run(method(secure=True), rounds=1)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "denoise", lambda gram_II, std: seen.append((gram_II, std)) or denoise(gram_II, std))
+    num_items, changes = 120, {"clip": 2.0, "direction": 0.0}
+    federation = toy_federation(num_items=num_items)
+    state, _ = run(
+        method(federation, secure=secure, noise_scale=0.5, **changes), toy_population(num_items=num_items), 1
+    )
+    noisy_II, std = seen[0]
+    clean = module.plain_planes(
+        1,
+        [method(federation, **changes).client_update(1, Download({}), {}, b)[0] for b in blocks()],
+        federation,
+        FednearConfig(**changes),
+    )
+    assert std == 1.0
+    noise_II = noisy_II - from_triangle(clean[0], num_items)
+    upper = noise_II[torch.triu_indices(num_items, num_items).unbind()]
+    assert upper.std().item() == pytest.approx(1.0, rel=0.04)  # 7260 entries: one standard error is 0.8 %
+    assert upper.mean().abs() < 4 / 7260**0.5
+    assert torch.isfinite(state.server["weights"]).all()
+
+
+def test_budget_says_what_holds():
+    assert budget(FednearConfig()).startswith("no guarantee: clip and noise missing")
+    text = budget(FednearConfig(clip=10.0, noise_scale=1.0, direction=0.0))
+    assert text.startswith("epsilon 4.73 at delta 1e-05 over 1 round(s)")
+    assert "only the sum is protected" in text
+    assert FednearConfig(max_items=50, clip=3.0).bound == 3.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regularisation": 0.0}, "regularisation 0.0"),
+        ({"pair_reach": 0.0}, "pair_reach 0.0"),
+        ({"history_reach": -1.0}, "history_reach -1.0"),
+        ({"direction": 1.5}, "direction 1.5"),
+        ({"noise_scale": 1.0, "direction": 0.0}, "expected clip or max_items"),
+        ({"noise_scale": 1.0, "clip": 1.0}, "expected direction 0"),
+        ({"clip": -1.0}, "clip -1.0"),
+        ({"mask_neighbours": 3}, "even"),
+        ({"history": "all"}, "history all"),
+        ({"delta": 1.0}, "delta 1.0"),
+        ({"top_k": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
+    ],
+)
+def test_bad_settings_are_told(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        method(**changes)
+
+
+def test_the_grid_is_valid_and_small():
+    assert len(module.GRID) <= 8
+    built = [FednearConfig(**setting) for setting in module.GRID]
+    assert all(one != other for one, other in itertools.combinations(built, 2))
+    assert built[0] == FednearConfig()
+
+
+def test_items_that_nobody_counted_get_no_weight():
+    federation = toy_federation(num_clients=2, num_items=6)
+    model = model_of(summed([[0, 3, 1, 2, 4], [3, 0, 2, 4]], 6), federation, FednearConfig())
+    assert (model["weights"][:, [4, 5]] == 0).all()
+    assert (model["weights"][[4, 5]] == 0).all()
+    assert model["weights"][0, 3] != 0
+
+
+@pytest.mark.data
+def test_ml_100k_beats_ease_on_validation(data_root):
+    from fedecider.data.prepare import PrepareConfig, prepare_domains
+    from fedecider.evaluation.metrics import mean_metrics
+
+    config = PrepareConfig("movielens", str(data_root / "movielens" / "ml-100k"), "films", k_core=0, public_share=0)
+    domain = prepare_domains(config)["films"]
+    sequences, num_items = domain.clients.sequences, len(domain.item_keys)
+    population = toy_population(sequences=sequences, num_items=num_items)
+    federation = toy_federation(num_clients=943, num_items=num_items)
+    found = {}
+    for name, federated in (
+        ("near", method(federation)),
+        ("ease", fedease(federation, toy_training("fedmf"), FedeaseConfig())),
+    ):
+        state, _ = run(federated, population, 1, block_clients=128)
+        positions = evaluate(federated, 1, "global", "valid", state.server, {}, blocks(population, 128))
+        found[name] = mean_metrics(torch.cat(positions))
+    assert found["near"]["ndcg@10"] == pytest.approx(0.140, abs=0.002)
+    assert found["near"]["ndcg@10"] > 1.5 * found["ease"]["ndcg@10"]

@@ -1,0 +1,311 @@
+"""FedRAP: every formula by hand, its variants, its wire format, and what happens when it diverges."""
+
+import numpy as np
+import pytest
+import torch
+from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
+
+from embedding_fr.methods.fedrap import (
+    COMMON,
+    PERSONAL,
+    UPLOADED,
+    FedrapConfig,
+    RoundSettings,
+    curriculum_weight,
+    fedrap,
+    gradients,
+    round_settings,
+    soft_threshold_,
+    start_values,
+)
+from embedding_fr.reference.fedrap import fedrap as reference
+from embedding_fr.reference.loop import run_reference
+from embedding_fr.sampling import Batch
+from embedding_fr.sparse_table import share_above, sparse_bytes
+from embedding_fr.tables import personal_table
+from fedecider.federation.state import is_mapped
+
+NOW = RoundSettings(distance=0.25, sparsity=0.3, user_rate=0.1, item_rate=0.2)
+BATCH = Batch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+FIT_0, FIT_1 = -0.6224593, 0.7310586  # sigmoid(z) - y for z = -0.5, y = 1 and z = 1, y = 0
+
+
+def two_items(bias=None):
+    params = {
+        COMMON: torch.tensor([[[1.0, 2.0], [0.0, -1.0]]]),
+        PERSONAL: torch.tensor([[[0.5, 0.0], [1.0, 1.0]]]),
+        "user": torch.tensor([[1.0, -1.0]]),
+    }
+    return params if bias is None else {**params, "bias": torch.tensor([bias])}
+
+
+def close(tensor, values):
+    assert torch.allclose(tensor, torch.tensor(values), atol=1e-5), tensor
+
+
+def test_gradients_of_the_paper_by_hand():
+    """Rows C + D are (1.5, 2) and (1, 0), D - C are (-0.5, -2) and (1, 2); 2 lambda = 0.5."""
+    found, logit = gradients(two_items(), BATCH, FedrapConfig(), NOW, 0.0)
+    close(logit, [[-0.5, 1.0]])
+    close(found["user"], [[1.5 * FIT_0 + FIT_1, 2 * FIT_0]])
+    close(found[COMMON], [[[FIT_0 - 0.25, -FIT_0 - 1.0], [FIT_1 + 0.5, -FIT_1 + 1.0]]])
+    close(found[PERSONAL], [[[FIT_0 + 0.25, -FIT_0 + 1.0], [FIT_1 - 0.5, -FIT_1 - 1.0]]])
+
+
+def test_gradients_of_the_public_code_by_hand():
+    """Means: residuals 1 / 2, regularisers 1 / (2 examples x 2 dims); item 1 is not in this batch."""
+    batch = BATCH._replace(item_AB=torch.tensor([[0, 0]]), label_AB=torch.tensor([[1.0, 1.0]]))
+    found, logit = gradients(two_items(bias=1.5), batch, FedrapConfig("code"), NOW, weight_decay=0.1)
+    close(logit, [[1.0, 1.0]])
+    fit = FIT_1 - 1.0
+    close(found["bias"], [fit + 0.15])
+    close(found["user"], [[1.5 * fit + 0.1, 2 * fit - 0.1]])
+    close(found[COMMON], [[[fit - 0.125 + 0.15 + 0.1, -fit - 0.5 + 0.15 + 0.2], [0.0, -0.1]]])
+    close(found[PERSONAL], [[[fit + 0.125 + 0.05, -fit + 0.5], [0.1, 0.1]]])
+
+
+def test_gradient_of_the_bounded_distance_and_of_the_frobenius_penalty():
+    """g = 4.25 and 5, so that D - C is divided by 5.25^2 and 36; the penalty adds 2 mu C."""
+    config = FedrapConfig(distance="bounded", sparsity="l2")
+    found, _ = gradients(two_items(), BATCH, config, NOW, 0.0)
+    near, far = 0.5 / 5.25**2, 0.5 / 36
+    close(found[PERSONAL], [[[FIT_0 + 0.5 * near, -FIT_0 + 2 * near], [FIT_1 - far, -FIT_1 - 2 * far]]])
+    close(found[COMMON][0, 0], [FIT_0 - 0.5 * near + 0.6, -FIT_0 - 2 * near + 1.2])
+    close(found[COMMON][0, 1], [FIT_1 + far, -FIT_1 + 2 * far - 0.6])
+
+
+def test_the_clip_bounds_the_gradient_of_the_common_table_only():
+    free, _ = gradients(two_items(), BATCH, FedrapConfig(), NOW, 0.0)
+    norm = float(free[COMMON].norm())
+    assert norm == pytest.approx(1.57846, abs=1e-4)
+    clipped, _ = gradients(two_items(), BATCH, FedrapConfig(grad_clip=0.1), NOW, 0.0)
+    assert torch.allclose(clipped[COMMON], free[COMMON] * 0.1 / norm)
+    loose, _ = gradients(two_items(), BATCH, FedrapConfig(grad_clip=1.7), NOW, 0.0)
+    assert torch.equal(loose[COMMON], free[COMMON])
+    assert all(torch.equal(clipped[name], free[name]) for name in ("user", PERSONAL))
+
+
+def test_soft_threshold():
+    value = torch.tensor([0.5, -0.5, 0.2, -0.2, 0.0, 3.0])
+    close(soft_threshold_(value, 0.2), [0.3, -0.3, 0.0, 0.0, 0.0, 2.8])
+    assert int((value == 0).sum()) == 3
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "expected"),
+    [
+        ("tanh", (0.0996680, 0.7615942, 0.8004990, 0.9640276)),
+        ("fixed", (1.0, 1.0, 1.0, 1.0)),
+        ("sin", (0.0998334, 0.8414710, 0.8912074, 0.9092974)),
+        ("square", (0.0, 0.0, 1.0, 1.0)),
+        ("frac", (1 / 2, 1 / 11, 1 / 12, 1 / 21)),
+    ],
+)
+def test_curricula_in_rounds_1_10_11_20(curriculum, expected):
+    assert tuple(curriculum_weight(curriculum, a) for a in (1, 10, 11, 20)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_curricula_stay_between_zero_and_one():
+    assert curriculum_weight("sin", 40) == 0.0  # sin(4) is negative
+    assert curriculum_weight("square", 21) == 0.0
+    assert curriculum_weight("square", 31) == 1.0
+
+
+def test_weights_and_rates_of_a_round():
+    training = toy_training("fedrap", learning_rate=0.5, item_learning_rate=200.0)
+    paper = round_settings(training, FedrapConfig(distance_weight=0.2, sparsity_weight=3.0), 10)
+    assert paper == pytest.approx((0.15231884, 2.2847825, 0.5, 200.0))
+    code = round_settings(training, FedrapConfig("code"), 3)
+    assert code == pytest.approx((0.1, 0.1, 0.5 * 0.97**2, 200.0 * 0.97**2))
+    assert round_settings(training, FedrapConfig(tables="common"), 10).distance == 0.0
+    assert round_settings(training, FedrapConfig(sparsity="none"), 10).sparsity == 0.0
+
+
+STRONG = [
+    ({}, {"learning_rate": 0.1, "item_learning_rate": 0.05, "weight_decay": 0.02}),
+    ({"sparsity": "l2", "curriculum": "fixed"}, {"learning_rate": 0.1}),
+    ({"distance": "bounded", "grad_clip": 0.5, "curriculum": "frac"}, {"learning_rate": 0.1}),
+    ({"variant": "code"}, {"learning_rate": 0.2, "item_learning_rate": 4.0, "weight_decay": 1e-3}),
+    ({"variant": "code", "distance": "bounded", "sparsity": "l2"}, {"learning_rate": 0.2, "item_learning_rate": 4.0}),
+]
+
+
+@pytest.mark.parametrize(("options", "rates"), STRONG)
+def test_strong_regularisers_equal_the_per_user_loop(options, rates):
+    """Far from the start, in float64; both weights matter there."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        federation, training, population = toy_federation(), toy_training("fedrap", **rates), toy_population()
+        config = FedrapConfig(**options, distance_weight=0.4, sparsity_weight=0.5)
+        method = fedrap(federation, training, config)
+        state, _ = run(method, population, 4)
+        server, local = run_reference(
+            method, reference(federation, training, config), federation, training, population, 4
+        )
+        assert torch.allclose(state.server[COMMON], server[COMMON], rtol=1e-9, atol=1e-11)
+        assert all(torch.allclose(state.local[name], local[name], rtol=1e-9, atol=1e-11) for name in local)
+        for weight in ("distance_weight", "sparsity_weight"):
+            less, _ = run(fedrap(federation, training, FedrapConfig(**{**vars(config), weight: 0.0})), population, 4)
+            assert float((less.server[COMMON] - server[COMMON]).abs().max()) > 1e-3, weight
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_without_a_common_table_users_train_alone():
+    """FedRAP-D: nothing is sent, and what another user likes has no influence; with both tables it has one."""
+    sequences = [[3, 1, 4, 0, 5, 9, 2], [2, 7, 8, 0, 1], [6, 0, 13, 11, 3]]
+    changed = [sequences[0], [9, 10, 11, 12, 13], sequences[2]]
+    federation = toy_federation(num_clients=3)
+    for tables, alone in (("personal", True), ("both", False)):
+        method = toy_method("fedrap", federation, tables=tables)
+        (one, records), (other, _) = (run(method, toy_population(sequences=s), 3) for s in (sequences, changed))
+        assert torch.equal(one.local[PERSONAL][0], other.local[PERSONAL][0]) == alone
+        assert not torch.equal(one.local[PERSONAL][1], other.local[PERSONAL][1])
+        assert (one.server == {}) == alone
+        assert (records[0]["traffic"][0]["up"] == {}) == alone
+
+
+def test_without_a_personal_table_the_distance_is_void():
+    training = toy_training("fedrap", learning_rate=0.1)
+    near, far = (
+        run(toy_method("fedrap", training=training, tables="common", distance_weight=weight))[0]
+        for weight in (0.0, 9.0)
+    )
+    assert set(near.local) == {"user"}
+    assert torch.equal(near.server[COMMON], far.server[COMMON])
+
+
+def test_without_weights_both_tables_move_by_the_same_gradient():
+    """One round from D = 0: the mean of the D is what the mean of the C has gained."""
+    method = toy_method("fedrap", distance_weight=0.0, sparsity_weight=0.0)
+    start = method.init()[0][COMMON]
+    state, _ = run(method, rounds=1)
+    gained = state.server[COMMON] - start
+    assert float(gained.abs().max()) > 1e-3
+    assert torch.allclose(state.local[PERSONAL].mean(0), gained, atol=1e-6)
+
+
+def test_the_kept_tables_average_to_the_next_common_one():
+    training = toy_training("fedrap", learning_rate=0.1)
+    state, records = run(toy_method("fedrap", training=training, keep_uploaded=True), rounds=2)
+    assert torch.allclose(state.local[UPLOADED].mean(0), state.server[COMMON], atol=1e-6)
+    assert not torch.allclose(state.local[UPLOADED][0], state.server[COMMON], atol=1e-3)
+    assert list(records[0]["valid"]) == ["personal", "global"]
+    plain, _ = run(toy_method("fedrap", training=training), rounds=2)
+    assert torch.equal(plain.server[COMMON], state.server[COMMON])
+
+
+@pytest.mark.parametrize("options", [{}, {"variant": "code"}])
+def test_divergence_is_named_and_the_bounded_distance_holds(options):
+    training = toy_training("fedrap", learning_rate=0.5, item_learning_rate=50.0 if options else 0.5, init_std=1.0)
+    weights = {"distance_weight": 5.0, "sparsity_weight": 0.0, "curriculum": "fixed", **options}
+    with pytest.raises(ValueError, match=r"(common|personal)_table .* for client \d in round \d+.*bounded"):
+        run(toy_method("fedrap", training=training, **weights), rounds=30)
+    state, _ = run(toy_method("fedrap", training=training, distance="bounded", **weights), rounds=30)
+    assert float(state.local[PERSONAL].abs().max()) < 1e3
+    with pytest.raises(ValueError, match=r"for client \d in round 1\b.*diverged"):
+        run(toy_method("fedrap", training=toy_training("fedrap", learning_rate=1e38)), rounds=2)
+
+
+def encoded(table_ID: np.ndarray) -> bytes:
+    """The format of ``sparse_bytes``, written down."""
+    entries = table_ID.astype(np.float32).reshape(-1)
+    filled = np.flatnonzero(entries)
+    layouts = (
+        entries.tobytes(),
+        np.packbits(entries != 0).tobytes() + entries[filled].tobytes(),
+        filled.astype(np.int32).tobytes() + entries[filled].tobytes(),
+    )
+    shortest = min(range(3), key=lambda layout: len(layouts[layout]))
+    return bytes([shortest]) + layouts[shortest]
+
+
+def test_sparse_bytes_are_those_of_the_encoded_table():
+    """30 entries: 120 bytes as they are; with 0, 1, 13 and 29 of them: index, index, bitmap, plain."""
+    tables = torch.zeros(4, 10, 3)
+    for row, filled in enumerate((0, 1, 13, 29)):
+        tables[row].view(-1)[:filled] = -1.5
+    assert sparse_bytes(tables).tolist() == [1, 1 + 8, 1 + 4 + 13 * 4, 1 + 4 + 29 * 4 if 4 + 29 * 4 < 120 else 121]
+    assert sparse_bytes(tables).tolist() == [len(encoded(table.numpy())) for table in tables]
+
+
+def test_traffic_counts_what_the_encoding_saves():
+    options = {"sparsity_weight": 1.0, "keep_uploaded": True}
+    training = toy_training("fedrap", learning_rate=0.05)
+    for encoding in ("plain", "sparse"):
+        method = toy_method("fedrap", training=training, encoding=encoding, **options)
+        state, records = run(method, rounds=2)
+        sent = {client: group["up"] for group in records[1]["traffic"] for client in group["clients"]}
+        tables = state.local[UPLOADED].numpy()
+        for client, table in enumerate(tables):
+            expected = len(encoded(table)) if encoding == "sparse" else 4 * 14 * 4
+            assert sent[client] == {COMMON: expected}
+        assert 0.1 < float((tables == 0).mean()) < 0.9
+    before, _ = run(method, rounds=1)
+    assert records[1]["traffic"][0]["down"] == {COMMON: len(encoded(before.server[COMMON].numpy()))}
+
+
+def test_shares_of_large_entries():
+    table = torch.tensor([[[0.2, -0.05], [0.005, 0.0]], [[0.1, -0.3], [-0.01, 0.02]]])
+    assert share_above(table, 1e-1).tolist() == [0.25, 0.25]
+    assert share_above(table, 1e-2).tolist() == [0.5, 0.75]
+    _, records = run(toy_method("fedrap"), rounds=1)
+    log = records[0]["clients"][0]
+    assert set(log) == {"client", "loss", "common_above_0.1", "common_above_0.01"}
+    assert 0.5 < log["common_above_0.1"] < log["common_above_0.01"] < 1.0
+
+
+def test_tables_in_a_file_give_the_same_numbers():
+    training = toy_training("fedrap", learning_rate=0.1)
+    states = []
+    for table_bytes in (1 << 20, 7 * 14 * 4 * 4 - 1):
+        federation = toy_federation()._replace(table_bytes=table_bytes)
+        method = toy_method("fedrap", federation, training, keep_uploaded=True)
+        states.append(run(method, rounds=3)[0])
+    memory, mapped = states
+    assert not any(is_mapped(tensor) for tensor in memory.local.values())
+    assert {name for name, tensor in mapped.local.items() if is_mapped(tensor)} == {PERSONAL, UPLOADED}
+    assert is_mapped(mapped.best_local[PERSONAL])
+    for name in memory.local:
+        assert torch.equal(memory.local[name], mapped.local[name])
+    assert torch.equal(memory.server[COMMON], mapped.server[COMMON])
+
+
+def test_a_personal_table_starts_alike_for_everybody():
+    start = torch.arange(6.0).view(3, 2)
+    for max_bytes, mapped in ((4 * 6 * 4, False), (4 * 6 * 4 - 1, True)):
+        table = personal_table(start, 4, max_bytes)
+        assert is_mapped(table) == mapped
+        assert table.shape == (4, 3, 2)
+        assert torch.equal(table, start.expand(4, 3, 2))
+
+
+def test_start_values_of_the_public_code():
+    federation, training = toy_federation(), toy_training("fedrap", embedding_size=16, init_std=1.0)
+    server, local = start_values(federation, training, FedrapConfig("code"))
+    assert local["user"].shape == (7, 16)
+    assert local["bias"].shape == (7,)
+    assert torch.equal(local["user"][0], local["user"][6])
+    assert float(local["user"].abs().max()) <= 0.25
+    assert torch.equal(local[PERSONAL][0], local[PERSONAL][6])
+    assert float(local[PERSONAL].std()) == pytest.approx(1.0, abs=0.15)
+    assert not torch.equal(local[PERSONAL][0], server[COMMON])
+    _, zero = start_values(federation, training, FedrapConfig())
+    assert int(zero[PERSONAL].count_nonzero()) == 0
+    assert not torch.equal(zero["user"][0], zero["user"][1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "papper"}, "papper"),
+        ({"curriculum": "cosine"}, "cosine"),
+        ({"distance_weight": -0.1}, "distance_weight -0.1"),
+        ({"sparsity_weight": float("nan")}, "sparsity_weight nan"),
+        ({"grad_clip": 0.0}, "grad_clip 0.0"),
+        ({"tables": "personal", "keep_uploaded": True}, "nothing is uploaded"),
+    ],
+)
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        FedrapConfig(**options)

@@ -23,7 +23,12 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
     """``method`` with the server's tensors replaced by the client's own, which are local state (N, ...).
 
     A method whose server sends one tensor to all starts every client from it; one that sends each client its own rows
-    (``per_client`` downloads) starts from those rows. The server's tensors never change.
+    (``per_client`` downloads) starts from those rows. The server's tensors never change, and neither does a client's
+    copy of a tensor that it receives but never uploads.
+
+    Raises:
+        ValueError: in the first round, when clients upload what they do not receive under the same name (gradients,
+            Gram matrices): without a server nobody turns that into the next model.
     """
 
     def init() -> tuple[Tree, Tree]:
@@ -43,6 +48,7 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
         received = Download({}, {name: tensor.to(federation.device) for name, tensor in kept.items()})
         upload, new, logs = method.client_update(round, received, mine, block)
         stays = dense(upload, received).tensors
+        _check_names(method.name, stays, kept)
         new |= {KEPT + name: tensor for name, tensor in stays.items()}
         return upload._replace(tensors={}, rows={}, payload={}), new, logs
 
@@ -64,6 +70,15 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
         server_aggregate=server_aggregate,
         positions=positions,
     )
+
+
+def _check_names(method: str, uploaded: Tree, kept: Tree) -> None:
+    unknown = sorted(set(uploaded) - set(kept))
+    if unknown:
+        raise ValueError(
+            f"got an upload of {unknown} from {method}, expected only tensors that clients also receive "
+            f"({sorted(kept)}): this method does not run with federation off"
+        )
 
 
 def _split(own: Tree) -> tuple[Tree, Tree]:

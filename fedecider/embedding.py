@@ -122,6 +122,7 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     method = entry.build(federation, training, settings.method)
     method = method if run.federation else local_only(method, federation)
     whole_tables = entry.whole_tables + (0 if run.federation else 2)
+    whole_tables += 0 if device.type == "cpu" else entry.passing_tables
 
     def client_bytes(num_train: int) -> int:
         if entry.client_bytes is not None:

@@ -10,9 +10,8 @@ Shape legend: S seeds, U users.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,30 +21,23 @@ from torch import Tensor
 
 from embedding_fr.blocks import build_population
 from embedding_fr.central import CENTRAL
+from embedding_fr.central.fitting import validation_ndcg
 from embedding_fr.config import TrainingConfig
 from embedding_fr.methods import METHODS
 from fedecider.cli import from_plain
 from fedecider.data.interactions import Interactions, InteractionsConfig
 from fedecider.embedding import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.embedding_results import seconds, traffic_totals
-from fedecider.evaluation.baselines import decayed_cooccurrence, last_item_cooccurrence, memoriser, popularity
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.record import read_json, write_json
-from fedecider.federation.streams import stream
 from fedecider.progress import console
 from fedecider.stages import as_plain, cached_stage
 
 LOCAL = "/local"
 """``fedmf/local`` is FedMF with federation off."""
-COUNTERS: dict[str, Callable[..., Tensor]] = {
-    "popularity": popularity,
-    "last_item_cooccurrence": last_item_cooccurrence,
-    "decayed_cooccurrence": decayed_cooccurrence,
-}
-SIMPLE = (*COUNTERS, "memoriser")
-Kind = Literal["federated", "local", "central", "simple"]
+Kind = Literal["federated", "local", "central"]
 
 
 @dataclass(frozen=True)
@@ -127,16 +119,15 @@ class Line(NamedTuple):
 
 
 def all_methods() -> list[str]:
-    """Every line: baselines that count, centralised models, federated methods, two of them with federation off."""
-    return [*SIMPLE, *CENTRAL, *METHODS, f"fedmf{LOCAL}", f"pfedrec{LOCAL}"]
+    """What ``all`` stands for: centralised lines, federated methods (not the plug-ins), two with federation off."""
+    plain = [name for name in METHODS if not name.endswith("_em")]
+    return [*CENTRAL, *plain, f"fedmf{LOCAL}", f"pfedrec{LOCAL}"]
 
 
 def kind_of(name: str) -> Kind | None:
     """Which kind of line a name stands for; None when it is not known."""
     if name.endswith(LOCAL):
         return "local" if name.removesuffix(LOCAL) in METHODS else None
-    if name in SIMPLE:
-        return "simple"
     return "central" if name in CENTRAL else "federated" if name in METHODS else None
 
 
@@ -149,7 +140,7 @@ def fill(config: LeaderboardConfig, data: InteractionsConfig, interactions: Inte
                 _cell(config, data, interactions, root, method, group, setting, seed) for seed in range(config.seeds)
             ]
             for protocol in group:
-                yield Line(method, kind_of(method) or "simple", protocol, setting, cells)
+                yield Line(method, kind_of(method) or "central", protocol, setting, cells)
 
 
 def protocol_groups(names: Sequence[str]) -> list[list[str]]:
@@ -170,9 +161,9 @@ def _tuned(
     group: Sequence[str],
 ) -> dict[str, Any]:
     """The setting with the best validation ndcg@10 at seed 0 among the first ``tune`` of the method's grid."""
-    grid = _grid(method)
+    grid = _grid(config, method)
     if get_protocol(group[0]).leaks:
-        return grid[0] if kind_of(method) in ("central", "simple") else {}
+        return grid[0] if kind_of(method) == "central" else {}
     best: tuple[float, dict[str, Any]] = (-1.0, {})
     for setting in grid[: config.tune]:
         try:
@@ -187,10 +178,10 @@ def _tuned(
     return best[1]
 
 
-def _grid(method: str) -> tuple[dict[str, Any], ...]:
+def _grid(config: LeaderboardConfig, method: str) -> tuple[dict[str, Any], ...]:
+    if method == "memoriser":  # nothing to tune: it sees as many rounds as the methods
+        return ({"num_rounds": config.num_rounds},)
     name = method.removesuffix(LOCAL)
-    if name in SIMPLE:
-        return ({},)
     return (CENTRAL[name].grid if name in CENTRAL else METHODS[name].grid) or ({},)
 
 
@@ -218,7 +209,6 @@ def _cell(
         "data": interactions.content_hash(),
         "negatives_avoid": get_protocol(group[0]).negatives_avoid,
         **(rounds if kind in ("federated", "local") else {}),
-        **({"num_rounds": config.num_rounds} if method == "memoriser" else {}),
     }
     protocols = sorted(group)
 
@@ -227,7 +217,7 @@ def _cell(
         if kind in ("federated", "local"):
             info, positions = _federated(config, data, interactions, method, protocols, setting, seed)
         else:
-            info, positions = _central(config, interactions, method, protocols, setting, seed)
+            info, positions = _central(interactions, method, protocols, setting, seed)
         save_file(positions, folder / "positions.safetensors")
         write_json(folder / "info.json", {**info, "total_s": time.perf_counter() - started})
 
@@ -305,37 +295,30 @@ def _federated(
 
 
 def _central(
-    config: LeaderboardConfig,
     interactions: Interactions,
     method: str,
     protocols: Sequence[str],
     setting: Mapping[str, Any],
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A centralised model or one of the lines that only count; each protocol ranks the same scores."""
+    """A centralised line; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
     sequences, num_items = interactions.sequences, interactions.num_items
-    if method in CENTRAL:
-        entry = CENTRAL[method]
-        score = entry.fit(
-            sequences,
-            num_items,
-            get_protocol(protocols[0]),
-            from_plain(entry.config, dict(setting)),
-            seed=seed,
-            device="cuda" if torch.cuda.is_available() else "cpu",
-        )
-        rank = partial(rank_held_out, score)
-    elif method == "memoriser":
-        generator = stream(seed, "memoriser")  # one stream: validation and test see other draws of the same canary
-        rank = partial(memoriser, generator=generator, num_rounds=config.num_rounds)
-    else:
-        rank = COUNTERS[method]
-    valid = rank(sequences, num_items, "valid", get_protocol("strict"))
+    entry = CENTRAL[method]
+    score = entry.fit(
+        sequences,
+        num_items,
+        get_protocol(protocols[0]),
+        from_plain(entry.config, dict(setting)),
+        seed=seed,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        valid=validation_ndcg(sequences, num_items),
+    )
+    valid = rank_held_out(score, sequences, num_items, "valid")
     positions = {}
     for name in protocols:
         protocol = get_protocol(name)
         candidates = build_population(sequences, num_items, protocol, seed).candidates or None
-        positions[name] = rank(sequences, num_items, "test", protocol, candidates=candidates)
+        positions[name] = rank_held_out(score, sequences, num_items, "test", protocol, candidates=candidates)
     return {"valid": mean_metrics(valid, (10,))["ndcg@10"]}, positions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from embedding_fr.central import ease, item_knn, lightgcn, lines, mf, ncf
+from embedding_fr.central import centrap, ease, item_knn, lightgcn, lines, mf, ncf
 from fedecider.evaluation.protocols import ScoreUsers
 
 
@@ -32,6 +32,7 @@ CENTRAL = {
     "decayed_cooccurrence": Central(lines.DecayedConfig, lines.fit_decayed_cooccurrence, lines.DECAYED_GRID),
     "item_knn": Central(item_knn.ItemKnnConfig, item_knn.fit, item_knn.GRID),
     "ease": Central(ease.EaseConfig, ease.fit, ease.GRID),
+    "centrap": Central(centrap.CentrapConfig, centrap.fit, centrap.GRID),
     "mf": Central(mf.MfConfig, mf.fit, mf.GRID),
     "ncf": Central(ncf.NcfConfig, ncf.fit, ncf.GRID),
     "lightgcn": Central(lightgcn.LightgcnConfig, lightgcn.fit, lightgcn.GRID),

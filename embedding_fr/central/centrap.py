@@ -20,9 +20,9 @@ from fedecider.federation.streams import stream
 
 GRID: tuple[dict, ...] = (
     {},
-    {"personal_rate": 1e-4},
+    {"personal_rate": 1e-3},
     {"distance_weight": 1e-2, "sparsity_weight": 1e-2},
-    {"distance_weight": 0.0, "sparsity_weight": 1e-2, "personal_rate": 1e-4},
+    {"weight_decay": 1e-2},
     {"learning_rate": 1e-2},
     {"embedding_size": 64},
 )
@@ -47,7 +47,7 @@ class CentrapConfig:
 
     embedding_size: int = 32
     learning_rate: float = 3e-3
-    personal_rate: float = 1e-3
+    personal_rate: float = 1e-4
     num_epochs: int = 60
     batch_size: int = 2048
     num_negatives: int = 4
@@ -77,9 +77,7 @@ class AdditiveTables(nn.Module):
         nn.init.zeros_(self.personal.weight)
 
 
-def centrap_loss(
-    model: AdditiveTables, user_B: Tensor, item_BN: Tensor, config: CentrapConfig, epoch: int
-) -> Tensor:
+def centrap_loss(model: AdditiveTables, user_B: Tensor, item_BN: Tensor, config: CentrapConfig, epoch: int) -> Tensor:
     """``mean BCE - tanh(e / 10) (v1 mean (D - C)^2 - v2 mean |C|)`` over the rows of the batch, e = epoch + 1.
 
     As in FedRAP's Eq. 11, where the regularisers run over the rated pairs: whole tables of all users at every step

@@ -43,9 +43,10 @@ class EaseConfig:
 def ease_weights(gram_II: Tensor, regularisation: float) -> Tensor:
     """B minimising ``||X - X B||_F^2 + regularisation ||B||_F^2`` with a zero diagonal, from ``gram_II = X^T X``.
 
-    Float64 (I, I), on the device of ``gram_II``: P = (X^T X + lambda I)^-1, B = I - P diag(1 / diag P), so that column j
-    predicts item j. Memory 8 I^2 bytes a matrix, time I^3. ``ValueError`` when the sum is not positive definite, as
-    happens when noise was added to ``gram_II``. Source: Steck 2019, equation 8. Differs from the paper: nothing.
+    Float64 (I, I), on the device of ``gram_II``: P = (X^T X + lambda I)^-1, B = I - P diag(1 / diag P), so that
+    column j predicts item j. Memory 8 I^2 bytes a matrix, time I^3. ``ValueError`` when the sum is not positive
+    definite, as happens when noise was added to ``gram_II``. Source: Steck 2019, equation 8. Differs from the paper:
+    nothing.
     """
     shifted_II = gram_II.to(torch.float64) + regularisation * torch.eye(
         len(gram_II), dtype=torch.float64, device=gram_II.device

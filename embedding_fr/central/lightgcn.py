@@ -111,15 +111,11 @@ def fit(
 
     def run_epoch(epoch: int) -> None:
         for user_B, item_BN in batches(epoch):
-            tables = [
-                t.requires_grad_()
-                for t in propagate(*graphs, (model.user_UD.data, model.item_ID.data), config.num_layers)
-            ]
-            pairwise_loss((tables[1][item_BN] @ tables[0][user_B][:, :, None])[..., 0]).backward()
-            assert tables[0].grad is not None and tables[1].grad is not None
-            model.user_UD.grad, model.item_ID.grad = propagate(
-                *graphs, (tables[0].grad, tables[1].grad), config.num_layers
-            )
+            start = (model.user_UD.detach(), model.item_ID.detach())
+            user_UD, item_ID = (table.requires_grad_() for table in propagate(*graphs, start, config.num_layers))
+            loss = pairwise_loss((item_ID[item_BN] @ user_UD[user_B][:, :, None])[..., 0])
+            slopes = torch.autograd.grad(loss, (user_UD, item_ID))
+            model.user_UD.grad, model.item_ID.grad = propagate(*graphs, slopes, config.num_layers)
             if config.weight_decay:
                 norms = square_norms(model.user_UD[user_B], model.item_ID[item_BN])
                 (config.weight_decay * norms).backward()  # adds to the gradients

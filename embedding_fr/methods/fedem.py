@@ -98,7 +98,12 @@ class FedemConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1}
-GRID: tuple[dict[str, Any], ...] = ()
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1},
+    {"local_epochs": 1, "init_std": 0.1},
+    {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "similarity_weight": 0.0},
+)
 
 
 def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig) -> FederatedMethod:

@@ -36,7 +36,12 @@ class FedncfConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.001}
-GRID: tuple[dict[str, Any], ...] = ()
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"local_epochs": 2, "learning_rate": 0.01, "init_std": 0.1},
+    {"local_epochs": 1, "learning_rate": 0.03, "init_std": 0.1},
+    {"learning_rate": 0.003, "init_std": 0.1},
+)
 
 
 def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfig) -> FederatedMethod:
@@ -47,7 +52,7 @@ def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfi
     at hand: the learning rate is that of a public re-implementation which says that it took the paper's.
     """
     model = ncf_model(federation, training, config.hidden_sizes)
-    rates = {name: training.learning_rate for name in (*model.shared, *model.private)}
+    rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
     return averaged("fedncf", model, federation, training, optimiser=optimiser)
 

@@ -29,7 +29,7 @@ from fedecider.federation.streams import stream
 COMMON, PERSONAL, UPLOADED = "common_table", "personal_table", "uploaded_table"
 TABLES = (COMMON, PERSONAL)
 LARGEST_ENTRY = 1e4
-"""Tables beyond this have diverged: every score is saturated."""
+"""Tables beyond this have diverged: long before numbers overflow, scores are saturated and nothing is learnt."""
 SHARE_LIMITS = (1e-1, 1e-2)
 """Entries of C above these are counted in the logs, as in the paper."""
 STEP_DECAY, ROUND_DECAY = 0.95, 0.97
@@ -38,7 +38,17 @@ STEP_DECAY, ROUND_DECAY = 0.95, 0.97
 Curriculum = Literal["tanh", "fixed", "sin", "square", "frac"]
 
 DEFAULTS: dict[str, Any] = {"embedding_size": 32, "batch_size": 2048, "learning_rate": 0.01}
-GRID: tuple[dict[str, Any], ...] = ({},)
+CODE_SETTINGS = {"learning_rate": 0.5, "item_learning_rate": 200.0, "weight_decay": 1e-4, "init_std": 1.0}
+"""What the public code sets among the common settings, for ``variant="code"``."""
+WEAK = {"distance_weight": 1e-3, "sparsity_weight": 1e-3}
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {**WEAK, "weight_decay": 0.01},
+    WEAK,
+    {**WEAK, "local_epochs": 2, "item_learning_rate": 0.5},
+    {"sparsity_weight": 0.01, "distance": "bounded"},
+    {"variant": "code", **CODE_SETTINGS},
+)
 
 
 @dataclass(frozen=True)
@@ -321,14 +331,9 @@ def _descend(param: Tensor, gradient: Tensor, rate: float, decay_A: Tensor, vari
 
 
 def _measure(params: Tree, clients: Tensor, round: int) -> dict[str, Tensor]:
-    """Per client the shares of large entries of C that the paper reports; an error for a table that has diverged.
-
-    Entries beyond LARGEST_ENTRY stand for that: long before numbers overflow, nothing is learnt any more.
-    """
+    """Per client the shares of large entries of C that the paper reports; ``ValueError`` for a table that diverged."""
     shares = {}
-    for name in TABLES:
-        if name not in params:
-            continue
+    for name in (name for name in TABLES if name in params):
         size_CID = params[name].abs()
         largest_C = size_CID.amax((1, 2))
         if not bool((largest_C <= LARGEST_ENTRY).all()):  # NaN is caught as well

@@ -58,7 +58,12 @@ class FedrecgelConfig:
 
 
 DEFAULTS: dict[str, Any] = {"embedding_size": 32, "local_epochs": 1, "learning_rate": 0.01}
-GRID: tuple[dict[str, Any], ...] = ()
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"init_std": 0.1},
+    {"init_std": 0.1, "local_epochs": 2},
+    {"init_std": 0.1, "learning_rate": 0.03},
+)
 
 
 def fedrecgel(federation: Federation, training: TrainingConfig, config: FedrecgelConfig) -> FederatedMethod:

@@ -65,7 +65,12 @@ class GpfedrecConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
-GRID: tuple[dict[str, Any], ...] = ()
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"init_std": 0.1},
+    {"init_std": 0.1, "learning_rate": 0.03, "local_epochs": 2},
+    {"init_std": 0.1, "learning_rate": 0.03},
+)
 
 
 def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecConfig) -> FederatedMethod:
@@ -97,7 +102,10 @@ def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecC
     def init() -> tuple[Tree, Tree]:
         table_ID = model.shared["item_table"]
         server = {"item_table": table_ID, "graph_table": _repeated(table_ID, federation.num_clients)}
-        return server, {**model.private, **{name: _repeated(one, federation.num_clients) for name, one in scorer.items()}}
+        return server, {
+            **model.private,
+            **{name: _repeated(one, federation.num_clients) for name, one in scorer.items()},
+        }
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         table_ID = server["item_table"]
@@ -200,7 +208,7 @@ def pulled_tables(download: Download, steps_C: Tensor, rate: float) -> Tensor:
 
 
 def landing_weight(graph_weight: float, federation: Federation, training: TrainingConfig, item_rate: float) -> float:
-    """The regulariser's weight, at most the one with which one SGD step goes all the way: ``2 rate weight / (I D) = 1``."""
+    """The regulariser's weight, at most that with which one SGD step goes all the way: ``2 rate weight / (I D) = 1``."""
     return min(graph_weight, federation.num_items * training.embedding_size / (2.0 * item_rate))
 
 

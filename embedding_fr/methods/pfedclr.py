@@ -60,7 +60,12 @@ class PfedclrConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.01, "participation": 0.6}
-GRID: tuple[dict[str, Any], ...] = ()
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1},
+    {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "buffer_learning_rate": 0.0},
+    {"local_epochs": 1, "learning_rate": 0.1, "init_std": 0.1, "buffer_learning_rate": 0.001},
+)
 
 
 class Stage(NamedTuple):

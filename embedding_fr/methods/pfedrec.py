@@ -41,12 +41,17 @@ class PfedrecConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
-GRID: tuple[dict[str, Any], ...] = ()
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"init_std": 0.1},
+    {"init_std": 0.1, "learning_rate": 0.03, "local_epochs": 2},
+    {"init_std": 0.1, "learning_rate": 0.03},
+)
 
 
 def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecConfig) -> FederatedMethod:
     """Score ``w_u . q_i + b_u``: the score function (w_u, b_u) stays; the item table is averaged, every client alike,
-    and tuned by each client in the next round. On every mini-batch first the score function takes a step, then the table.
+    and tuned by each client in the next round. On every mini-batch the score function takes a step, then the table.
 
     Views: ``personal`` scores with the client's own table from before the averaging, as the public code does;
     ``global`` with the averaged one. For the first the local state holds whole tables, (N, I, D).

@@ -14,7 +14,7 @@ from embedding_fr.merging import Merging, Scorer
 from embedding_fr.methods import fedmf, fedncf, fedrap, gpfedrec, pfedrec
 from fedecider.federation.method import FederatedMethod, Tree
 
-GRID: tuple[dict[str, Any], ...] = ()
+GRID: tuple[dict[str, Any], ...] = ({}, {"scheme": "SM", "rho": 0.9})
 
 
 def fedmf_em(federation: Federation, training: TrainingConfig, config: Merging) -> FederatedMethod:

@@ -39,6 +39,13 @@ def test_keeping_the_own_table_is_training_alone(aggregation):
     assert torch.allclose(state.local[LAST], alone.local["kept.item_table"], atol=1e-10)
 
 
+@pytest.mark.parametrize("config", [{}, {"aggregation": "mean"}, {"variant": "code"}])
+def test_with_federation_off_there_is_nothing_to_merge(config):
+    alone, _ = run(local_only(toy_method("fedmf"), toy_federation()))
+    state, _ = run(local_only(toy_method("fedem", **config), toy_federation()))
+    assert torch.allclose(state.local[LAST], alone.local["kept.item_table"], atol=1e-10)
+
+
 @pytest.mark.parametrize("merging", ["SR", "EM"])
 def test_without_similarity_everybody_gets_the_weighted_mean(merging):
     mean, _ = run(toy_method("fedem", merging=merging, aggregation="mean"))

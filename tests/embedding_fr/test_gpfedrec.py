@@ -1,0 +1,183 @@
+"""GPFedRec: the user graph and what it does to the tables by hand; the regulariser; what travels."""
+
+import pytest
+import torch
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
+
+from embedding_fr.blocks import make_block, rank_users
+from embedding_fr.methods import gpfedrec
+from embedding_fr.methods.fedncf import ncf_logits
+from embedding_fr.methods.gpfedrec import (
+    GpfedrecConfig,
+    cosine_similarities,
+    landing_weight,
+    pulled_tables,
+    spread_in_place,
+    user_graph,
+)
+from fedecider.federation.method import Download, Upload
+
+TABLES = torch.tensor([[[3.0], [4.0]], [[8.0], [6.0]], [[-4.0], [3.0]]])  # three clients, 2 items, 1 dim
+SIMILARITIES = torch.tensor([[1.0, 0.96, 0.0], [0.96, 1.0, -0.28], [0.0, -0.28, 1.0]], dtype=torch.float64)
+EVERYONE = torch.arange(3)
+
+
+def test_similarities_by_hand(monkeypatch):
+    assert torch.allclose(cosine_similarities(TABLES, EVERYONE), SIMILARITIES, atol=1e-6)
+    monkeypatch.setattr(gpfedrec, "_COLUMNS", 1)
+    assert torch.allclose(cosine_similarities(TABLES, EVERYONE), SIMILARITIES, atol=1e-6)
+    two = cosine_similarities(TABLES, torch.tensor([0, 2]))
+    assert torch.allclose(two, SIMILARITIES[[0, 2]][:, [0, 2]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "links"),
+    [
+        ({}, [[0, 1], [0, 1], [2]]),  # mean 4.36 / 9 = 0.484
+        ({"threshold": 0.0}, [[0, 1], [0, 1], [2]]),  # 0 is not above 0
+        ({"threshold": 2.0}, [[0], [1], [2]]),  # 0.969: only oneself is that similar
+        ({"threshold": 2.1}, [[0], [1], [2]]),  # 1.017: nobody is, so everyone is alone
+        ({"num_neighbours": 2}, [[0, 1], [0, 1], [0, 2]]),
+        ({"num_neighbours": 9}, [[0, 1, 2], [0, 1, 2], [0, 1, 2]]),
+        ({"variant": "code"}, [[2], [2], [0, 1]]),  # distances 0.04, 1, 1.28 and their mean 0.516
+        ({"variant": "code", "threshold": 2.0}, [[0], [2], [1]]),  # 1.03: client 0 has no one so far away
+        ({"variant": "code", "num_neighbours": 1}, [[2], [2], [1]]),
+    ],
+)
+def test_neighbours_by_hand(config, links):
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    for client, linked in enumerate(links):
+        expected[client, linked] = 1.0 / len(linked)
+    assert torch.allclose(user_graph(SIMILARITIES, GpfedrecConfig(**config)), expected)
+
+
+@pytest.mark.parametrize("columns", [1, 4096])
+def test_tables_spread_along_the_graph(monkeypatch, columns):
+    monkeypatch.setattr(gpfedrec, "_COLUMNS", columns)
+    graph = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]], dtype=torch.float64)
+    table = TABLES.clone()
+    mean = spread_in_place(table, EVERYONE, graph, 1)
+    assert table[:, :, 0].tolist() == [[5.5, 5.0], [8.0, 6.0], [-0.5, 3.5]]
+    assert torch.allclose(mean, torch.tensor([[13.0 / 3], [14.5 / 3]]))
+    table = TABLES.clone()
+    spread_in_place(table, EVERYONE, graph, 2)
+    assert table[:, :, 0].tolist() == [[6.75, 5.5], [8.0, 6.0], [2.5, 4.25]]
+    table = torch.cat([TABLES, torch.full((1, 2, 1), 7.0)])  # an absent client between the others
+    mean = spread_in_place(table[[0, 3, 1, 2]], torch.tensor([0, 2, 3]), graph, 1)
+    assert torch.allclose(mean, torch.tensor([[13.0 / 3], [14.5 / 3]]))
+
+
+def test_rows_without_examples_go_to_the_neighbourhood_in_closed_form():
+    """q = 1, r = 3: after steps of share 1/4, 1 + 2 (1 - (3/4)^steps)."""
+    download = Download({"item_table": torch.ones(5, 1)}, {"graph_offset": torch.full((3, 5, 1), 2.0)})
+    pulled = pulled_tables(download, torch.tensor([0, 1, 2]), 0.25)
+    assert pulled[:, 0, 0].tolist() == pytest.approx([1.0, 1.5, 1.875])
+    assert (pulled == pulled[:, :1]).all()
+
+
+def test_regulariser_never_jumps_beyond_its_goal():
+    """ML-100K, 16 dims: the public code's rate 13,456 with weight 1 lands exactly, 2 x 13456 / (1682 x 16) = 1."""
+    federation = toy_federation(num_items=1682)
+    of = lambda size, weight: landing_weight(  # noqa: E731
+        weight, federation, toy_training("gpfedrec", embedding_size=size), 13456.0
+    )
+    assert [of(16, 1.0), of(32, 1.0), of(8, 1.0), of(8, 0.3)] == [1.0, 1.0, 0.5, 0.3]
+
+
+def test_the_pull_leads_to_the_own_neighbourhood():
+    """Rows that a client does not touch end on r_u where one step lands, and stay on q with graph_weight 0."""
+    population, offset = toy_population(), 0.1 * torch.arange(7.0)[:, None, None] - 0.3
+    block = make_block(population, [1, 3][::-1])
+    for graph_weight, share in ((5.0, 1.0), (0.0, 0.0)):
+        method = toy_method("gpfedrec", graph_weight=graph_weight)
+        server, local = method.init()
+        server["graph_table"] = server["item_table"] + offset.expand(-1, NUM_ITEMS, 4)
+        own = {name: tensor[block.clients] for name, tensor in local.items()}
+        download = method.broadcast(1, server, block.clients)
+        upload, new, _ = method.client_update(1, download, own, block)
+        table_CID = upload.tensors["item_table"]
+        assert torch.equal(new["personal_table"], table_CID)
+        goal_CID = server["item_table"] + share * offset[block.clients]
+        there_CI = torch.isclose(table_CID, goal_CID, atol=1e-5).all(2)
+        for row, client in enumerate(block.clients.tolist()):
+            assert 1 <= int((~there_CI[row]).sum()) <= len(block.data.train_CT[row]) * 3, client
+            assert not there_CI[row][int(block.data.train_CT[row, 0])]
+            assert int(there_CI[row].sum()) >= 5
+
+
+def test_with_everyone_as_neighbour_it_is_the_plain_mean():
+    method = toy_method("gpfedrec", num_neighbours=7)
+    state, _ = run(method, rounds=2)
+    uploaded = state.local["personal_table"]
+    assert torch.allclose(state.server["item_table"], uploaded.mean(0), atol=1e-5)
+    assert torch.allclose(state.server["graph_table"], uploaded.mean(0).expand(7, -1, -1), atol=1e-5)
+
+
+def test_absent_clients_keep_their_neighbourhood_and_broken_uploads_are_left_out():
+    method = toy_method("gpfedrec", num_neighbours=3)
+    server, _ = method.init()
+    tables = torch.randn(4, NUM_ITEMS, 4, generator=torch.Generator().manual_seed(0))
+    tables[3, 0, 0] = torch.nan
+    uploads = [
+        Upload(torch.tensor([5, 1]), torch.ones(2), {"item_table": tables[:2]}),
+        Upload(torch.tensor([2, 0]), torch.ones(2), {"item_table": tables[2:]}),
+    ]
+    after = method.server_aggregate(1, server, iter(uploads))
+    mean = tables[:3].mean(0)  # three clients who are all neighbours of each other
+    for client in range(7):
+        expected = mean if client in (1, 2, 5) else server["graph_table"][client]
+        assert torch.allclose(after["graph_table"][client], expected, atol=1e-6), client
+    assert torch.allclose(after["item_table"], mean, atol=1e-6)
+    nobody = [Upload(torch.tensor([0]), torch.ones(1), {"item_table": tables[3:]})]
+    assert method.server_aggregate(1, server, iter(nobody)) is server
+
+
+def test_two_tables_come_one_goes_and_the_rest_stays():
+    training = toy_training("gpfedrec", embedding_size=8)
+    state, records = run(toy_method("gpfedrec", training=training), rounds=1)
+    size = 4 * NUM_ITEMS * 8
+    (group,) = records[0]["traffic"]
+    assert group["down"] == {"item_table": size, "graph_offset": size}
+    assert group["up"] == {"item_table": size}
+    assert {"user", "personal_table", "scorer.0.weight"} <= set(state.local)
+    assert state.server["graph_table"].shape == (7, NUM_ITEMS, 8)
+    assert not torch.equal(state.local["scorer.1.weight"][0], state.local["scorer.1.weight"][1])
+
+
+def test_views_use_the_own_the_mean_and_the_neighbourhood_table():
+    federation, population = toy_federation(), toy_population()
+    method = toy_method("gpfedrec", threshold=1.3)
+    assert method.views == ("personal", "global", "graph")
+    state, _ = run(method, population)
+    block = make_block(population, [6, 2, 0, 5, 4, 3, 1])
+    own = {name: tensor[block.clients] for name, tensor in state.local.items()}
+    server = {**state.server, "graph_table": state.server["graph_table"].flip(0)}  # far from the mean and the own
+    download = method.broadcast(4, server, block.clients)
+    tables = {
+        "personal": own["personal_table"],
+        "global": server["item_table"].expand(7, -1, -1),
+        "graph": server["graph_table"][block.clients],
+    }
+    found = {}
+    for view, table in tables.items():
+        score_CI = ncf_logits({**own, "item_table": table}, None)
+        found[view] = torch.cat(method.positions(view, download, own, block, "valid"))
+        expected = torch.cat(rank_users(score_CI, block.data, "valid", federation.protocol))
+        assert torch.equal(found[view], expected), view
+    assert len({tuple(position.tolist()) for position in found.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"threshold": -0.1}, "expected 0 or more"),
+        ({"num_neighbours": -1}, "use threshold"),
+        ({"graph_layers": 0}, "expected at least 1"),
+        ({"graph_weight": float("nan")}, "expected 0 or more"),
+        ({"variant": "text"}, "expected paper or code"),
+        ({"hidden_sizes": "0"}, "expected positive whole numbers"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        GpfedrecConfig(**setting)

@@ -1,0 +1,112 @@
+"""Federation off, for every method: nobody learns from anybody, and a client alone trains as in a federation of one."""
+
+import pytest
+import torch
+from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
+
+from embedding_fr.local_only import KEPT, local_only
+from embedding_fr.methods import METHODS
+
+NO_LOCAL_MODEL = {"fedease"}  # clients upload histories, which only a server turns into a model
+SENSIBLE = [name for name in METHODS if name not in NO_LOCAL_MODEL]
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def off(name, federation=None, **config):
+    federation = federation or toy_federation()
+    return local_only(toy_method(name, federation, **config), federation)
+
+
+@pytest.mark.parametrize("name", SENSIBLE)
+@pytest.mark.usefixtures("double")
+def test_with_one_client_federation_off_is_federation_on(name):
+    federation, population = toy_federation(num_clients=1), toy_population(sequences=[SEQUENCES[2]])
+    method = toy_method(name, federation)
+    state, records = run(method, population, rounds=2)
+    alone, alone_records = run(local_only(method, federation), population, rounds=2)
+    for key, tensor in state.local.items():
+        assert torch.allclose(alone.local[key], tensor, atol=1e-10), key
+    received = method.broadcast(3, state.server, torch.tensor([0]))
+    for key in (key.removeprefix(KEPT) for key in alone.local if key.startswith(KEPT)):
+        tensor = received.per_client[key] if key in received.per_client else received.shared[key][None]
+        assert torch.allclose(alone.local[KEPT + key], tensor, atol=1e-10), key
+    assert [record["valid"] for record in records] == [record["valid"] for record in alone_records]
+
+
+@pytest.mark.parametrize("name", SENSIBLE)
+def test_the_data_of_one_client_never_reach_another(name):
+    changed = [*SEQUENCES[:3], [9, 0, 13, 12], *SEQUENCES[4:]]
+    one, _ = run(off(name), rounds=2, block_clients=1)
+    other, _ = run(off(name), toy_population(sequences=changed), rounds=2, block_clients=1)
+    others = torch.tensor([client for client in range(7) if client != 3])
+    for key in one.local:
+        assert torch.equal(one.local[key][others], other.local[key][others]), key
+    assert any(not torch.equal(one.local[key][3], other.local[key][3]) for key in one.local)
+    # The same change does reach the others when federation is on.
+    on, _ = run(toy_method(name), rounds=2, block_clients=1)
+    on_other, _ = run(toy_method(name), toy_population(sequences=changed), rounds=2, block_clients=1)
+    assert any(not torch.equal(on.local[key][others], on_other.local[key][others]) for key in on.local)
+
+
+@pytest.mark.parametrize("name", SENSIBLE)
+def test_nothing_travels_and_the_server_never_changes(name):
+    method = off(name)
+    before = method.init()[0]
+    state, records = run(method, rounds=2, participation=0.5)
+    for record in records:
+        for group in record["traffic"]:
+            assert (group["up"], group["down"], group["header_up"], group["header_down"]) == ({}, {}, 0, 0)
+    for key, tensor in before.items():
+        assert torch.equal(state.server[key], tensor), key
+
+
+def test_a_client_starts_from_its_own_last_upload():
+    """FedMF: the second round of a client is that of a client who is sent the table that it uploaded in the first."""
+    federation, training = toy_federation(), toy_training("fedmf")
+    method, population = toy_method("fedmf", federation, training), toy_population()
+    start = method.init()[0]["item_table"]
+    first, _ = run(local_only(method, federation), population, rounds=1)
+    kept = first.local[KEPT + "item_table"]
+    assert kept.shape == (7, NUM_ITEMS, training.embedding_size)
+    moved_CI = (kept != start).any(2)
+    assert moved_CI.any(1).all()
+    assert not moved_CI.all()
+    for client, sequence in enumerate(SEQUENCES):
+        assert moved_CI[client, sequence[:-2]].all()
+    second, _ = run(local_only(method, federation), population, rounds=2)
+    own = {"user": first.local["user"]}
+    again, _ = run(
+        method._replace(
+            init=lambda: ({"item_table": start}, own),
+            broadcast=lambda round, server, clients: method.broadcast(round, server, clients)._replace(
+                shared={}, per_client={"item_table": kept[clients]}
+            ),
+            # Draws depend on the round's number: the only round of this run is the second.
+            client_update=lambda round, *rest: method.client_update(2, *rest),
+        ),
+        population,
+        rounds=1,
+    )
+    assert torch.equal(again.local["user"], second.local["user"])
+
+
+def test_absent_clients_keep_what_they_have():
+    method = off("fedncf")
+    before = {key: tensor.clone() for key, tensor in method.init()[1].items()}
+    state, records = run(method, rounds=1, participation=0.3)
+    present = {client["client"] for client in records[0]["clients"]}
+    for key, tensor in state.local.items():
+        for client in range(7):
+            assert torch.equal(tensor[client], before[key][client]) == (client not in present), (key, client)
+
+
+@pytest.mark.parametrize(("name", "config"), [("fedease", {}), ("fedrecgel", {"variant": "code"})])
+def test_methods_whose_uploads_are_no_models_are_refused(name, config):
+    with pytest.raises(ValueError, match="does not run with federation off"):
+        run(off(name, **config), rounds=1)

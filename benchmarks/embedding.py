@@ -218,10 +218,10 @@ def _in_process(case: str, args: argparse.Namespace) -> dict:
 def _report(results: dict[str, dict], args: argparse.Namespace) -> list[str]:
     lines = ["# The embedding line: seconds, memory, bytes", "", *heading("embedding.py", args.threads), ""]
     lines += [
-        "ML-100K (943 clients, 1,682 items) at each paper's settings. `ours` and `per-user loop` are seconds of one round",
+        "ML-100K (943 clients, 1,682 items) at each paper's settings. `ours` and `per-user loop` are a round's seconds",
         "without validation, medians over the rounds; the ratio is the median of the rounds' own ratios (least to",
         f"greatest). The loop was timed on {SAMPLE} clients and scaled by local steps. `difference`: the largest one",
-        f"between the two over every tensor after 2 rounds of {CHECKED} clients, in float64. `public code`: the papers'",
+        f"between the two over all tensors after 2 rounds of {CHECKED} clients, in float64. `public code`: the papers'",
         "code, one thread of a similar machine, measured earlier and not in this run.",
         "",
         "| method | ours s | per-user loop s | ratio | public code s | validation s | bytes up | bytes down | peak GB "

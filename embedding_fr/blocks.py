@@ -1,7 +1,7 @@
 """Clients packed into blocks: sorted by size, padded and masked; and the ranking of their held-out items.
 
-Shape legend: N clients of the run, C clients of a block, T train items of the largest client, A avoided items, E events,
-I items, K candidates.
+Shape legend: N clients of the run, C clients of a block, T train items of the largest client, A avoided items,
+E events, I items, K candidates.
 """
 
 from __future__ import annotations
@@ -98,8 +98,17 @@ def build_population(
     train_E, train_start_N = _flat([sequence[:-2] for sequence in sequences])
     avoid_E, avoid_start_N = _flat(avoided)
     valid_N, test_N = held_out(sequences, "valid"), held_out(sequences, "test")
-    flat = [tensor.to(device) for tensor in (train_E, train_start_N, avoid_E, avoid_start_N, valid_N, test_N)]
-    return Population(num_items, protocol, *flat, {split: c.to(device) for split, c in candidates.items()})
+    return Population(
+        num_items,
+        protocol,
+        train_E.to(device),
+        train_start_N.to(device),
+        avoid_E.to(device),
+        avoid_start_N.to(device),
+        valid_N.to(device),
+        test_N.to(device),
+        {split: candidate_NK.to(device) for split, candidate_NK in candidates.items()},
+    )
 
 
 def block_packer(population: Population, client_bytes: Callable[[int], int], budget: int) -> Callable[..., list[Block]]:

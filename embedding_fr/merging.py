@@ -22,7 +22,15 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Logits, Objective, dot_logits, plain_gradients, take, train_epoch
+from embedding_fr.local_training import (
+    Logits,
+    Objective,
+    dot_logits,
+    inner_products,
+    plain_gradients,
+    take,
+    train_epoch,
+)
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
 from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser, fresh_state
@@ -181,9 +189,8 @@ def merge_epoch(merge: Merge, scorer: Scorer, params: Tree, batches: Sequence[Ba
     seen = {**params, "feature": merge.feature, "kept": kept_CRD, "difference": merge.difference_CRD, **merge.adapter}
     objective, gradients = Objective(merged_logits(merge.merging, scorer)), plain_gradients
     if scorer.logits is dot_logits:
-        user_CD1 = params["user"][:, :, None]
-        seen["kept_score"] = torch.bmm(kept_CRD, user_CD1)[:, :, 0]
-        seen["effect"] = torch.bmm(merge.difference_CRD, user_CD1)[:, :, 0]
+        seen["kept_score"] = inner_products(kept_CRD, params["user"])
+        seen["effect"] = inner_products(merge.difference_CRD, params["user"])
         gradients = partial(dot_adapter_gradients, merge.merging.sizes(kept_CRD.shape[2]))
     train_epoch(objective, seen, [[ADAPTER]], batches, merge.optimiser, merge.state, gradients, measure=False)
     step_CRD = weights_of(merge.merging, merge.adapter[ADAPTER], merge.feature) * merge.difference_CRD

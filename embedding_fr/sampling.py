@@ -17,7 +17,6 @@ from torch import Tensor
 from embedding_fr.blocks import UserData
 from fedecider.federation.streams import below, client_keys, counter_draws
 
-
 _COLUMN = (1 << 24) - 1
 """Low bits of a sort key: the column it stands for (a client has at most 16 million examples)."""
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from embedding_fr.local_only import local_only
 from torch import Tensor
 
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_packer, build_population
 from embedding_fr.config import TrainingConfig
+from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import metrics_over_clients

@@ -114,8 +114,8 @@ def fit(
             start = (model.user_UD.detach(), model.item_ID.detach())
             user_UD, item_ID = (table.requires_grad_() for table in propagate(*graphs, start, config.num_layers))
             loss = pairwise_loss((item_ID[item_BN] @ user_UD[user_B][:, :, None])[..., 0])
-            slopes = torch.autograd.grad(loss, (user_UD, item_ID))
-            model.user_UD.grad, model.item_ID.grad = propagate(*graphs, slopes, config.num_layers)
+            slope_UD, slope_ID = torch.autograd.grad(loss, (user_UD, item_ID))
+            model.user_UD.grad, model.item_ID.grad = propagate(*graphs, (slope_UD, slope_ID), config.num_layers)
             if config.weight_decay:
                 norms = square_norms(model.user_UD[user_B], model.item_ID[item_BN])
                 (config.weight_decay * norms).backward()  # adds to the gradients
@@ -132,8 +132,8 @@ def fit(
 
 def sparse_tensor(matrix: sparse.csr_array, device: str) -> Tensor:
     """A float32 CSR tensor: twice as fast as COO on a CPU."""
-    arrays = [torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices)]
+    rows, columns = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
     values = torch.from_numpy(matrix.data.astype(np.float32))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "beta state": products with a dense matrix are tested here
-        return torch.sparse_csr_tensor(*arrays, values, matrix.shape, device=device)
+        return torch.sparse_csr_tensor(rows, columns, values, size=matrix.shape, device=device)

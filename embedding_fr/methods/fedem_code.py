@@ -14,7 +14,7 @@ from torch import Tensor
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Logits, Objective, check_finite, received, take, train_epoch
+from embedding_fr.local_training import Logits, Objective, check_finite, inner_products, received, take, train_epoch
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mix_in_place, squared_distances, start_server
@@ -112,7 +112,7 @@ def merging_logits(merging: Merging) -> Logits:
         row_CBD, sent_CBD = take(params[TABLE], item), take(params["sent"], item)
         rho = weights_of(merging, params[ADAPTER], features(merging, row_CBD, sent_CBD))
         row_CBD = row_CBD + rho * params["has_mix"][:, None, None] * (sent_CBD - row_CBD)
-        return torch.bmm(row_CBD, params["user"][:, :, None])[:, :, 0]
+        return inner_products(row_CBD, params["user"])
 
     return logits
 

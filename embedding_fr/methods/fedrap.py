@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import check_finite, received, take
+from embedding_fr.local_training import check_finite, inner_products, received, take
 from embedding_fr.sampling import Batch, draw_examples, epoch_batches
 from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import normal, personal_table
@@ -228,7 +228,7 @@ def logits(params: Tree, item: Tensor | None) -> tuple[Tensor, Tensor]:
     """Logits (C, B) ``<u, C_j + D_j> (+ bias)`` of items (C, B), None for all in order; and the rows (C, B, D)."""
     tables = [take(params[name], item) for name in TABLES if name in params]
     row_CBD = tables[0] + tables[1] if len(tables) == 2 else tables[0]
-    logit_CB = torch.bmm(params["user"][:, None], row_CBD.mT)[:, 0]  # several times faster than the other way round
+    logit_CB = inner_products(row_CBD, params["user"])
     return logit_CB + params["bias"][:, None] if "bias" in params else logit_CB, row_CBD
 
 

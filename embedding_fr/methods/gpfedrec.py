@@ -208,7 +208,7 @@ def pulled_tables(download: Download, steps_C: Tensor, rate: float) -> Tensor:
 
 
 def landing_weight(graph_weight: float, federation: Federation, training: TrainingConfig, item_rate: float) -> float:
-    """The regulariser's weight, at most that with which one SGD step goes all the way: ``2 rate weight / (I D) = 1``."""
+    """The regulariser's weight, at most that with which one step lands on its goal: ``2 rate weight / (I D) = 1``."""
     return min(graph_weight, federation.num_items * training.embedding_size / (2.0 * item_rate))
 
 

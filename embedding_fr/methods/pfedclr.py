@@ -23,6 +23,7 @@ from embedding_fr.local_training import (
     check_finite,
     dot_gradients,
     dot_logits,
+    inner_products,
     received,
     received_rows,
     take,
@@ -153,8 +154,8 @@ def start_buffer(federation: Federation, training: TrainingConfig, config: Pfedc
 
 def low_rank_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) ``p . (q_i + B^T a_i) = p . q_i + a_i . (B p)``: the sum of the tables is never formed."""
-    seen_CK = torch.bmm(params["buffer_b"], params["user"][:, :, None])
-    return dot_logits(params, item) + torch.bmm(take(params["buffer_a"], item), seen_CK)[:, :, 0]
+    seen_CK = inner_products(params["buffer_b"], params["user"])
+    return dot_logits(params, item) + inner_products(take(params["buffer_a"], item), seen_CK)
 
 
 def low_rank_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
@@ -165,13 +166,13 @@ def low_rank_gradients(objective: Objective, params: Tree, names: Sequence[str],
         params[name][: batch.active] for name in ("item_table", "user", "buffer_a", "buffer_b")
     )
     item_ABD, left_ABK = take(table, batch.item_AB), take(buffer_a, batch.item_AB)
-    seen_AK1 = torch.bmm(buffer_b, user[:, :, None])
-    logit_AB = torch.baddbmm(torch.bmm(item_ABD, user[:, :, None]), left_ABK, seen_AK1)[:, :, 0]
+    seen_AK = inner_products(buffer_b, user)
+    logit_AB = inner_products(item_ABD, user) + inner_products(left_ABK, seen_AK)
     residual_A1B = _residual(logit_AB, batch)[:, None]
     sum_A1K = torch.bmm(residual_A1B, left_ABK)
     gradients = {
         "user": torch.baddbmm(torch.bmm(residual_A1B, item_ABD), sum_A1K, buffer_b)[:, 0],
-        "buffer_a": add_rows(buffer_a.shape, batch.item_AB, residual_A1B.mT * seen_AK1.mT),
+        "buffer_a": add_rows(buffer_a.shape, batch.item_AB, residual_A1B.mT * seen_AK[:, None]),
         "buffer_b": sum_A1K.mT * user[:, None],
     }
     return {name: gradients[name] for name in names}, logit_AB
@@ -180,14 +181,14 @@ def low_rank_gradients(objective: Objective, params: Tree, names: Sequence[str],
 def full_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) ``p . (q_i + w_i)``."""
     row_CBD = take(params["item_table"], item) + take(params["buffer"], item)
-    return torch.bmm(row_CBD, params["user"][:, :, None])[:, :, 0]
+    return inner_products(row_CBD, params["user"])
 
 
 def full_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
     """Closed form: ``dL/dp = sum r (q_i + w_i)``; a row of the table and that of the buffer have one gradient, r p."""
     table, user, buffer = (params[name][: batch.active] for name in ("item_table", "user", "buffer"))
     row_ABD = take(table, batch.item_AB) + take(buffer, batch.item_AB)
-    logit_AB = torch.bmm(row_ABD, user[:, :, None])[:, :, 0]
+    logit_AB = inner_products(row_ABD, user)
     residual_AB1 = _residual(logit_AB, batch)[:, :, None]
     table_gradient = add_rows(buffer.shape, batch.item_AB, residual_AB1 * user[:, None])
     gradients = {

@@ -30,7 +30,9 @@ def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig)
                 step(optimiser, bce(theta["item_table"][item_B] @ theta["user"], label_B))
         return {"item_table": theta["item_table"]}, {"user": theta["user"]}
 
-    def server(round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]) -> Tree:
+    def server(
+        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
+    ) -> Tree:
         return mean_of(server, uploads, weights if config.weighting == "examples" else [1.0] * len(weights))
 
     return Reference(client, server)

@@ -1,6 +1,6 @@
-"""The per-user round loop that every reference method runs in: full tables, ``torch.optim``, one client at a time.
+"""The per-user round loop of every reference method: full tables, ``torch.optim``, one client at a time.
 
-It shares with the batched runtime only what is private to a client (its data and its random draws) and the start values.
+It shares with the batched runtime only a client's data, its random draws and the start values.
 
 Shape legend: B examples of a batch, I items.
 """
@@ -106,5 +106,8 @@ def step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def mean_of(server: Tree, uploads: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """``sum_u w_u x_u / sum_u w_u`` per tensor."""
-    total = sum(weights)
-    return {name: sum(w * one[name] for w, one in zip(weights, uploads, strict=True)) / total for name in uploads[0]}
+    mean = {name: torch.zeros_like(tensor) for name, tensor in uploads[0].items()}
+    for weight, one in zip(weights, uploads, strict=True):
+        for name, tensor in one.items():
+            mean[name] += weight / sum(weights) * tensor
+    return mean

@@ -55,8 +55,8 @@ def test_one_step_of_the_public_code_by_hand():
     assert logs[0]["loss"] == pytest.approx((math.log1p(math.exp(-0.7)) + math.log1p(math.exp(0.25))) / 2, abs=1e-6)
 
 
-def test_one_step_of_adam_has_the_size_of_the_rate_and_the_table_follows_the_moved_score_function():
-    """Weight (0.3, -0.1) - 0.1 sign(gradient) = (0.4, -0.2) at rate 0.1: the positive row moves along it, the negative against."""
+def test_one_step_of_adam_has_the_size_of_the_rate():
+    """Gradients (-0.025, 0.613); the positive row moves along the signs of (0.4, -0.2), the negative against them."""
     method, download, own, block = one_client("paper", learning_rate=0.1, item_learning_rate=0.01)
     _, new, _ = method.client_update(1, download, own, block)
     assert new["scorer.0.weight"][0, :, 0].tolist() == pytest.approx([0.4, -0.2], abs=1e-5)

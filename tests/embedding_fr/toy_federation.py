@@ -25,7 +25,7 @@ def toy_population(protocol: Protocol = STRICT, sequences=SEQUENCES, num_items=N
     return build_population(sequences, num_items, protocol, seed)
 
 
-def toy_federation(protocol: Protocol = STRICT, num_clients=len(SEQUENCES), num_items=NUM_ITEMS, seed=0):
+def toy_federation(protocol: Protocol = STRICT, num_clients=7, num_items=NUM_ITEMS, seed=0):
     return Federation(num_clients, num_items, seed, protocol, torch.device("cpu"))
 
 

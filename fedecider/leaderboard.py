@@ -37,6 +37,8 @@ from fedecider.stages import as_plain, cached_stage
 
 LOCAL = "/local"
 """``fedmf/local`` is FedMF with federation off."""
+CODE = "/code"
+"""``pfedrec/code`` is PFedRec as its authors' public code does it, which is not tuned."""
 Kind = Literal["federated", "local", "central"]
 
 
@@ -45,7 +47,7 @@ class LeaderboardConfig:
     """What the table holds.
 
     Args:
-        methods: Names separated by commas, NAME/local with federation off, or all.
+        methods: Names separated by commas, or all; NAME/local with federation off, NAME/code as the public code.
         protocols: Names separated by commas.
         seeds: Runs of every line, seeds 0, 1, ...
         tune: Settings of each method's grid that are tried on validation with seed 0; 1 takes the first one, which for
@@ -128,6 +130,9 @@ def kind_of(name: str) -> Kind | None:
     """Which kind of line a name stands for; None when it is not known."""
     if name.endswith(LOCAL):
         return "local" if name.removesuffix(LOCAL) in METHODS else None
+    if name.endswith(CODE):
+        entry = METHODS.get(name.removesuffix(CODE))
+        return "federated" if entry and entry.code else None
     return "central" if name in CENTRAL else "federated" if name in METHODS else None
 
 
@@ -181,6 +186,8 @@ def _tuned(
 def _grid(config: LeaderboardConfig, method: str) -> tuple[dict[str, Any], ...]:
     if method == "memoriser":  # nothing to tune: it sees as many rounds as the methods
         return ({"num_rounds": config.num_rounds},)
+    if method.endswith(CODE):
+        return ({},)
     name = method.removesuffix(LOCAL)
     return (CENTRAL[name].grid if name in CENTRAL else METHODS[name].grid) or ({},)
 
@@ -243,9 +250,9 @@ def run_settings(
     patience: int,
 ) -> EmbeddingSettings:
     """The settings of one federated run: the paper's, overruled by ``setting``."""
-    name = method.removesuffix(LOCAL)
+    name = method.removesuffix(LOCAL).removesuffix(CODE)
     entry = METHODS[name]
-    values = {**entry.defaults, **setting}
+    values = {**entry.defaults, **((entry.code or {}) if method.endswith(CODE) else {}), **setting}
     run = {key: values.pop(key) for key in list(values) if key in EmbeddingRunConfig.__dataclass_fields__}
     training = {key: values.pop(key) for key in list(values) if key in TrainingConfig.__dataclass_fields__}
     run |= {"method": name, "protocol": protocol, "seed": seed, "federation": not method.endswith(LOCAL)}
@@ -325,4 +332,6 @@ def _central(
 def settings_text(line: Line) -> str:
     """The chosen setting in words."""
     setting = ", ".join(f"{name} {value}" for name, value in as_plain(line.setting).items())
+    if line.method.endswith(CODE):
+        return "public code's"
     return setting or ("paper's" if line.kind in ("federated", "local") else "default")

@@ -40,6 +40,8 @@ class Method(NamedTuple):
     """Further ones that it goes over once or twice a round: they take memory, but no part of a CPU's caches."""
     client_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> working set of a client in bytes, for methods without local steps."""
+    code: Mapping[str, Any] | None = None
+    """Settings that make the method do what its authors' public code does, where that differs from the paper."""
 
 
 METHODS: dict[str, Method] = {
@@ -49,12 +51,18 @@ METHODS: dict[str, Method] = {
     "fednear": Method(fednear.FednearConfig, fednear.fednear, {}, fednear.GRID),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
     "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, passing_tables=2),
-    "fedrap": Method(fedrap.FedrapConfig, fedrap.fedrap, fedrap.DEFAULTS, fedrap.GRID, whole_tables=2),
+    "fedrap": Method(
+        fedrap.FedrapConfig, fedrap.fedrap, fedrap.DEFAULTS, fedrap.GRID, whole_tables=2, code=fedrap.CODE
+    ),
     "fedncf": Method(fedncf.FedncfConfig, fedncf.fedncf, fedncf.DEFAULTS, fedncf.GRID),
-    "pfedrec": Method(pfedrec.PfedrecConfig, pfedrec.pfedrec, pfedrec.DEFAULTS, pfedrec.GRID, passing_tables=1),
+    "pfedrec": Method(
+        pfedrec.PfedrecConfig, pfedrec.pfedrec, pfedrec.DEFAULTS, pfedrec.GRID, passing_tables=1, code=pfedrec.CODE
+    ),
     "gpfedrec": Method(gpfedrec.GpfedrecConfig, gpfedrec.gpfedrec, gpfedrec.DEFAULTS, gpfedrec.GRID, passing_tables=4),
-    "fedem": Method(fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, passing_tables=3),
-    "fedrecgel": Method(fedrecgel.FedrecgelConfig, fedrecgel.fedrecgel, fedrecgel.DEFAULTS, fedrecgel.GRID),
+    "fedem": Method(fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, passing_tables=3, code=fedem.CODE),
+    "fedrecgel": Method(
+        fedrecgel.FedrecgelConfig, fedrecgel.fedrecgel, fedrecgel.DEFAULTS, fedrecgel.GRID, code=fedrecgel.CODE
+    ),
     "fedmf_em": Method(Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, passing_tables=3),
     "fedncf_em": Method(Merging, plug_ins.fedncf_em, fedncf.DEFAULTS, plug_ins.GRID, passing_tables=3),
     "pfedrec_em": Method(Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, passing_tables=4),

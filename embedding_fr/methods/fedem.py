@@ -98,6 +98,7 @@ class FedemConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1}
+CODE: dict[str, Any] = {"variant": "code", "init_std": 1.0}
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1},

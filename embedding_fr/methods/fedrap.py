@@ -38,8 +38,14 @@ STEP_DECAY, ROUND_DECAY = 0.95, 0.97
 Curriculum = Literal["tanh", "fixed", "sin", "square", "frac"]
 
 DEFAULTS: dict[str, Any] = {"embedding_size": 32, "batch_size": 2048, "learning_rate": 0.01}
-CODE_SETTINGS = {"learning_rate": 0.5, "item_learning_rate": 200.0, "weight_decay": 1e-4, "init_std": 1.0}
-"""What the public code sets among the common settings, for ``variant="code"``."""
+CODE: dict[str, Any] = {
+    "variant": "code",
+    "learning_rate": 0.5,
+    "item_learning_rate": 200.0,
+    "weight_decay": 1e-4,
+    "init_std": 1.0,
+}
+"""What the public code does, with its argument defaults."""
 WEAK = {"distance_weight": 1e-3, "sparsity_weight": 1e-3}
 GRID: tuple[dict[str, Any], ...] = (
     {},
@@ -47,7 +53,7 @@ GRID: tuple[dict[str, Any], ...] = (
     WEAK,
     {**WEAK, "local_epochs": 2, "item_learning_rate": 0.5},
     {"sparsity_weight": 0.01, "distance": "bounded"},
-    {"variant": "code", **CODE_SETTINGS},
+    CODE,
 )
 
 
@@ -59,7 +65,7 @@ class FedrapConfig:
         variant: paper is Algorithm 1 with Eq. 3: sums over examples and over whole tables, plain gradient descent and
             soft-thresholding. code is the public code: means, the regularisers on the rows of the batch only, L1 by
             its subgradient, a linear layer with bias as the user side, and shrinking learning rates; give it its
-            other settings too (CODE_SETTINGS).
+            other settings too (CODE).
         tables: both, common (FedRAP-C: no personal table) or personal (FedRAP-D: nothing is shared). The distance
             needs both tables, sparsity the common one.
         sparsity: Penalty on the common table: l1, l2 (FedRAP-L2: squared Frobenius norm) or none (FedRAP-No).

@@ -58,6 +58,7 @@ class FedrecgelConfig:
 
 
 DEFAULTS: dict[str, Any] = {"embedding_size": 32, "local_epochs": 1, "learning_rate": 0.01}
+CODE: dict[str, Any] = {"variant": "code", "learning_rate": 0.1, "participation": 0.1}
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"init_std": 0.1},

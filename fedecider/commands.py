@@ -76,10 +76,12 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     if foreign:
         raise ValueError(f"got {foreign[0]} with the method {method} of the embedding line, expected --dataset")
     entry = EMBEDDING_METHODS[method]
-    classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, PrivacyConfig, entry.config)
+    privacy = () if entry.budget else (PrivacyConfig,)
+    classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
     parser = build_parser(description, *classes)
     parser.set_defaults(dict(entry.defaults))
-    return EmbeddingSettings(*parse(parser, words, *classes))
+    run, data, training, *common, own = parse(parser, words, *classes)
+    return EmbeddingSettings(run, data, training, common[0] if common else PrivacyConfig(), own)
 
 
 def _method_blocks(config: Path) -> dict[str, dict]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embedding_fr.methods import METHODS
 from fedecider.data.interactions import Interactions
 from fedecider.embedding import EmbeddingSettings, Setup, user_positions
 from fedecider.evaluation.baselines import memoriser, popularity
@@ -127,6 +128,9 @@ def result_rows(name: str, lines: Mapping[str, Tensor], references: Mapping[str,
 
 def privacy_line(settings: EmbeddingSettings) -> str:
     """What is guaranteed about one client's uploads over the run."""
+    budget = METHODS[settings.run.method].budget
+    if budget is not None:
+        return budget(settings.method)
     return privacy_report(settings.privacy, settings.run.num_rounds, settings.run.participation)
 
 

@@ -110,6 +110,21 @@ def test_federation_off_uploads_nothing(data, tmp_path):
     assert read_json(tmp_path / "run" / "metrics.json")["bytes"]["up"] == 0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_from_the_command_line(method, data, tmp_path):
+    assert federate("--method", method, *data, *FAST, "--num_rounds", 2, "--output", tmp_path / "run") == 0
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    assert 0.0 <= metrics["test"][metrics["reported"]]["hit@10"]["mean"] <= 1.0
+    assert metrics["test"]["memoriser"]["hit@10"]["mean"] < 0.35  # 50 users: chance is 0.08
+    assert metrics["bytes"]["up"] > 0
+
+
+def test_a_method_with_a_bound_of_its_own_says_what_it_guarantees(data, tmp_path):
+    words = ["--method", "fedease", *data, "--clip", 5, "--noise_scale", 2, "--output", tmp_path / "run"]
+    assert federate(*words) == 0
+    assert read_json(tmp_path / "run" / "metrics.json")["privacy"].startswith("epsilon")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -40,15 +40,29 @@ class Method(NamedTuple):
     """Further ones that it goes over once or twice a round: they take memory, but no part of a CPU's caches."""
     client_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> working set of a client in bytes, for methods without local steps."""
+    budget: Callable[[Any], str] | None = None
+    """What the method guarantees by itself; its config then holds clip and noise, and the common ones do not apply."""
     code: Mapping[str, Any] | None = None
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
 
 
 METHODS: dict[str, Method] = {
     "fedease": Method(
-        fedease.FedeaseConfig, fedease.fedease, fedease.DEFAULTS, fedease.GRID, client_bytes=fedease.client_bytes
+        fedease.FedeaseConfig,
+        fedease.fedease,
+        fedease.DEFAULTS,
+        fedease.GRID,
+        client_bytes=fedease.client_bytes,
+        budget=fedease.budget,
     ),
-    "fednear": Method(fednear.FednearConfig, fednear.fednear, {}, fednear.GRID),
+    "fednear": Method(
+        fednear.FednearConfig,
+        fednear.fednear,
+        fednear.DEFAULTS,
+        fednear.GRID,
+        client_bytes=fednear.client_bytes,
+        budget=fednear.budget,
+    ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
     "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, passing_tables=2),
     "fedrap": Method(

@@ -39,7 +39,8 @@ GRID: tuple[dict, ...] = (
     {"regularisation": 50.0, "pair_reach": 3.0},
     {"regularisation": 500.0, "pair_reach": math.inf, "history_reach": 10.0, "direction": 0.0},
 )
-DEFAULTS: dict[str, float] = {}
+DEFAULTS: dict[str, int] = {"num_rounds": 2}
+"""Round 1 sums, round 2 delivers."""
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,13 @@ def main() -> None:
     parser.add_argument("--shapes", default="ml-1m,24516-clients")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", default="")
     parser.add_argument("--case", default="", help="one case in this process, printed as JSON")
     args = parser.parse_args()
     if args.case:
         torch.set_num_threads(args.threads)
-        print("RESULT " + json.dumps(run_case(args.case, args.rounds)))
+        print("RESULT " + json.dumps(run_case(args.case, args.rounds, torch.device(args.device))))
         return
     cases = [f"method:{name}" for name in args.methods.split(",") if name]
     cases += [f"shape:{name}" for name in args.shapes.split(",") if name]
@@ -63,14 +64,16 @@ def main() -> None:
         Path(args.output).write_text(text + "\n")
 
 
-def run_case(case: str, rounds: int) -> dict:
-    """The measurements of one case."""
+def run_case(case: str, rounds: int, device: torch.device) -> dict:
+    """The measurements of one case; methods are compared with their loop on the CPU, shapes run on ``device``."""
     kind, name = case.split(":")
     if kind == "method":
         return method_case(name, load_interactions(InteractionsConfig()), rounds)
     if name == "ml-1m":
-        return shape_case("fedmf", load_interactions(InteractionsConfig(dataset="ml-1m")), rounds)
-    return shape_case("fedrecgel", synthetic(24_516, 7_355), rounds, embedding_size=32)
+        return shape_case("fedmf", load_interactions(InteractionsConfig(dataset="ml-1m")), rounds, device)
+    if name == "toy":
+        return shape_case("fedrecgel", synthetic(60, 80), rounds, device, embedding_size=8)
+    return shape_case("fedrecgel", synthetic(24_516, 7_355), rounds, device, embedding_size=32)
 
 
 def method_case(name: str, interactions: Interactions, rounds: int) -> dict:
@@ -111,10 +114,10 @@ def method_case(name: str, interactions: Interactions, rounds: int) -> dict:
     }
 
 
-def shape_case(name: str, interactions: Interactions, rounds: int, **training) -> dict:
+def shape_case(name: str, interactions: Interactions, rounds: int, device: torch.device, **training) -> dict:
     """Seconds per round and peak memory at a larger shape."""
     settings = paper_settings(name, rounds, **training)
-    setup = set_up(settings, interactions, torch.device("cpu"))
+    setup = set_up(settings, interactions, device)
     records: list[dict] = []
     train(settings, setup, on_round=records.append)
     return {
@@ -125,7 +128,7 @@ def shape_case(name: str, interactions: Interactions, rounds: int, **training) -
         "ours_s": median(record["wall_s"] for record in records),
         "evaluate_s": median(record["evaluate_s"] for record in records),
         "bytes_up": traffic_totals(records[:1])["up"] // _cohort(records[0]),
-        "peak_gb": peak_gb(),
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else peak_gb(),
     }
 
 
@@ -206,6 +209,7 @@ def _cohort(record: dict) -> int:
 
 def _in_process(case: str, args: argparse.Namespace) -> dict:
     command = [sys.executable, __file__, "--case", case, "--rounds", str(args.rounds), "--threads", str(args.threads)]
+    command += ["--device", args.device]
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -238,7 +242,7 @@ def _report(results: dict[str, dict], args: argparse.Namespace) -> list[str]:
                 f"{r['evaluate_s']:.2f} | {r['bytes_up']:,} | {r['bytes_down']:,} | {r['peak_gb']:.2f} | "
                 f"{r['difference']:.1e} |"
             )
-    lines += ["", "Larger shapes (bytes per client and round):", ""]
+    lines += ["", f"Larger shapes on {args.device} (bytes per client and round; memory of that device):", ""]
     lines += ["| shape | clients | items | events | cohort | s per round | validation s | bytes up | peak GB |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for case, r in results.items():

@@ -51,7 +51,7 @@ from idgen.training import TrainConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOMAINS = ("crime", "comics", "children")
-PARTS = ("tests", "training", "fusion", "decode", "run")
+PARTS = ("tests", "training", "fusion", "decode", "embedding", "run")
 SAMPLES = SampleConfig(user_wording="prefix")  # natural prompts, history 20, source 512: the papers' setting
 TESTS_S, RUN_S = 420, 720
 """Limits of the two subprocesses, seconds."""
@@ -362,6 +362,18 @@ def gpu_tests(paths: Sequence[str]) -> Iterator[Row]:
     yield Row("tests", "pytest -m gpu", "-", f"{time.perf_counter() - started:.1f}", "-", lines[-1].strip("= "))
 
 
+def embedding_shapes(device: torch.device, shapes: str) -> Iterator[Row]:
+    """benchmarks/embedding.py at its larger shapes, a process each; a shape whose data are absent is a failure."""
+    for shape in shapes.split(","):
+        words = ["--case", f"shape:{shape}", "--device", device.type, "--rounds", "3"]
+        done = call([sys.executable, str(REPOSITORY / "benchmarks" / "embedding.py"), *words], RUN_S)
+        found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        assert found, f"shape {shape}: {' '.join(done.stderr.split())[-300:]}"
+        one = json.loads(found[0].removeprefix("RESULT "))
+        remark = f"{one['cohort']:,} of {one['users']:,} clients a round, {one['items']:,} items"
+        yield Row("embedding", shape, "-", f"{one['ours_s']:.2f} a round", f"{one['peak_gb']:.2f} (GB)", remark)
+
+
 def federated_run(data: str, config: str, options: str) -> Iterator[Row]:
     """scripts/federate.py on prepared data; the test result of each domain goes into the remark."""
     if not data:
@@ -424,6 +436,7 @@ def heading(size: Size, device: torch.device, commit: str) -> list[str]:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to do, default all")
+    parser.add_argument("--shapes", default="24516-clients,ml-1m", help="of the embedding line; ml-1m needs its data")
     parser.add_argument("--toy", action="store_true", help="tiny sizes, to try the script itself")
     parser.add_argument("--tests", nargs="+", default=[], help="where pytest looks, default: files with gpu tests")
     parser.add_argument("--data", default="", help="folder of prepared domains for the federated run")
@@ -473,6 +486,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for part, work in (("fusion", fusion), ("decode", decode)):
             if part in parts and "backbone" in kept:
                 do(part, lambda work=work: work(bench, kept["backbone"]))
+    if "embedding" in parts:
+        do("embedding", lambda: embedding_shapes(device, "toy" if arguments.toy else arguments.shapes))
     if "run" in parts:
         do("run", lambda: federated_run(arguments.data, arguments.config, arguments.options))
     print(f"{time.perf_counter() - started:.0f} s in all")

@@ -58,13 +58,13 @@ def test_toy_programme_leaves_every_row(programme, tmp_path, capsys):
     ):
         assert f"- {heading}" in text, heading
     rows = table(output)
-    assert [row[0] for row in rows] == ["tests", *["training"] * 3, *["fusion"] * 3, *["decode"] * 2, "run"]
+    assert [row[0] for row in rows] == ["tests", *["training"] * 3, *["fusion"] * 3, *["decode"] * 2, "embedding", "run"]
     whats = " / ".join(row[1] for row in rows)
     for what in ("pytest -m gpu", "drawing batches", "fp32, batch 16", "bf16, batch 16", "LoRA round, plain"):
         assert what in whats, what
     for what in ("LoRA round, K = 3 directions", "validation of that round", "20 beams, 60 items, bf16", "federate.py"):
         assert what in whats, what
-    for row in rows[1:-1]:
+    for row in rows[1:-2]:
         number, unit = row[2].split()
         assert float(number.replace(",", "")) > 0
         assert unit == ("users" if "beams" in row[1] else "samples")

@@ -27,7 +27,8 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
     by_rows = set()
     for upload in uploads:
         finite_C = finite_clients(upload)
-        weight_C = torch.where(finite_C, torch.ones_like(upload.weights) if uniform else upload.weights, 0.0).double()
+        given_C = upload.weights.cpu()
+        weight_C = torch.where(finite_C, torch.ones_like(given_C) if uniform else given_C, 0.0).double()
         total += float(weight_C.sum())
         for name, tensor in upload.tensors.items():
             dtypes[name] = tensor.dtype

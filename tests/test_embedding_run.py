@@ -4,17 +4,18 @@ import csv
 import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY
 
 from embedding_fr.methods import METHODS
-from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.leaderboard import all_methods, kind_of, protocol_groups
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def script(name: str):
@@ -201,31 +202,3 @@ def test_names_and_groups_of_the_leaderboard(capsys):
     assert kind_of("ease/local") is None
     assert leaderboard("--methods", "fedmf,nothing") == 2
     assert "['nothing']" in capsys.readouterr().err
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_canary_on_real_data(data_root):
-    """The memoriser is at chance under strict and above 0.95 under paper after 100 rounds (ML-100K)."""
-    from fedecider.evaluation.baselines import memoriser
-    from fedecider.evaluation.metrics import user_metrics
-    from fedecider.evaluation.protocols import PROTOCOLS, chance_hit, sampled_candidates
-
-    loaded = load_interactions(InteractionsConfig(raw=str(data_root / "movielens" / "ml-100k")))
-    for name in ("strict", "strict/sampled99", "paper"):
-        protocol = PROTOCOLS[name]
-        candidates = sampled_candidates(loaded.sequences, loaded.num_items, stream(0, "candidates"))
-        positions = memoriser(
-            loaded.sequences,
-            loaded.num_items,
-            "test",
-            protocol,
-            generator=stream(0, "memoriser"),
-            candidates=candidates if protocol.num_sampled else None,
-        )
-        hit_U = user_metrics(positions, (10,))["hit@10"]
-        if protocol.leaks:
-            assert float(hit_U.mean()) > 0.95
-        else:
-            chance = chance_hit(loaded.sequences, loaded.num_items, "test", protocol)
-            assert abs(float(hit_U.mean()) - chance) < 4 * float(hit_U.std()) / len(hit_U) ** 0.5 + 1e-9

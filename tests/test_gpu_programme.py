@@ -58,7 +58,14 @@ def test_toy_programme_leaves_every_row(programme, tmp_path, capsys):
     ):
         assert f"- {heading}" in text, heading
     rows = table(output)
-    assert [row[0] for row in rows] == ["tests", *["training"] * 3, *["fusion"] * 3, *["decode"] * 2, "embedding", "run"]
+    assert [row[0] for row in rows] == [
+        "tests",
+        *["training"] * 3,
+        *["fusion"] * 3,
+        *["decode"] * 2,
+        "embedding",
+        "run",
+    ]
     whats = " / ".join(row[1] for row in rows)
     for what in ("pytest -m gpu", "drawing batches", "fp32, batch 16", "bf16, batch 16", "LoRA round, plain"):
         assert what in whats, what

@@ -5,17 +5,20 @@ Shape legend: N clients of the run, C clients of a block, I items, D dims, B exa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import take
-from embedding_fr.mlp import mlp, start_mlp
+from embedding_fr.local_training import Objective, add_rows, inner_products, take
+from embedding_fr.mlp import start_mlp
 from embedding_fr.personal_view import with_personal_view
+from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
 from fedecider.federation.method import FederatedMethod, Tree
@@ -73,7 +76,16 @@ def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecCon
     )
     groups = (("scorer.0.weight", "scorer.0.bias"), ("item_table",))
     model = linear_model(federation, training)
-    method = averaged("pfedrec", model, federation, training, optimiser=optimiser, groups=groups, uniform=True)
+    method = averaged(
+        "pfedrec",
+        model,
+        federation,
+        training,
+        optimiser=optimiser,
+        groups=groups,
+        uniform=True,
+        gradients=linear_gradients,
+    )
     return with_personal_view(method, federation)
 
 
@@ -89,7 +101,28 @@ def linear_model(federation: Federation, training: TrainingConfig) -> Model:
 
 def linear_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) outputs of ``scorer`` for q_i."""
-    return mlp(params, "scorer", take(params["item_table"], item))[:, :, 0]
+    return (
+        inner_products(take(params["item_table"], item), params["scorer.0.weight"][:, :, 0]) + params["scorer.0.bias"]
+    )
+
+
+def linear_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+    """Closed form: with r = (sigmoid(z) - y) / batch size, ``dL/dw = sum r q_i``, ``dL/db = sum r`` and
+    ``dL/dq_i = sum r w`` over the examples of item i.
+    """
+    table, weight, bias = (params[n][: batch.active] for n in ("item_table", "scorer.0.weight", "scorer.0.bias"))
+    row_ABD, weight_AD = take(table, batch.item_AB), weight[:, :, 0]
+    logit_AB = inner_products(row_ABD, weight_AD) + bias
+    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+    gradients: Tree = {}
+    for name in names:
+        if name == "item_table":
+            gradients[name] = add_rows(table.shape, batch.item_AB, residual_AB[:, :, None] * weight_AD[:, None])
+        elif name == "scorer.0.weight":
+            gradients[name] = torch.bmm(residual_AB[:, None], row_ABD).mT
+        else:
+            gradients[name] = residual_AB.sum(1, keepdim=True)
+    return gradients, logit_AB
 
 
 def code_item_rate(federation: Federation, training: TrainingConfig) -> float:

@@ -7,7 +7,9 @@ import torch
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.methods.pfedrec import PfedrecConfig, code_item_rate, linear_logits
+from embedding_fr.local_training import Objective, plain_gradients
+from embedding_fr.methods.pfedrec import PfedrecConfig, code_item_rate, linear_gradients, linear_logits
+from embedding_fr.sampling import Batch
 from fedecider.federation.method import Download
 from fedecider.federation.wire import dense
 
@@ -118,3 +120,20 @@ def test_all_start_from_the_same_score_function():
 def test_wrong_variants_are_refused():
     with pytest.raises(ValueError, match="expected paper or code"):
         PfedrecConfig(variant="text")
+
+
+def test_closed_form_equals_autograd():
+    generator = torch.Generator().manual_seed(2)
+    params = {
+        "item_table": torch.randn(3, 4, 2, generator=generator),
+        "scorer.0.weight": torch.randn(3, 2, 1, generator=generator),
+        "scorer.0.bias": torch.randn(3, 1, generator=generator),
+    }
+    weight = torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]])
+    batch = Batch(2, torch.tensor([[0, 2, 2], [3, 1, 0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), weight)
+    plain, logit = plain_gradients(Objective(linear_logits), params, list(params), batch)
+    closed, same = linear_gradients(Objective(linear_logits), params, list(params), batch)
+    assert torch.allclose(logit, same, atol=1e-6)
+    for name in params:
+        assert plain[name].shape == closed[name].shape, name
+        assert torch.allclose(plain[name], closed[name], atol=1e-6), name

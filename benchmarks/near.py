@@ -66,8 +66,8 @@ def study(interactions: Interactions) -> list[str]:
     lines = [f"## {interactions.name}", ""]
     lines += [
         f"{interactions.num_users:,} users, {interactions.num_items:,} items, {interactions.num_events:,} events; the "
-        f"last two events tie for {float(tied_U.double().mean()):.0%}. Chosen: FedEASE {chosen['fedease'] or 'default'}, "
-        f"FedNear {chosen['fednear'] or 'default'}.",
+        f"last two events tie for {float(tied_U.double().mean()):.0%}. "
+        f"Chosen: FedEASE {chosen['fedease'] or 'default'}, FedNear {chosen['fednear'] or 'default'}.",
         "",
         "| users | history | FedEASE | FedNear | co-occurrence of the last ten | difference |",
         "|---|---|---:|---:|---:|---:|",

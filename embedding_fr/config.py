@@ -17,7 +17,8 @@ class TrainingConfig:
         local_epochs: Passes over a client's examples per round.
         batch_size: Examples per local step (positives and negatives together).
         num_negatives: Negatives drawn per positive, anew in every round.
-        weight_decay: L2 term of every local step.
+        weight_decay: L2 term of every local step; of item tables that are held by rows it reaches only the rows that
+            the client touches in this round.
     """
 
     embedding_size: int = 16

@@ -41,8 +41,6 @@ LAST = "last_table"
 """Local state (N, I, D): the table that a client uploaded last, without the noise that may have been added to it."""
 ADAPTER = "adapter"
 """Local state (N, P)."""
-WHOLE_TABLES = 3
-"""Item tables that a client holds in full while it trains: the last one, the received one, the merged one."""
 
 
 @dataclass(frozen=True)

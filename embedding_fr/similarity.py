@@ -19,7 +19,7 @@ def similarity_weights(share_V: Tensor, distance_VV: Tensor, alpha: float) -> Te
     ||Q_u - Q_v||^2). Ours: the division. The rows of the solution sum to (1 + alpha sum_v sigma_uv) / (1 + alpha),
     which is 1 for a client far from all others, and grows with the number of near ones: its table would grow as well.
     """
-    weight_VV = (share_V + alpha / (1.0 + distance_VV)) / (1.0 + alpha)
+    weight_VV = (share_V.to(distance_VV) + alpha / (1.0 + distance_VV)) / (1.0 + alpha)
     return weight_VV / weight_VV.sum(1, keepdim=True)
 
 
@@ -29,7 +29,7 @@ def code_weights(share_V: Tensor, distance_VV: Tensor, alpha: float) -> Tensor:
     s_uv = 1 / (1 + distance), plain and not squared, and 1 above 0.9. ``distance_VV`` holds squares here too.
     """
     alike_VV = 1.0 / (1.0 + distance_VV.sqrt())
-    return project_on_simplex(share_V + alpha * torch.where(alike_VV > SAME, 1.0, alike_VV))
+    return project_on_simplex(share_V.to(distance_VV) + alpha * torch.where(alike_VV > SAME, 1.0, alike_VV))
 
 
 def project_on_simplex(value_UV: Tensor) -> Tensor:

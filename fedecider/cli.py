@@ -77,7 +77,7 @@ def run(function: Callable[[], Any]) -> int:
     _quiet_libraries()
     try:
         function()
-    except (ValueError, OSError, EOFError, SafetensorError) as error:
+    except (ValueError, OSError, EOFError, ImportError, SafetensorError) as error:
         if os.environ.get("FEDECIDER_TRACEBACK") == "1":
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -46,9 +46,9 @@ class EmbeddingRunConfig:
         participation: Share of the clients that take part in a round.
         federation: Without it every client trains on from its own last upload, and nothing leaves it.
         protocol: How recommendations are counted and where training negatives come from; part of every number.
-        memory_gb: Memory for the work of one block of clients and, apart from that, for personal tables, which are kept
-            in memory-mapped files beyond it; 0 takes what suits the caches and half of the memory. Results do not
-            depend on it.
+        memory_gb: Memory for the work of one block of clients and, apart from that, for each tensor of personal tables,
+            which is kept in a memory-mapped file beyond it; 0 takes what suits the caches and an eighth of the memory.
+            Tables that the server keeps per client (FedEM, GPFedRec) are not covered. Results do not depend on it.
         num_threads: CPU threads per process, 0 for torch's choice.
         checkpoint_every: Rounds between checkpoints; the last round is always saved.
         resume: Go on with the run in ``output``.
@@ -115,10 +115,11 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     run, training = settings.run, settings.training
     chosen = get_protocol(protocol or run.protocol)
     population = build_population(interactions.sequences, interactions.num_items, chosen, run.seed, device)
+    entry = METHODS[run.method]
+    _check_settings(settings, population)
     federation = Federation(
         interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
     )
-    entry = METHODS[run.method]
     method = entry.build(federation, training, settings.method)
     method = method if run.federation else local_only(method, federation)
     whole_tables = entry.whole_tables + (0 if run.federation else 2)
@@ -136,6 +137,27 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     return Setup(method, population, pack(range(interactions.num_users)), pack)
 
 
+def _check_settings(settings: EmbeddingSettings, population: Population) -> None:
+    """What would end the first round is told before anything is written."""
+    run, entry = settings.run, METHODS[settings.run.method]
+    num_pool = int(population.num_items - population.avoid_start_N.diff().max())
+    if not entry.budget and settings.training.num_negatives > num_pool:
+        raise ValueError(
+            f"got num_negatives {settings.training.num_negatives}, expected at most {num_pool}: a client has no more "
+            "items that may be negatives"
+        )
+    gradients = run.method == "fedrecgel" and settings.method.variant == "code"
+    if not run.federation and (entry.budget or gradients):
+        raise ValueError(
+            f"got federation false with {run.method}{' variant code' if gradients else ''}, expected a method whose "
+            "clients upload what they trained: nothing would be left of this one"
+        )
+    if getattr(settings.method, "secure", False) and run.participation < 1.0:
+        raise ValueError(
+            f"got secure with participation {run.participation}, expected 1: masks cancel over all clients"
+        )
+
+
 def block_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
     """Budget for the working set of a block: the caches of a CPU, a quarter of a GPU, at most ``memory_gb``."""
     suits = CPU_BLOCK_BYTES if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory // 4
@@ -143,12 +165,12 @@ def block_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
 
 
 def table_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
-    """Budget for the personal tables of all clients."""
+    """Budget for one personal table of all clients; a run holds several, the best round's copy among them."""
     if run.memory_gb:
         return int(run.memory_gb * 1e9)
     if device.type == "cpu":
-        return psutil.virtual_memory().available // 2
-    return torch.cuda.get_device_properties(device).total_memory // 2
+        return psutil.virtual_memory().available // 8
+    return torch.cuda.get_device_properties(device).total_memory // 8
 
 
 def train(
@@ -208,7 +230,7 @@ def user_positions(
 
 def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
-    from fedecider.embedding_results import write_embedding_results  # plotly and rich tables only where they are used
+    from fedecider.embedding_results import privacy_line, write_embedding_results  # plotly only where it is used
 
     run = settings.run
     interactions = load_interactions(settings.data)
@@ -222,6 +244,8 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     root = Path(run.output) if run.output else Path("runs") / default_name(run.method, [interactions.name])
     check_run(root, record, run.resume)
     setup = set_up(settings, interactions, launch.device)
+    privacy_line(settings)  # what cannot be accounted for is told before the first round
+    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     folder = open_run(root, record) if launch.is_main else RunFolder(root)
     launch.accelerator.wait_for_everyone()
     if run.tracker:

@@ -27,6 +27,7 @@ from fedecider.report.figures import save_figure, validation_curves
 from fedecider.report.tables import ResultRow, ResultTable, caption, markdown_table, result_row, rich_table
 from fedecider.run_folder import RunFolder
 
+LAST = ", last round"
 Lines = dict[str, Tensor]
 """Label -> (U,) positions."""
 
@@ -72,7 +73,7 @@ def write_embedding_results(
     write_per_user(
         folder.per_user,
         (
-            UserPositions(interactions.name, interactions.users, "test", label, state.best_round, position_U)
+            UserPositions(interactions.name, interactions.users, "test", label, _round_of(label, state), position_U)
             for label, position_U in {**lines, **references}.items()
         ),
     )
@@ -90,7 +91,7 @@ def method_lines(setup: Setup, state: RunState, protocol: Protocol, split: str, 
         label = f"{setup.method.name} ({view})" if len(setup.method.views) > 1 else setup.method.name
         if protocol.selection == "last":
             positions = user_positions(setup, state, view, split, last=True, processes=launch.processes)
-            lines[f"{label}, last round"] = positions
+            lines[f"{label}{LAST}"] = positions
             label = f"{label}, best validation round"
         lines[label] = user_positions(setup, state, view, split, processes=launch.processes)
     return lines
@@ -128,6 +129,8 @@ def result_rows(name: str, lines: Mapping[str, Tensor], references: Mapping[str,
 
 def privacy_line(settings: EmbeddingSettings) -> str:
     """What is guaranteed about one client's uploads over the run."""
+    if not settings.run.federation:
+        return "nothing leaves a client"
     budget = METHODS[settings.run.method].budget
     if budget is not None:
         return budget(settings.method)
@@ -146,6 +149,10 @@ def traffic_totals(records: Sequence[dict]) -> dict[str, int]:
         for way in total:
             total[way] += len(group["clients"]) * (sum(group[way].values()) + group[f"header_{way}"])
     return total
+
+
+def _round_of(label: str, state: RunState) -> int:
+    return state.round if label.endswith(LAST) else state.best_round
 
 
 def _plain(rows: Sequence[ResultRow], name: str) -> dict[str, Any]:

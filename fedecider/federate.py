@@ -106,6 +106,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     }
     root = Path(config.output) if config.output else Path("runs") / default_name(config.method, config.domain_names)
     check_run(root, record, config.resume)
+    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
     recommender = make_recommender(settings, foundation, launch.device)
     folder = open_run(root, record) if launch.is_main else RunFolder(root)

@@ -84,14 +84,17 @@ class LeaderboardConfig:
             )
         for name in self.protocol_names:
             get_protocol(name)
+        if not self.protocol_names:
+            raise ValueError("got no protocols, expected one or more, such as strict,strict/sampled99")
 
     @property
     def method_names(self) -> list[str]:
-        return all_methods() if self.methods == "all" else [name.strip() for name in self.methods.split(",") if name]
+        given = [name.strip() for name in self.methods.split(",") if name.strip()]
+        return all_methods() if self.methods == "all" else list(dict.fromkeys(given))
 
     @property
     def protocol_names(self) -> list[str]:
-        return [name.strip() for name in self.protocols.split(",") if name.strip()]
+        return list(dict.fromkeys(name.strip() for name in self.protocols.split(",") if name.strip()))
 
 
 class Cell(NamedTuple):
@@ -129,7 +132,8 @@ def all_methods() -> list[str]:
 def kind_of(name: str) -> Kind | None:
     """Which kind of line a name stands for; None when it is not known."""
     if name.endswith(LOCAL):
-        return "local" if name.removesuffix(LOCAL) in METHODS else None
+        entry = METHODS.get(name.removesuffix(LOCAL))
+        return "local" if entry and not entry.budget else None  # a sum over clients is nothing without them
     if name.endswith(CODE):
         entry = METHODS.get(name.removesuffix(CODE))
         return "federated" if entry and entry.code else None
@@ -140,10 +144,15 @@ def fill(config: LeaderboardConfig, data: InteractionsConfig, interactions: Inte
     """Run what is missing and yield the lines, method by method."""
     for method in config.method_names:
         for group in protocol_groups(config.protocol_names):
-            setting = _tuned(config, data, interactions, root, method, group)
-            cells = [
-                _cell(config, data, interactions, root, method, group, setting, seed) for seed in range(config.seeds)
-            ]
+            try:
+                setting = _tuned(config, data, interactions, root, method, group)
+                cells = [
+                    _cell(config, data, interactions, root, method, group, setting, seed)
+                    for seed in range(config.seeds)
+                ]
+            except ValueError as error:  # such as a run that diverged: the other lines are worth having
+                console.print(f"{method} is left out of {'+'.join(group)}: {error}", highlight=False, soft_wrap=True)
+                continue
             for protocol in group:
                 yield Line(method, kind_of(method) or "central", protocol, setting, cells)
 
@@ -277,7 +286,8 @@ def _federated(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     patience = _patience(config, protocols)
-    settings = run_settings(config, data, method, protocols[0], setting, seed, patience)
+    chosen = protocols[0] if get_protocol(protocols[0]).leaks else "strict"  # rounds are chosen in the whole catalogue
+    settings = run_settings(config, data, method, chosen, setting, seed, patience)
     setup = set_up(settings, interactions, device)
     records: list[dict] = []
     state = train(settings, setup, on_round=records.append)
@@ -290,6 +300,7 @@ def _federated(
         "curve": [[record["round"], record["score"]] for record in records],
         "seconds": seconds(records),
         "bytes": traffic_totals(records),
+        "participations": sum(len(group["clients"]) for record in records for group in record["traffic"]),
     }
     positions: dict[str, Tensor] = {}
     for protocol in protocols:
@@ -334,4 +345,5 @@ def settings_text(line: Line) -> str:
     setting = ", ".join(f"{name} {value}" for name, value in as_plain(line.setting).items())
     if line.method.endswith(CODE):
         return "public code's"
-    return setting or ("paper's" if line.kind in ("federated", "local") else "default")
+    entry = METHODS.get(line.method.removesuffix(LOCAL))
+    return setting or ("paper's" if entry and not entry.budget else "default")  # our own methods have no paper

@@ -55,8 +55,11 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
     try:
         build(scratch)
         (scratch / "inputs.json").write_text(json.dumps(as_plain(inputs), indent=1, default=str) + "\n")
-        if not folder.exists():  # else another run was faster
+        try:
             os.replace(scratch, folder)
+        except OSError:
+            if not folder.exists():  # else another run was faster
+                raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Stage(folder, False)

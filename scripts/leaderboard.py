@@ -21,6 +21,13 @@ DESCRIPTION = """Run and rank all methods of the embedding line on one data set,
 validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""
 
 
+def public_words(words: Sequence[str]) -> str:
+    """The command without the places of this machine."""
+    private = ("--output", "--raw")
+    kept = [word for before, word in zip(("", *words), words, strict=False) if before not in private]
+    return " ".join(word for word in kept if word.partition("=")[0] not in private)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         classes = (LeaderboardConfig, InteractionsConfig)
@@ -31,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         root = Path(config.output or f"runs/leaderboard-{interactions.name}")
         lines = list(fill(config, data, interactions, root))
         if not config.only_cells:
-            words = " ".join(sys.argv[1:] if argv is None else argv)
+            words = public_words(sys.argv[1:] if argv is None else argv)
             heading = [f"- Commit: {git_commit()}", f"- Command: `python scripts/leaderboard.py {words}`"]
             print(f"written: {write_leaderboard(config, interactions, lines, root, heading)}")
 

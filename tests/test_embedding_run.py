@@ -2,7 +2,6 @@
 
 import csv
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 from embedding_fr.methods import METHODS
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.federation.record import read_json, read_records
+from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.leaderboard import all_methods, kind_of, protocol_groups
 
@@ -81,15 +80,26 @@ def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, cap
 def test_resuming_gives_the_uninterrupted_run(data, tmp_path):
     common = ["--method", "fedmf", *data, *FAST, "--checkpoint_every", 1]
     assert federate(*common, "--num_rounds", 4, "--output", tmp_path / "whole") == 0
-    assert federate(*common, "--num_rounds", 4, "--output", tmp_path / "parts") == 0
     folder = tmp_path / "parts"
-    # as if killed after round 2: the newest checkpoint is gone with everything written after it
-    metrics = (folder / "metrics.json").read_bytes()
-    (folder / "metrics.json").unlink()
+
+    class Killed(BaseException):
+        pass
+
+    write = Recorder.write
+
+    def dies(self, record):
+        if record["round"] == 3:
+            raise Killed
+        write(self, record)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Recorder, "write", dies)
+        federate(*common, "--num_rounds", 4, "--output", folder)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round_00002"]
     assert federate(*common, "--num_rounds", 4, "--output", folder, "--resume", "true") == 0
-    again = json.loads((folder / "metrics.json").read_text())
-    first = json.loads(metrics)
-    assert again["test"] == first["test"] == read_json(tmp_path / "whole" / "metrics.json")["test"]
+    again, whole = (read_json(tmp_path / name / "metrics.json") for name in ("parts", "whole"))
+    assert again["test"] == whole["test"]
+    assert again["last_round"] == 4
 
 
 def test_memory_and_privacy_options_are_used(data, tmp_path):
@@ -108,7 +118,9 @@ def test_memory_and_privacy_options_are_used(data, tmp_path):
 def test_federation_off_uploads_nothing(data, tmp_path):
     words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 2, "--federation", "false"]
     assert federate(*words, "--output", tmp_path / "run") == 0
-    assert read_json(tmp_path / "run" / "metrics.json")["bytes"]["up"] == 0
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    assert metrics["bytes"]["up"] == 0
+    assert metrics["privacy"] == "nothing leaves a client"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -138,6 +150,7 @@ def test_a_method_with_a_bound_of_its_own_says_what_it_guarantees(data, tmp_path
         (["--method", "fedmf", "--noise_scale", "1"], "without a clip"),
         (["--method", "fedmf", "--protocol", "loose"], "got protocol 'loose'"),
         (["--method", "pfedclr", "--lora_rank", "4"], "got lora_rank with the method pfedclr"),
+        (["--method", "pfedclr", "--rank", "0"], "got rank 0, expected at least 1"),
     ],
 )
 def test_bad_settings_end_with_one_line_and_code_2(words, message, tmp_path, capsys):
@@ -155,6 +168,7 @@ def test_bad_settings_end_with_one_line_and_code_2(words, message, tmp_path, cap
 def test_bad_files_and_too_many_negatives_end_with_code_2(data, ratings, tmp_path, capsys):
     assert federate("--method", "fedmf", *data, *FAST, "--num_negatives", 130, "--output", tmp_path / "run") == 2
     assert "got num_negatives 130, expected at most" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     broken = tmp_path / "raw"
     broken.mkdir()
     (broken / "toy.csv").write_text("customer,item\n1,2\n")
@@ -177,9 +191,10 @@ def leaderboard(*words) -> int:
 def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tmp_path, capsys):
     words = ["--methods", "popularity,memoriser,ease,fedmf,fedmf/local", *data, "--num_rounds", 2, "--tune", 2]
     words += ["--protocols", "strict,strict/sampled99,paper", "--seeds", 2, "--output", tmp_path / "board"]
+    assert leaderboard(*words, "--only_cells", "true") == 0
+    assert not (tmp_path / "board" / "leaderboard.md").exists()
+    assert capsys.readouterr().out.count("validation ndcg@10") > 10
     assert leaderboard(*words) == 0
-    first = capsys.readouterr().out
-    assert first.count("validation ndcg@10") > 10
     text = (tmp_path / "board" / "leaderboard.md").read_text()
     for expected in ("Protocol `paper`", "LEAKS the held-out item; the memoriser scores", "| fedmf/local | local |"):
         assert expected in text
@@ -189,8 +204,8 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     assert (tmp_path / "board" / "convergence.html").is_file()
     lines = (tmp_path / "board" / "leaderboard.csv").read_text().splitlines()
     assert len(lines) == 16
-    assert leaderboard(*words) == 0
     assert "validation ndcg@10" not in capsys.readouterr().out  # every cell was there
+    assert str(tmp_path) not in text  # the command is printed without places
     records = read_per_user(tmp_path / "board" / "per_user.parquet")
     assert len(records) == 5 * 3 * 2
 

@@ -72,7 +72,14 @@ METHODS: dict[str, Method] = {
     "pfedrec": Method(
         pfedrec.PfedrecConfig, pfedrec.pfedrec, pfedrec.DEFAULTS, pfedrec.GRID, passing_tables=1, code=pfedrec.CODE
     ),
-    "gpfedrec": Method(gpfedrec.GpfedrecConfig, gpfedrec.gpfedrec, gpfedrec.DEFAULTS, gpfedrec.GRID, passing_tables=4),
+    "gpfedrec": Method(
+        gpfedrec.GpfedrecConfig,
+        gpfedrec.gpfedrec,
+        gpfedrec.DEFAULTS,
+        gpfedrec.GRID,
+        passing_tables=4,
+        code=gpfedrec.CODE,
+    ),
     "fedem": Method(fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, passing_tables=3, code=fedem.CODE),
     "fedrecgel": Method(
         fedrecgel.FedrecgelConfig, fedrecgel.fedrecgel, fedrecgel.DEFAULTS, fedrecgel.GRID, code=fedrecgel.CODE

@@ -65,6 +65,7 @@ class GpfedrecConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
+CODE: dict[str, Any] = {"variant": "code"}
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"init_std": 0.1},

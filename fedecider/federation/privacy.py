@@ -89,7 +89,7 @@ def protect_upload(
     tensors = protect(
         upload.tensors, upload.clients, config, seed, round, reference, rows=upload.rows, cohort_size=cohort_size
     )
-    return upload._replace(tensors=tensors)
+    return upload._replace(tensors=tensors, payload={})  # a clipped table is no longer what was encoded
 
 
 def protect(

@@ -8,12 +8,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
-from fedecider.federation.state import RunState, is_mapped, load_state, save_state, snapshot
+from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, save_state, snapshot
 from fedecider.federation.wire import Traffic, check_upload, group_traffic, measure
 
 Pack = Callable[[Sequence[int]], Sequence[Block]]
@@ -68,14 +69,18 @@ def run_rounds(
     """
     processes, recorder = processes or Processes(), recorder or Recorder(None)
     state = load_state(checkpoints, settings.fingerprint) if resume and checkpoints else None
-    if state is None:
-        server, local = method.init()
+    server, local = method.init()
+    if state is not None:
+        state = _on_device(state, server, local)
+    else:
         local = {name: tensor if is_mapped(tensor) else tensor.clone() for name, tensor in local.items()}
         state = RunState(0, server, local, 0, -1.0, server, snapshot(local))
     recorder.rewind(state.round)
     num_clients = sum(len(block.clients) for block in blocks)
     pack = pack or _whole(blocks)
     for round in range(state.round + 1, settings.num_rounds + 1):
+        if 0 < settings.patience <= state.round - state.best_round:
+            break  # tested before a round, so that a run that was stopped here does not go on when it is resumed
         started = time.perf_counter()
         cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
         present = pack(sorted(cohort))
@@ -99,12 +104,10 @@ def run_rounds(
         record = {"round": round, "score": score, "valid": scores, "clients": logs, "traffic": traffic, **seconds}
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
         due = round % settings.checkpoint_every == 0 or round == settings.num_rounds
-        stop = 0 < settings.patience <= round - state.best_round
-        if checkpoints and (due or stop) and processes.index == 0:
+        last = 0 < settings.patience <= round - state.best_round
+        if checkpoints and (due or last) and processes.index == 0:
             save_state(state, checkpoints, settings.fingerprint)
         on_round(record)
-        if stop:
-            break
     return state
 
 
@@ -163,7 +166,7 @@ def _train(
             logs.extend({"client": client, **log} for client, log in zip(clients, client_logs, strict=True))
             traffic.extend(zip(clients, client_traffic, strict=True))
             train_s += seconds
-            yield upload
+            yield _moved(upload, state.server)
 
     server = method.server_aggregate(round, state.server, uploads())
     logs.sort(key=itemgetter("client"))
@@ -180,6 +183,37 @@ def _whole(blocks: Sequence[Block]) -> Pack:
         return present
 
     return pack
+
+
+def _on_device(state: RunState, server: Tree, local: Tree) -> RunState:
+    """A state that was read from files, where the method keeps its tensors; mapped tables are mapped again."""
+    homes = {**server, **local}
+    anywhere = next((tensor.device for tensor in homes.values() if not is_mapped(tensor)), torch.device("cpu"))
+
+    def home(tree: Tree) -> Tree:
+        return {
+            name: mapped_like(tensor).copy_(tensor)
+            if name in homes and is_mapped(homes[name])
+            else tensor.to(homes[name].device if name in homes else anywhere)
+            for name, tensor in tree.items()
+        }
+
+    return state._replace(
+        server=home(state.server),
+        local=home(state.local),
+        best_server=home(state.best_server),
+        best_local=home(state.best_local),
+    )
+
+
+def _moved(upload: Upload, server: Tree) -> Upload:
+    """The upload on the device of the server's tensors: what another process sends may lie on that one's own."""
+    for tensor in server.values():
+        return upload._replace(
+            tensors={name: sent.to(tensor.device) for name, sent in upload.tensors.items()},
+            rows={name: row_CR.to(tensor.device) for name, row_CR in upload.rows.items()},
+        )
+    return upload
 
 
 def _own(local: Tree, block: Block) -> Tree:

@@ -131,3 +131,40 @@ def test_weighted_mean_leaves_out_non_finite_clients():
     assert weighted_mean([upload], {}, uniform=True)["x"].item() == pytest.approx(3.0)
     broken = upload._replace(tensors={"x": torch.full((3, 1), float("inf"))})
     assert weighted_mean([broken], {"x": torch.tensor([9.0])})["x"].item() == 9.0
+
+
+def test_patience_stops_and_a_resumed_run_stays_stopped(tmp_path):
+    method, groups = toy(), blocks((0,), (1,), (2,))
+    scores = iter([0.1, 0.3, 0.2, 0.3, 0.9, 0.9])
+    settings = RoundSettings(6, seed=0, patience=2, checkpoint_every=5)
+
+    def falling(positions):
+        return [{"ndcg@10": next(scores)}]
+
+    state = run_rounds(method, groups, settings, falling, checkpoints=tmp_path)
+    assert (state.round, state.best_round) == (4, 2)
+    again = run_rounds(method, groups, settings, falling, checkpoints=tmp_path, resume=True)
+    assert (again.round, again.best_round) == (4, 2)
+    assert torch.equal(again.best_server["mean"], state.best_server["mean"])
+    assert not torch.equal(state.best_server["mean"], state.server["mean"])
+
+
+def test_a_cohort_is_packed_anew_and_positions_come_in_client_order():
+    packed = []
+
+    def pack(cohort):
+        packed.append(list(cohort))
+        return [Block(torch.tensor([client]), [POINTS[client]]) for client in reversed(cohort)]
+
+    settings = RoundSettings(3, seed=3, participation=0.6)
+    turned = [Block(torch.tensor([2, 0]), [POINTS[2], POINTS[0]]), Block(torch.tensor([1]), [POINTS[1]])]
+    sizes = []
+
+    def sizes_of(positions):
+        sizes.append([len(position_U) for position_U in positions])
+        return summarise(positions)
+
+    state = run_rounds(toy(), turned, settings, sizes_of, pack=pack)
+    assert all(len(cohort) == 2 for cohort in packed)
+    assert sum(state.local["seen"].tolist()) == 6
+    assert sizes == [[2, 1, 3]] * 3  # clients 0, 1, 2 have 2, 1 and 3 points

@@ -103,6 +103,19 @@ def test_resuming_gives_the_uninterrupted_run(data, tmp_path):
     assert again["last_round"] == 4
 
 
+def test_two_processes_give_what_one_gives(data, tmp_path):
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", "2", "--memory_gb", "0.00002"]
+    for count in (1, 2):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count), "--standalone"]
+        command = [*launch, str(REPOSITORY / "scripts" / "federate.py"), *words, "--output", str(tmp_path / str(count))]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+    one, two = (read_json(tmp_path / name / "metrics.json") for name in ("1", "2"))
+    assert {key: value for key, value in one.items() if key != "seconds"} == {
+        key: value for key, value in two.items() if key != "seconds"
+    }
+
+
 def test_memory_and_privacy_options_are_used(data, tmp_path):
     common = ["--method", "fedmf", *data, *FAST, "--num_rounds", 2]
     assert federate(*common, "--output", tmp_path / "plain") == 0

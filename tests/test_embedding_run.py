@@ -2,6 +2,8 @@
 
 import csv
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 

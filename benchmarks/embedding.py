@@ -170,7 +170,7 @@ def largest_difference(name: str, interactions: Interactions) -> float:
     # The best round's copy is not needed: both loops end after round 2.
     pairs += [(state.local[key], value) for key, value in local.items()]
     torch.set_default_dtype(torch.float32)
-    worst = max(float((a - b).abs().max()) for a, b in pairs)
+    worst = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
     assert worst < 1e-5, f"{name}: the batched runtime differs from the reference by {worst}"
     return worst
 

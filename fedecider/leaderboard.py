@@ -216,21 +216,18 @@ def _cell(
     It holds the test positions too, so that the trial that wins need not be run again; those of other trials are never
     read.
     """
-    kind = kind_of(method)
-    rounds = {"num_rounds": config.num_rounds, "patience": _patience(config, group)}
     inputs = {
         "method": method,
-        "setting": setting,
         "seed": seed,
         "data": interactions.content_hash(),
         "negatives_avoid": get_protocol(group[0]).negatives_avoid,
-        **(rounds if kind in ("federated", "local") else {}),
+        **_resolved(config, data, method, group, setting, seed),
     }
     protocols = sorted(group)
 
     def build(folder: Path) -> None:
         started = time.perf_counter()
-        if kind in ("federated", "local"):
+        if method not in CENTRAL:
             info, positions = _federated(config, data, interactions, method, protocols, setting, seed)
         else:
             info, positions = _central(interactions, method, protocols, setting, seed)
@@ -243,6 +240,22 @@ def _cell(
         line = f"{method} {setting or 'first setting'}, {'+'.join(group)}, seed {seed}: validation ndcg@10"
         console.print(f"{line} {cell.info['valid']:.4f}, {cell.info['total_s']:.0f} s", highlight=False, soft_wrap=True)
     return cell
+
+
+def _resolved(
+    config: LeaderboardConfig,
+    data: InteractionsConfig,
+    method: str,
+    group: Sequence[str],
+    setting: dict[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """Every setting that decides a result, defaults included: a cell made with other defaults is another cell."""
+    if method in CENTRAL:
+        return {"setting": as_plain(from_plain(CENTRAL[method].config, dict(setting)))}
+    whole = run_settings(config, data, method, group[0], setting, seed, _patience(config, group))
+    run = {name: getattr(whole.run, name) for name in ("num_rounds", "patience", "participation", "federation")}
+    return {"setting": {**run, **as_plain(whole.training), "method": as_plain(whole.method)}}
 
 
 def _patience(config: LeaderboardConfig, group: Sequence[str]) -> int:

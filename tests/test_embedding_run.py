@@ -224,6 +224,14 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     assert str(tmp_path) not in text  # the command is printed without places
     records = read_per_user(tmp_path / "board" / "per_user.parquet")
     assert len(records) == 5 * 3 * 2
+    # a cell made with other defaults is another cell
+    with pytest.MonkeyPatch.context() as patch:
+        other = METHODS["fedmf"]._replace(defaults={"learning_rate": 0.05})
+        patch.setitem(METHODS, "fedmf", other)
+        assert leaderboard(*words) == 0
+    made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
+    assert made_again
+    assert all(line.startswith("fedmf") for line in made_again)
 
 
 def test_names_and_groups_of_the_leaderboard(capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_contract import close
+from test_embedding_contract import close
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block

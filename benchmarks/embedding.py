@@ -24,17 +24,15 @@ import torch
 from provenance import heading
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
 from embedding_fr.methods import METHODS
 from embedding_fr.reference import REFERENCES
 from embedding_fr.reference.loop import make_user, run_reference
-from fedecider.cli import from_plain
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.embedding import EmbeddingRunConfig, EmbeddingSettings, set_up, train
 from fedecider.embedding_results import traffic_totals
 from fedecider.evaluation.protocols import STRICT
-from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.wire import take_row
+from fedecider.leaderboard import LeaderboardConfig, run_settings
 
 PUBLIC_CODE_S = {"fedem": 37.0, "fedrap": 45.0, "pfedrec": 9.0, "fedrecgel": 2.1}
 """Seconds per round of the papers' public code on ML-100K at the papers' settings, one thread of a similar machine."""
@@ -134,18 +132,7 @@ def shape_case(name: str, interactions: Interactions, rounds: int, device: torch
 
 def paper_settings(name: str, rounds: int, **changes) -> EmbeddingSettings:
     """The settings of the method's paper."""
-    entry = METHODS[name]
-    values = {**entry.defaults, **changes}
-    run = {key: value for key, value in values.items() if key in EmbeddingRunConfig.__dataclass_fields__}
-    training = {key: value for key, value in values.items() if key in TrainingConfig.__dataclass_fields__}
-    own = {key: value for key, value in values.items() if key not in run and key not in training}
-    return EmbeddingSettings(
-        EmbeddingRunConfig(**{**run, "method": name, "num_rounds": rounds}),
-        InteractionsConfig(),
-        TrainingConfig(**training),
-        PrivacyConfig(),
-        from_plain(entry.config, own),
-    )
+    return run_settings(LeaderboardConfig(num_rounds=rounds), InteractionsConfig(), name, "strict", changes, 0, 0)
 
 
 def largest_difference(name: str, interactions: Interactions) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -21,6 +21,9 @@ from transformers import PreTrainedModel
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 from fedecider.lora.fusion import FusedLinear, fused_layers
+
+FACTORS = ("lora_a", "lora_b")
+"""Names of the two factors of a pair."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,22 @@ def adapter_shapes(model: nn.Module) -> dict[str, AdapterShape]:
 
 
 def adapter_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable factors, A then B, layers sorted by path."""
+    """The factors of the own pairs, A then B, layers sorted by path."""
     return [parameter for layer in fused_layers(model).values() for parameter in layer.own_pair()]
+
+
+def named_factors(model: nn.Module, factors: Collection[str] = FACTORS) -> dict[str, nn.Parameter]:
+    """The factors of all layers under the names they have in a Tree; those not in ``factors`` are frozen and left out.
+
+    A before B, layers sorted by path.
+    """
+    named = {}
+    for path, layer in fused_layers(model).items():
+        for factor, parameter in zip(FACTORS, layer.own_pair(), strict=True):
+            parameter.requires_grad_(factor in factors)
+            if factor in factors:
+                named[f"{path}.{factor}"] = parameter
+    return named
 
 
 def initial_adapters(shapes: dict[str, AdapterShape], seed: int) -> Tree:
@@ -135,6 +152,14 @@ def check_adapters(tree: Tree, shapes: dict[str, AdapterShape], num_clients: int
 def module_names(tree: Tree) -> list[str]:
     """Paths of the adapted layers in ``tree``, sorted: the order of every sum over layers."""
     return sorted(key[: -len(".lora_a")] for key in tree if key.endswith(".lora_a"))
+
+
+def factor_scalars(shapes: Mapping[str, AdapterShape]) -> dict[str, int]:
+    """Scalars of all A and of all B of one client; their sum is P."""
+    return {
+        "lora_a": sum(shape.rank * shape.in_features for shape in shapes.values()),
+        "lora_b": sum(shape.rank * shape.out_features for shape in shapes.values()),
+    }
 
 
 def num_scalars(tree: Tree) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
+from fedecider.lora.adapters import AdapterShape
 from fedecider.methods import fedavg, fedecider, local
 
 
@@ -18,10 +19,16 @@ class Method(NamedTuple):
     """(recommender, config) -> the method."""
     load_view: Callable[..., Any]
     """(recommender, config, view, download, own row, client): put that client's model into ``recommender.model``."""
+    scalars: Callable[[Mapping[str, AdapterShape], int, int], tuple[int, int]]
+    """(adapter shapes, number of clients, round) -> scalars that one client receives and sends, by the formula."""
+    grid: tuple[dict[str, Any], ...] = ({},)
+    """Settings to choose from on validation, the default first: an equal budget of N takes the first N."""
+    pooled: bool = False
+    """True: all clients are handed over in one block, since nothing is federated."""
 
 
 METHODS = {
-    "fedecider": Method(fedecider.FedeciderConfig, fedecider.fedecider, fedecider.load_view),
-    "local": Method(local.LocalConfig, local.local, local.load_view),
-    "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view),
+    "fedecider": Method(fedecider.FedeciderConfig, fedecider.fedecider, fedecider.load_view, fedecider.scalars),
+    "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars),
+    "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view, fedavg.scalars),
 }

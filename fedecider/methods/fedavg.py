@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -13,7 +13,15 @@ from torch import Tensor
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, stack_trees, with_prefix, without_prefix
+from fedecider.lora.adapters import (
+    AdapterShape,
+    adapter_shapes,
+    factor_scalars,
+    initial_adapters,
+    stack_trees,
+    with_prefix,
+    without_prefix,
+)
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import Recommender, client_positions
@@ -74,3 +82,9 @@ def load_view(
     """Load the global adapters, or the client's before its upload."""
     assert view in ("global", "local"), view
     load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))
+
+
+def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+    """P both ways."""
+    num_scalars = sum(factor_scalars(shapes).values())
+    return num_scalars, num_scalars

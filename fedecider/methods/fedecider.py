@@ -9,7 +9,7 @@ Shape legend: K clients of the run, C clients of a block, M modules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, stack_trees, with_prefix, without_prefix
+from fedecider.lora.adapters import (
+    AdapterShape,
+    adapter_shapes,
+    factor_scalars,
+    initial_adapters,
+    stack_trees,
+    with_prefix,
+    without_prefix,
+)
 from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
 from fedecider.lora.fusion import client_order, load_fusion, load_plain
 from fedecider.methods.local_training import train_locally
@@ -153,6 +161,12 @@ def load_view(
         train_alpha=config.learns_alpha,
         separate=config.ablation != "wo_sep",
     )
+
+
+def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+    """P up; down the common start in round 1 and K directions later: K P."""
+    num_scalars = sum(factor_scalars(shapes).values())
+    return (1 if round == 1 else num_clients) * num_scalars, num_scalars
 
 
 def _update(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,14 @@ from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, stack_trees, with_prefix, without_prefix
+from fedecider.lora.adapters import (
+    AdapterShape,
+    adapter_shapes,
+    initial_adapters,
+    stack_trees,
+    with_prefix,
+    without_prefix,
+)
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import Recommender, client_positions
@@ -57,3 +64,8 @@ def load_view(
     """Load the client's own adapters."""
     assert view == "local", view
     load_plain(recommender.model, without_prefix(own, "own"))
+
+
+def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+    """Nothing is sent."""
+    return 0, 0

@@ -11,16 +11,22 @@ from fedecider.federation import state as state_module
 from fedecider.federation.method import Download
 from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_shapes, base_hash, num_scalars, read_adapters
+from fedecider.lora.adapters import adapter_shapes, base_hash, read_adapters
 from fedecider.lora.fusion import fused_factors
 from fedecider.methods import METHODS
 from fedecider.methods.fedecider import FedeciderConfig
 
-pytestmark = pytest.mark.parametrize("name", METHODS)
+FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
+TOY_SETTINGS: dict[str, dict] = {}
+"""What a method needs to fit into a few toy rounds."""
+
+pytestmark = pytest.mark.parametrize("name", FEDERATED)
 
 
 def build(name, recommender=None, **config):
-    return METHODS[name].build(recommender or toy_recommender(), METHODS[name].config(**config))
+    return METHODS[name].build(
+        recommender or toy_recommender(), METHODS[name].config(**{**TOY_SETTINGS.get(name, {}), **config})
+    )
 
 
 def same(left, right):
@@ -76,17 +82,18 @@ def test_absent_clients_keep_their_state(name):
     assert trained <= 2
 
 
-def test_uploads_hold_exactly_p_scalars_and_no_alpha(name):
+def test_traffic_is_what_the_formula_says(name):
+    """Property 26: four bytes a scalar, in every round; nothing named alpha leaves a client."""
     recommender = toy_recommender()
     method = build(name, recommender)
-    server, local = method.init()
-    own = {key: tensor[:1] for key, tensor in local.items()}
-    upload, _, _ = method.client_update(1, method.broadcast(1, server, torch.tensor([0])), own, blocks(3)[0])
-    scalars = sum(
-        shape.rank * (shape.in_features + shape.out_features) for shape in adapter_shapes(recommender.model).values()
-    )
-    assert num_scalars(take_row(upload.tensors, 0)) == (0 if name == "local" else scalars)
-    assert not [key for key in upload.tensors if "alpha" in key]
+    _, records = run(method, 3, 3)
+    shapes = adapter_shapes(recommender.model)
+    for record in records:
+        down, up = METHODS[name].scalars(shapes, 3, record["round"])
+        for group in record["traffic"]:
+            assert sum(group["down"].values()) == 4 * down
+            assert sum(group["up"].values()) == 4 * up
+            assert not [key for key in group["up"] if "alpha" in key]
 
 
 def test_load_view_reproduces_what_is_evaluated(name):
@@ -98,7 +105,12 @@ def test_load_view_reproduces_what_is_evaluated(name):
         for client in range(3):
             download = method.broadcast(state.round + 1, state.server, torch.tensor([client]))
             METHODS[name].load_view(
-                recommender, METHODS[name].config(), view, download, take_row(state.local, client), client
+                recommender,
+                METHODS[name].config(**TOY_SETTINGS.get(name, {})),
+                view,
+                download,
+                take_row(state.local, client),
+                client,
             )
             assert torch.equal(recommender.positions(client, "valid"), found[client])
 

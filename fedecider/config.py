@@ -7,6 +7,7 @@ from typing import Literal
 
 from distill.train import DistillConfig
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.lora.adapters import LoraSettings
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
 from idgen.draws import SampleConfig
@@ -70,9 +71,15 @@ class RunConfig:
         num_rounds: Rounds of local training and exchange (paper: 20 on Goodreads, 25 on Amazon).
         participation: Share of the clients that take part in a round.
         lora_rank: Rank of every adapter.
+        lora_targets: Linear layers that get adapters, by the ends of their names: q, k, v, o are the attention's, wi, wo
+            the feed-forward's, lm_head the output table.
+        export_rank: Rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down to
+            it by singular values. 0 keeps it, which is exact.
         num_threads: CPU threads per process, 0 for torch's choice; bit-equal results need equal numbers.
         protocol: How recommendations are counted; part of every reported number.
         resume: Go on with the run in ``output``.
+        encoder: Of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm, tfidf, or a
+            folder or hub name for sentence-transformers.
         tracker: accelerate tracker for the rounds, such as tensorboard; empty for none.
         pretrain: Stage 1.
         distill: Stage 2.
@@ -87,9 +94,12 @@ class RunConfig:
     num_rounds: int = 20
     participation: float = 1.0
     lora_rank: int = 8
+    lora_targets: str = "q,k,v,o"
+    export_rank: int = 0
     num_threads: int = 0
     protocol: str = "strict"
     resume: bool = False
+    encoder: str = "auto"
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
@@ -99,8 +109,9 @@ class RunConfig:
             raise ValueError(f"got domains {self.domains!r}, expected different names separated by commas")
         if self.num_rounds < 1:
             raise ValueError(f"got num_rounds {self.num_rounds}, expected at least 1")
-        if self.lora_rank < 1:
-            raise ValueError(f"got lora_rank {self.lora_rank}, expected at least 1; the paper uses 8 and 16")
+        _ = self.lora_settings  # checks rank and targets
+        if self.export_rank < 0:
+            raise ValueError(f"got export_rank {self.export_rank}, expected 0 (as trained) or a rank of at least 1")
         if not 0.0 < self.participation <= 1.0:
             raise ValueError(f"got participation {self.participation}, expected a share above 0 and at most 1")
         if self.num_threads < 0:
@@ -112,6 +123,11 @@ class RunConfig:
             )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
+
+    @property
+    def lora_settings(self) -> LoraSettings:
+        names = (name.strip() for name in self.lora_targets.split(","))
+        return LoraSettings(self.lora_rank, tuple(name for name in names if name))
 
     @property
     def domain_names(self) -> list[str]:

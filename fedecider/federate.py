@@ -20,7 +20,7 @@ from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.federation.state import RunState
 from fedecider.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
 from fedecider.launch import Launch
-from fedecider.lora.adapters import LoraSettings, attach_lora
+from fedecider.lora.adapters import attach_lora
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import RankingConfig, Recommender, TrainingConfig, build_recommender
 from fedecider.progress import console
@@ -78,7 +78,7 @@ def make_recommender(settings: Settings, foundation: Foundation, device: torch.d
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
     student = load_backbone(foundation.distilled.folder / "backbone", tokenizer)
     return build_recommender(
-        attach_lora(student, LoraSettings(rank=settings.run.lora_rank)),
+        attach_lora(student, settings.run.lora_settings),
         tokenizer,
         client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain),
         seed=settings.run.seed,
@@ -112,7 +112,8 @@ def federate(settings: Settings, launch: Launch) -> Path:
     folder = open_run(root, record) if launch.is_main else RunFolder(root)
     launch.accelerator.wait_for_everyone()
     method = METHODS[config.method].build(recommender, settings.method)
-    blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(recommender.tasks)]
+    size = recommender.num_clients if METHODS[config.method].pooled else 1
+    blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
     state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))
     write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
     launch.accelerator.wait_for_everyone()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedecider.evaluation.baselines import decayed_cooccurrence, last_item_cooccurrence, memoriser, popularity
-from fedecider.evaluation.metrics import ranked_share
+from fedecider.evaluation.metrics import mean_metrics, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
 from fedecider.federation.method import Block, FederatedMethod
@@ -23,10 +23,13 @@ from fedecider.launch import Launch
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.lora.export import Card, ItemTable, export_adapter
 from fedecider.lora.fusion import load_plain
+from fedecider.lora.truncation import Truncated, truncate_loaded
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import Recommender, rank_task
 from fedecider.progress import console
+from fedecider.report.examples import decode_examples
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
+from fedecider.report.run_report import finish_report
 from fedecider.report.tables import ResultRow, ResultTable, markdown_table, result_row, rich_table
 from fedecider.run_folder import RunFolder
 from idgen.backbone import load_backbone
@@ -65,8 +68,8 @@ def write_results(
     references = reference_lines(settings, foundation)
     rows = _rows(lines, references)
     valid_rows = _rows(valid_lines, reference_lines(settings, foundation, "valid"))
-    _export(settings, method, recommender, foundation, state, folder, rows[0])
-    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, lines)
+    examples, truncated = _export(settings, method, recommender, foundation, state, folder, rows[0])
+    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, lines, truncated)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -76,10 +79,13 @@ def write_results(
     write_per_user(folder.per_user, records)
     _write_rounds(method, recommender, state, folder)
     table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
-    (folder.root / "results.md").write_text(markdown_table(table, title=f"Test, round {state.best_round}"))
+    folder.results.write_text(markdown_table(table, title=f"Test, round {state.best_round}"))
     console.print(rich_table(table, title=f"Test results of {folder.root.name}, round {state.best_round}"))
     for name in recommender.names:
         console.print(f"adapter: {folder.adapters / name}", highlight=False, soft_wrap=True)
+    texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
+    page = finish_report(folder, foundation.domains, texts, examples, settings.run.encoder)
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
 def view_labels(method: FederatedMethod) -> dict[str, str]:
@@ -148,6 +154,7 @@ def _write_metrics(
     rows: Sequence[ResultRow],
     valid_rows: Sequence[ResultRow],
     lines: Mapping[str, Positions],
+    truncated: Mapping[str, dict[str, Any]],
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
     content: dict[str, Any] = {
@@ -171,6 +178,8 @@ def _write_metrics(
             "valid": {row.label: _plain_row(row, name) for row in valid_rows},
             "test": {row.label: _plain_row(row, name) for row in rows},
         }
+        if name in truncated:
+            content["domains"][name]["export"] = truncated[name]
     if len(foundation.domains) > 1:
         content["macro"] = {"test": {row.label: _plain_row(row, "macro") for row in rows}}
     write_json(folder.metrics, content)
@@ -195,19 +204,27 @@ def _write_rounds(method: FederatedMethod, recommender: Recommender, state: RunS
     save_figure(validation_curves(scores, rounds, selected_round=state.best_round), figures / "validation")
     start = method.init()[1].get("alpha")
     if start is not None:
-        alpha_RKK = weights_over_rounds(records, start)
+        per_module = start.dim() == 3
+        alpha_RKK = weights_over_rounds(records, start.mean(1) if per_module else start)
         save_figure(alpha_heat_map(alpha_RKK, rounds, names, state.best_round), figures / "alpha_heat_map")
         save_figure(alpha_curves(alpha_RKK, rounds, names, state.best_round), figures / "alpha_curves")
-        write_json(folder.fusion_weights, {"domains": names, "rounds": rounds, "alpha": alpha_RKK})
+        content: dict[str, Any] = {"domains": names, "rounds": rounds, "alpha": alpha_RKK}
+        if per_module:
+            content["modules"] = list(adapter_shapes(recommender.model))
+            content["alpha_modules"] = weights_over_rounds(records, start, "alpha_modules")
+        write_json(folder.fusion_weights, content)
     write_json(folder.communication, communication(records, names, recommender))
 
 
-def weights_over_rounds(records: Sequence[dict], start_KK: Tensor) -> Tensor:
-    """(R, K, K) fusion weights after every round; a client that was absent keeps what it had."""
+def weights_over_rounds(records: Sequence[dict], start_KK: Tensor, field: str = "alpha") -> Tensor:
+    """(R, K, K) fusion weights after every round, or (R, K, M, K) of a log field that has one for each module.
+
+    A client that was absent keeps what it had.
+    """
     current_KK, over_rounds = start_KK.clone(), []
     for record in records:
         for client in record["clients"]:
-            current_KK[client["client"]] = torch.tensor(client["alpha"])
+            current_KK[client["client"]] = torch.tensor(client[field])
         over_rounds.append(current_KK.clone())
     return torch.stack(over_rounds)
 
@@ -239,8 +256,16 @@ def _export(
     state: RunState,
     folder: RunFolder,
     reported: ResultRow,
-) -> None:
-    """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
+
+    Adapters that ``export_rank`` cuts down are evaluated again, since they are other models than the reported ones.
+
+    Returns domain -> examples of the report page, decoded while the domain's model is loaded; and domain -> what
+    cutting down lost and the test metrics of what is left.
+    """
+    examples: dict[str, Any] = {}
+    truncated: dict[str, dict[str, Any]] = {}
     shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone, dirs_exist_ok=True)
     folder.adapters.mkdir(exist_ok=True)
     view = method.views[0]
@@ -248,8 +273,21 @@ def _export(
         download = method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client]))
         own = take_row(state.best_local, client)
         METHODS[settings.run.method].load_view(recommender, settings.method, view, download, own, client)
-        alpha = dict(zip(recommender.names, own["alpha"].tolist(), strict=True)) if "alpha" in own else {}
+        weight_K = own["alpha"].view(-1, len(recommender.names)).mean(0) if "alpha" in own else torch.zeros(0)
+        metrics = {metric: value.mean for metric, value in reported.values[name].items()}
+        details: dict[str, Any] = {
+            "round": state.best_round,
+            "lora_rank": settings.run.lora_rank,
+            "seed": settings.run.seed,
+        }
         items = foundation.ids[name].items
+        examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
+        cut = truncate_loaded(recommender.model, settings.run.export_rank) if settings.run.export_rank else None
+        if cut is not None:
+            metrics = mean_metrics(recommender.positions(client, "test"))
+            truncated[name] = {**cut.summary(), "test": metrics}
+            details |= {f"truncation, {field}": f"{value:.4g}" for field, value in cut.summary().items()}
+            _print_truncation(name, cut)
         export_adapter(
             recommender.model,
             folder.adapters / name,
@@ -259,13 +297,24 @@ def _export(
             card=Card(
                 method=method.name,
                 domain=name,
-                alpha=alpha,
-                metrics={metric: value.mean for metric, value in reported.values[name].items()},
+                alpha=dict(zip(recommender.names, weight_K.tolist(), strict=False)),
+                metrics=metrics,
                 protocol=stamp(get_protocol(settings.run.protocol)),
-                details={"round": state.best_round, "lora_rank": settings.run.lora_rank, "seed": settings.run.seed},
+                details=details,
             ),
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
+            factors=cut.tree if cut else None,
         )
+    return examples, truncated
+
+
+def _print_truncation(name: str, cut: Truncated) -> None:
+    console.print(
+        f"adapter of {name} cut down to rank {cut.rank}: relative error at most {float(cut.error_M.max()):.2%}, "
+        f"mean {float(cut.error_M.mean()):.2%} over {len(cut.error_M)} layers",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _notes(settings: Settings, method: FederatedMethod, state: RunState) -> list[str]:

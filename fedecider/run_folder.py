@@ -17,7 +17,7 @@ from fedecider.stages import as_plain, content_key
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
 
-PLACES = ("output", "resume", "cache", "data", "tracker")
+PLACES = ("output", "resume", "cache", "data", "tracker", "encoder")
 """Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
 
 
@@ -37,6 +37,11 @@ class RunFolder(NamedTuple):
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.json"
+
+    @property
+    def results(self) -> Path:
+        """The table in Markdown; written after all else that a table over several runs needs."""
+        return self.root / "results.md"
 
     @property
     def per_user(self) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from embedding_fr.central import centrap, ease, item_knn, lightgcn, lines, mf, ncf
+from embedding_fr.central import centrap, ease, item_knn, lightgcn, lines, mf, ncf, sasrec
 from fedecider.evaluation.protocols import ScoreUsers
 
 
@@ -36,4 +36,5 @@ CENTRAL = {
     "mf": Central(mf.MfConfig, mf.fit, mf.GRID),
     "ncf": Central(ncf.NcfConfig, ncf.fit, ncf.GRID),
     "lightgcn": Central(lightgcn.LightgcnConfig, lightgcn.fit, lightgcn.GRID),
+    "sasrec": Central(sasrec.SasrecConfig, sasrec.fit, sasrec.GRID),
 }

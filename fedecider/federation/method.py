@@ -32,6 +32,9 @@ class Download(NamedTuple):
     """Every tensor leads with C: row c goes to client c only."""
     payload: dict[str, int] = {}  # noqa: RUF012 (never written to)
     """Bytes of shared tensors that travel encoded; all others have their plain size."""
+    sent_rows: Tree = {}  # noqa: RUF012 (never written to)
+    """(C, n) bool for shared tensors of n rows of which only some are sent: client c gets the rows that
+    ``sent_rows[name][c]`` marks, in their order, and must know their places; it may not use the others."""
 
 
 class Upload(NamedTuple):

@@ -76,22 +76,39 @@ def take_row(tree: Tree, row: int) -> Tree:
     return {name: tensor[row] for name, tensor in tree.items()}
 
 
+def message(download: Download, row: int) -> Tree:
+    """What client ``row`` of the block is sent: shared tensors (marked rows only, where marked) and its own ones."""
+    shared = {
+        name: tensor[download.sent_rows[name][row].to(tensor.device)] if name in download.sent_rows else tensor
+        for name, tensor in download.shared.items()
+    }
+    return {**shared, **take_row(download.per_client, row)}
+
+
 def measure(download: Download, upload: Upload) -> list[Traffic]:
     """Exact traffic of each client of a block, in the order of ``upload.clients``.
 
     A table that an upload holds by rows counts as a whole, since that is what travels; tensors with a ``payload`` count
-    with it. Every other tensor of a block has one size for all clients.
+    with it, and shared tensors with ``sent_rows`` with those. Every other tensor of a block has one size for all
+    clients.
     """
-    sent = {**download.shared, **_first_row(download.per_client)}
-    down = {name: tensor_bytes(tensor) for name, tensor in sent.items()} | download.payload
+    num_clients = len(upload.clients)
+    down = [_down(download, row) for row in range(num_clients if download.sent_rows else 1)]
+    down = down if download.sent_rows else down * num_clients
     received = _first_row(upload.tensors) | {name: _base(upload, download, name) for name in upload.rows}
     plain = {name: tensor_bytes(tensor) for name, tensor in received.items()}
-    header_down, header_up = header_bytes(sent), header_bytes(received)
+    header_up = header_bytes(received)
     payload = {name: size_C.tolist() for name, size_C in upload.payload.items()}
     return [
-        Traffic(down, plain | {name: sizes[row] for name, sizes in payload.items()}, header_down, header_up)
-        for row in range(len(upload.clients))
+        Traffic(sizes_down, plain | {name: sizes[row] for name, sizes in payload.items()}, header_down, header_up)
+        for row, (sizes_down, header_down) in enumerate(down)
     ]
+
+
+def _down(download: Download, row: int) -> tuple[dict[str, int], int]:
+    """Bytes per tensor and of the header of what client ``row`` of the block receives."""
+    sent = message(download, row)
+    return {name: tensor_bytes(tensor) for name, tensor in sent.items()} | download.payload, header_bytes(sent)
 
 
 def dense(upload: Upload, download: Download) -> Upload:

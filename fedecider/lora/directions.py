@@ -94,6 +94,22 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
     return torch.where(both_MCC, cosine_MCC, 0.0).sum(0) / both_MCC.sum(0).clamp(min=1)
 
 
+def thin_svd(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``B A = U diag(s) V^T`` from the factors: U (O, k), s (k,), V^T (k, I) in float64, k = min(R, I, O).
+
+    SVD of the core ``R_b R_a^T`` of two QR decompositions, so the (O, I) product is never formed. The entry of largest
+    absolute value in every column of U is positive. Equal singular values leave a rotation open; that does not happen
+    for trained updates.
+    """
+    q_b, r_b = torch.linalg.qr(factor_b.double())
+    q_a, r_a = torch.linalg.qr(factor_a.double().T)
+    left, value, right_t = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+    left, right_t = q_b @ left, right_t @ q_a.T
+    peak = left.gather(0, left.abs().argmax(0, keepdim=True)).squeeze(0)
+    sign = torch.where(peak < 0, -1.0, 1.0).double()
+    return left * sign, value, sign[:, None] * right_t
+
+
 def _norm(factor_a: Tensor, factor_b: Tensor) -> float:
     a, b = factor_a.detach().cpu().double().contiguous(), factor_b.detach().cpu().double().contiguous()
     square = float(((a @ a.T) * (b.T @ b)).sum())
@@ -125,19 +141,10 @@ def _unit_pair(
 
 
 def _balanced_pair(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Canonical unit-norm factors by a thin SVD of the core ``R_b R_a^T`` of two QR decompositions, in float64.
-
-    Signs: the entry of largest absolute value in every column of U is positive. Equal singular values leave a
-    rotation open; that does not happen for trained updates.
-    """
-    q_b, r_b = torch.linalg.qr(factor_b.double())
-    q_a, r_a = torch.linalg.qr(factor_a.double().T)
-    left, value, right_t = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
-    left, right_t = q_b @ left, right_t @ q_a.T
-    peak = left.gather(0, left.abs().argmax(0, keepdim=True)).squeeze(0)
-    sign = torch.where(peak < 0, -1.0, 1.0).double()
+    """Canonical unit-norm factors ``S^(1/2) V^T`` and ``U S^(1/2)``, S over its norm, in float64."""
+    left, value, right_t = thin_svd(factor_a, factor_b)
     root = (value / value.square().sum().sqrt()).sqrt()
     unit_a, unit_b = torch.zeros_like(factor_a), torch.zeros_like(factor_b)
-    unit_a[: len(root)] = ((sign * root)[:, None] * right_t).to(factor_a.dtype)
-    unit_b[:, : len(root)] = (left * (sign * root)).to(factor_b.dtype)
+    unit_a[: len(root)] = (root[:, None] * right_t).to(factor_a.dtype)
+    unit_b[:, : len(root)] = (left * root).to(factor_b.dtype)
     return unit_a, unit_b

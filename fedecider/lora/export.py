@@ -65,14 +65,16 @@ def export_adapter(
     card: Card,
     prompts: Mapping[str, Tensor],
     tolerance: float = 1e-5,
+    factors: Tree | None = None,
 ) -> float:
     """Write what ``model`` has loaded as a PEFT folder and return the largest logit difference after a reload.
 
     Fused directions become one adapter of rank K*r, ``A = [A_1; ...; A_K]``, ``B = [alpha_1 B_1, ..., alpha_K B_K]``
     with ``lora_alpha = K*r``, which is the same update exactly. ``base_folder`` is where the base model is saved now,
     ``base_name`` what the adapter's config records. ``prompts`` are real ``input_ids``, ``attention_mask`` and
-    ``labels``. The folder is written beside its place and renamed only after the check, so a wrong export never
-    appears under its name.
+    ``labels``. ``factors`` are written instead when given (one pair per layer, any common rank): the update that
+    ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside its place
+    and renamed only after the check, so a wrong export never appears under its name.
 
     Raises:
         ValueError: the reloaded model's logits differ by more than ``tolerance`` times ``max(1, largest logit)``.
@@ -82,7 +84,7 @@ def export_adapter(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        save_peft_folder(fused_factors(model), scratch, base_name)
+        save_peft_folder(fused_factors(model) if factors is None else factors, scratch, base_name)
         _write_items(scratch, items, model)
         (scratch / "README.md").write_text(model_card(card, base_name), encoding="utf-8")
         difference = reload_difference(model, scratch, base_folder, prompts)

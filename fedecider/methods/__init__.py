@@ -7,7 +7,20 @@ from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
 from fedecider.lora.adapters import AdapterShape
-from fedecider.methods import fedavg, fedecider, local
+from fedecider.methods import (
+    centralised,
+    ditto,
+    fdlora,
+    fedavg,
+    fedecider,
+    fedprox,
+    fellrec,
+    ffa_lora,
+    local,
+    lora_sim,
+    pfedavg,
+    rolora,
+)
 
 
 class Method(NamedTuple):
@@ -28,7 +41,24 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "fedecider": Method(fedecider.FedeciderConfig, fedecider.fedecider, fedecider.load_view, fedecider.scalars),
+    "fedecider": Method(
+        fedecider.FedeciderConfig, fedecider.fedecider, fedecider.load_view, fedecider.scalars, fedecider.GRID
+    ),
     "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars),
     "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view, fedavg.scalars),
+    "ditto": Method(ditto.DittoConfig, ditto.ditto, ditto.load_view, ditto.scalars, ditto.GRID),
+    "fdlora": Method(fdlora.FdloraConfig, fdlora.fdlora, fdlora.load_view, fdlora.scalars, fdlora.GRID),
+    "fedprox": Method(fedprox.FedproxConfig, fedprox.fedprox, fedprox.load_view, fedprox.scalars, fedprox.GRID),
+    "pfedavg": Method(pfedavg.PfedavgConfig, pfedavg.pfedavg, pfedavg.load_view, pfedavg.scalars),
+    "ffa_lora": Method(ffa_lora.FfaLoraConfig, ffa_lora.ffa_lora, ffa_lora.load_view, ffa_lora.scalars),
+    "rolora": Method(rolora.RoloraConfig, rolora.rolora, rolora.load_view, rolora.scalars),
+    "fellrec": Method(fellrec.FellrecConfig, fellrec.fellrec, fellrec.load_view, fellrec.scalars, fellrec.GRID),
+    "lora_sim": Method(lora_sim.LoraSimConfig, lora_sim.lora_sim, lora_sim.load_view, lora_sim.scalars, lora_sim.GRID),
+    "centralised": Method(
+        centralised.CentralisedConfig,
+        centralised.centralised,
+        centralised.load_view,
+        centralised.scalars,
+        pooled=True,
+    ),
 }

@@ -3,6 +3,8 @@
 State. Server: one direction per client (K rows). Local, per client: ``alpha`` (K,) for the next training,
 ``upload_alpha`` (K,) as it was at the last upload, ``own.*`` the raw pair at that moment, ``peers.*`` the directions
 that were in the model then. The last three make the model before the upload reproducible; only the pair leaves.
+With ``alpha_per module`` both weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row i the
+flags that client i uploaded last, and each client the same flags as ``away`` (K,).
 
 Shape legend: K clients of the run, C clients of a block, M modules.
 """
@@ -10,9 +12,8 @@ Shape legend: K clients of the run, C clients of a block, M modules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,74 +26,23 @@ from fedecider.lora.adapters import (
     adapter_shapes,
     factor_scalars,
     initial_adapters,
+    module_names,
     stack_trees,
     with_prefix,
     without_prefix,
 )
 from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
 from fedecider.lora.fusion import client_order, load_fusion, load_plain
+from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import Recommender, client_positions
 
 VIEWS = ("post_broadcast", "pre_upload")
-
-
-@dataclass(frozen=True)
-class FedeciderConfig:
-    """Settings of FeDecider and of its ablations.
-
-    Args:
-        alpha_init: Start of every fusion weight, at the first round after a broadcast (paper: 2).
-        alpha_learning_rate: Constant learning rate of the fusion weights (paper: 1e-3).
-        train_alpha: False keeps the fusion weights where they started.
-        own_slot: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
-            same with its geometric mean norm multiplied into the own weight; raw the client's own pair as trained.
-        normalize_at: server (paper) or client; both give the same bits, but the server then never sees norms.
-        balanced: Broadcast canonical factors that depend on the product only.
-        ablation: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep combines factors first,
-            (sum alpha B)(sum alpha A).
-        sep_factors: Factors that wo_sep combines, raw (as printed) or normalized.
-    """
-
-    alpha_init: float = 2.0
-    alpha_learning_rate: float = 1e-3
-    train_alpha: bool = True
-    own_slot: Literal["normalized", "absorb", "raw"] = "normalized"
-    normalize_at: Literal["server", "client"] = "server"
-    balanced: bool = False
-    ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
-    sep_factors: Literal["raw", "normalized"] = "raw"
-
-    def __post_init__(self) -> None:
-        choices = {
-            "own_slot": ("normalized", "absorb", "raw"),
-            "normalize_at": ("server", "client"),
-            "ablation": ("none", "wo_decomp", "wo_per", "wo_sep"),
-            "sep_factors": ("raw", "normalized"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected one of {', '.join(allowed)}")
-        if not self.alpha_learning_rate > 0.0:
-            raise ValueError(
-                f"got alpha_learning_rate {self.alpha_learning_rate}, expected a positive number; "
-                "train_alpha false keeps the weights fixed"
-            )
-        if self.own_slot != "normalized" and not self.normalises:
-            raise ValueError(
-                f"got own_slot {self.own_slot} with {self.ablation}, where nothing is normalised; drop own_slot"
-            )
-        if self.own_slot == "absorb" and self.ablation == "wo_per":
-            raise ValueError("got own_slot absorb with wo_per, which has no fusion weights; use raw or normalized")
-
-    @property
-    def normalises(self) -> bool:
-        """Whether directions are broadcast, not raw pairs."""
-        return self.ablation in ("none", "wo_per") or (self.ablation == "wo_sep" and self.sep_factors == "normalized")
-
-    @property
-    def learns_alpha(self) -> bool:
-        return self.train_alpha and self.ablation != "wo_per"
+UNWANTED = "unwanted"
+"""Flags of the directions that a client does not download: in its upload (K,), at the server (K, K); uint8."""
+GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": 0.4}, {"alpha_init": 0.2}, {"alpha_init": 1.0})
+"""What to choose from on validation, the paper's settings first: the start of the weights decides how far the first
+fusion moves the model (``docs/papers.md``)."""
 
 
 def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMethod:
@@ -101,7 +51,9 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
     ``dW_i = sum_j alpha_ij B_j A_j`` with ``||B_j A_j||_F = 1`` per module (section 3.1). Upload: the own pair only (P
     scalars). Download: K directions; in round 1 the common start. Views: ``post_broadcast`` (the paper's final model)
     and ``pre_upload``, the model as it was trained. Differs from the paper: untrained and non-finite updates are
-    handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that the first broadcast changes nothing there.
+    handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that the first broadcast changes nothing there;
+    ``alpha_per`` and ``skip_below`` are ours. A skipped direction stays away for good: while it is absent its weight
+    has no gradient, so nothing could tell that it is wanted again.
     """
     num_clients = recommender.num_clients
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
@@ -109,17 +61,28 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
     def init() -> tuple[Tree, Tree]:
         server = stack_trees([start] * num_clients)
         local = {"alpha": _initial_alpha(config, num_clients), "upload_alpha": torch.eye(num_clients)}
+        if config.alpha_per == "module":
+            num_modules = len(module_names(start))
+            local = {key: alpha_KK[:, None].repeat(1, num_modules, 1) for key, alpha_KK in local.items()}
         local.update(with_prefix(server, "own"))
         local.update(with_prefix(stack_trees([server] * num_clients), "peers"))
+        if config.skip_below:
+            local["away"] = torch.zeros(num_clients, num_clients, dtype=torch.bool)
+            server[UNWANTED] = local["away"].to(torch.uint8)
         return server, local
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(take_row(server, 0) if round == 1 else server)
+        directions = {key: tensor for key, tensor in server.items() if key != UNWANTED}
+        if round == 1:
+            return Download(take_row(directions, 0))
+        if UNWANTED not in server:
+            return Download(directions)
+        return Download(directions, sent_rows=dict.fromkeys(directions, server[UNWANTED][clients] == 0))
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         pairs, rows, logs = [], [], []
         for row, client in enumerate(block.clients.tolist()):
-            pair, new_own, log = _update(recommender, config, round, download.shared, take_row(own, row), client)
+            pair, new_own, log = _update(recommender, config, round, download, take_row(own, row), client)
             pairs.append(pair)
             rows.append(new_own)
             logs.append(log)
@@ -133,9 +96,10 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
             if not kept_C.any():
                 continue
             pairs = {key: tensor[kept_C] for key, tensor in upload.tensors.items()}
+            flags = {UNWANTED: pairs.pop(UNWANTED)} if UNWANTED in pairs else {}
             if config.normalises and config.normalize_at == "server":
                 pairs = normalise(pairs, balanced=config.balanced).tree
-            for key, tensor in pairs.items():
+            for key, tensor in {**pairs, **flags}.items():
                 directions[key][upload.clients[kept_C]] = tensor
         return directions
 
@@ -154,7 +118,7 @@ def load_view(
     before = view == "pre_upload"
     return load_fusion(
         recommender.model,
-        without_prefix(own, "peers") if before else download.shared,
+        without_prefix(own, "peers") if before else _received(download.shared, own),
         client,
         own["upload_alpha"] if before else own["alpha"],
         own_pair=without_prefix(own, "own") if before or config.own_slot == "raw" else None,
@@ -164,41 +128,77 @@ def load_view(
 
 
 def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
-    """P up; down the common start in round 1 and K directions later: K P."""
+    """P up; down the common start in round 1 and K directions later: K P (an upper bound with ``skip_below``)."""
     num_scalars = sum(factor_scalars(shapes).values())
     return (1 if round == 1 else num_clients) * num_scalars, num_scalars
 
 
 def _update(
-    recommender: Recommender, config: FedeciderConfig, round: int, shared: Tree, own: Tree, client: int
+    recommender: Recommender, config: FedeciderConfig, round: int, download: Download, own: Tree, client: int
 ) -> tuple[Tree, Tree, dict[str, Any]]:
-    """Train one client -> the pair to upload, its new local row, its log."""
+    """Train one client -> what to upload, its new local row, its log."""
     if round == 1:
-        load_plain(recommender.model, shared)
-        alpha = None
+        directions, alpha = download.shared, None
+        load_plain(recommender.model, directions)
     else:
-        alpha = load_view(recommender, config, "post_broadcast", Download(shared), own, client)
+        directions = _received(download.shared, own)
+        alpha = load_view(recommender, config, "post_broadcast", download, own, client)
     trained = train_locally(recommender, client, round, alpha=alpha, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.log["finite"]:
-        return trained.adapters, own, {**trained.log, "alpha": own["alpha"].tolist()}
-    alpha_K = own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client)
+        return {**trained.adapters, **_flags(own)}, own, {**trained.log, **_weight_log("alpha", own["alpha"])}
+    trained_alpha = own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client)
     stacked = stack_trees([trained.adapters])
     norm_M = update_norms(stacked)[0]
-    next_alpha_K = alpha_K.clone()
-    if config.own_slot == "absorb":
-        next_alpha_K[client] *= geometric_mean_norm(norm_M)
+    next_alpha = _absorbed(trained_alpha, norm_M, client) if config.own_slot == "absorb" else trained_alpha.clone()
     new_own = {
-        "alpha": next_alpha_K,
-        "upload_alpha": own["upload_alpha"] if alpha is None else alpha_K,
+        "alpha": next_alpha,
+        "upload_alpha": own["upload_alpha"] if alpha is None else trained_alpha,
         **with_prefix(trained.adapters, "own"),
-        **with_prefix(without_prefix(own, "peers") if alpha is None else shared, "peers"),
+        **with_prefix(without_prefix(own, "peers") if alpha is None else directions, "peers"),
     }
+    if config.skip_below:
+        new_own["away"] = own["away"] if alpha is None else _away(config, own, trained_alpha, directions, client)
     pair = trained.adapters
     if config.normalises and config.normalize_at == "client":
         pair = take_row(normalise(stacked, balanced=config.balanced).tree, 0)
-    cosine_K = None if round == 1 else cosine_matrix(stacked, shared)[0].tolist()
-    weights = {"alpha": next_alpha_K.tolist(), "trained_alpha": alpha_K.tolist()}  # they differ under absorb only
-    return pair, new_own, {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M)}
+    cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
+    # the two kinds of weights differ under absorb only
+    weights = {**_weight_log("alpha", next_alpha), **_weight_log("trained_alpha", trained_alpha)}
+    skipped = {"skipped": new_own["away"].nonzero().flatten().tolist()} if config.skip_below else {}
+    log = {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M), **skipped}
+    return {**pair, **_flags(new_own)}, new_own, log
+
+
+def _received(shared: Tree, own: Tree) -> Tree:
+    """All K slots of a client: those that it did not ask for are empty, whatever the server holds there."""
+    if "away" not in own or not own["away"].any():
+        return shared
+    return {
+        key: tensor.masked_fill(own["away"].to(tensor.device)[:, None, None], 0.0) for key, tensor in shared.items()
+    }
+
+
+def _away(config: FedeciderConfig, own: Tree, alpha: Tensor, directions: Tree, client: int) -> Tensor:
+    """(K,) bool: peers that are not downloaded from now on; those that had no update yet get their chance later."""
+    size_K = alpha.abs() if alpha.dim() == 1 else alpha.abs().amax(0)
+    has_update_K = (update_norms(directions) >= EPSILON).any(1)
+    away_K = own["away"] | ((size_K < config.skip_below) & has_update_K)
+    away_K[client] = False
+    return away_K
+
+
+def _flags(own: Tree) -> Tree:
+    return {UNWANTED: own["away"].to(torch.uint8)} if "away" in own else {}
+
+
+def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
+    """``alpha`` with the norms that normalising takes from the own pair: their geometric mean, or each layer's own."""
+    next_alpha = alpha.clone()
+    if alpha.dim() == 1:
+        next_alpha[client] *= geometric_mean_norm(norm_M)
+    else:
+        next_alpha[:, client] *= torch.where(norm_M < EPSILON, 1.0, norm_M).to(alpha)
+    return next_alpha
 
 
 def _initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
@@ -211,8 +211,16 @@ def _initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
     return alpha_KK
 
 
+def _weight_log(name: str, alpha: Tensor) -> dict[str, Any]:
+    """K weights under ``name``; with weights per layer their mean, and all (M, K) under ``name_modules``."""
+    if alpha.dim() == 1:
+        return {name: alpha.tolist()}
+    return {name: alpha.mean(0).tolist(), f"{name}_modules": alpha.tolist()}
+
+
 def _norm_log(norm_M: Tensor) -> dict[str, Any]:
     return {
+        "norms": norm_M.tolist(),  # modules sorted by path
         "norm_min": float(norm_M.min()),
         "norm_median": float(norm_M.median()),
         "norm_max": float(norm_M.max()),

@@ -1,0 +1,242 @@
+"""A whole table of federated runs: lines x seeds, equal tuning on validation, several runs at once, resumable.
+
+Every run is one call of ``scripts/federate.py`` in a process of its own, in a folder named after the content of its
+settings and data: a finished one is not run again, one that was killed goes on after its last round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from fedecider.cli import REPOSITORY
+from fedecider.commands import parse_settings
+from fedecider.compare_references import REFERENCES
+from fedecider.federate import Settings, load_data
+from fedecider.methods import METHODS
+from fedecider.progress import console
+from fedecider.run_folder import RunFolder, fingerprint
+from fedecider.stages import content_key
+
+OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
+"""Options that the table sets for all runs."""
+RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
+"""What is tried after a method's own grid, so that methods without settings of their own get the same budget."""
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What is compared with what.
+
+    Args:
+        runs: YAML file of the options that all runs share, as scripts/federate.py takes them.
+        lines: Name of a line -> its options; without ``method`` the name is the method. A line with no other option is
+            tuned, one with options of its own is run as it is given.
+        references: Lines that are not federated; they see the public pool and the clients' train parts of a domain.
+        against: Lines that every other line is tested against.
+        data: Prepared domains; empty uses the embedded sample.
+        cache: Where pre-training, distillation and reference lines are kept.
+        output: Folder of the runs and of the table.
+        seeds: Runs of every line, seeds 0, 1, ...
+        tune: Settings that are tried on validation with seed 0, the same number for every tuned line: those of the
+            method's grid (the default first), then other learning rates; 1 takes the default.
+        jobs: Runs at the same time; 0 takes as many as the machine has cores for.
+        num_threads: CPU threads of each run.
+        encoder: Of the texts in the report page of each run; scripts/report.py makes a page again with another one.
+    """
+
+    runs: str = ""
+    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    references: tuple[str, ...] = tuple(REFERENCES)
+    against: tuple[str, ...] = ()
+    data: str = ""
+    cache: str = ".cache"
+    output: str = "runs/compare"
+    seeds: int = 3
+    tune: int = 1
+    jobs: int = 0
+    num_threads: int = 1
+    encoder: str = "tfidf"
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("tune", 1), ("jobs", 0), ("num_threads", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
+        if not self.lines:
+            raise ValueError("got no lines, expected some, such as lines: {fedavg: {}, local: {}}")
+        for label, options in self.lines.items():
+            if not re.fullmatch(r"[A-Za-z0-9_.]+", label):
+                raise ValueError(f"got the line {label!r}, expected letters, digits, _ and . (it names folders)")
+            foreign = sorted(set(options) & set(OWN))
+            if foreign:
+                raise ValueError(f"got {foreign[0]} in the line {label}, expected it once for the whole table")
+            if options.get("method", label) not in METHODS:
+                method = options.get("method", label)
+                raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
+        for name, known in (("references", REFERENCES), ("against", self.lines)):
+            unknown = [one for one in getattr(self, name) if one not in known]
+            if unknown:
+                raise ValueError(f"got {name} {unknown}, expected some of {', '.join(known)}")
+
+    @property
+    def num_jobs(self) -> int:
+        return self.jobs or max(1, (os.cpu_count() or 1) // self.num_threads)
+
+
+class Run(NamedTuple):
+    """One run of the table."""
+
+    label: str
+    seed: int
+    options: dict[str, Any]
+    settings: Settings
+    folder: RunFolder
+
+    @property
+    def finished(self) -> bool:
+        return self.folder.results.is_file()
+
+
+class Line(NamedTuple):
+    """One line of the table and its finished runs, by seed."""
+
+    label: str
+    method: str
+    chosen: dict[str, Any]
+    """Options beyond the shared ones."""
+    tried: list[dict[str, Any]]
+    """``options`` and ``valid`` (ndcg@10) of every setting that was tried."""
+    runs: list[Run]
+
+
+def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
+    """label -> setting -> runs by seed, in the order of the grid; every option is checked before anything runs.
+
+    Raises:
+        ValueError: a setting that cannot be; the message names the line.
+    """
+    planned: dict[str, list[list[Run]]] = {}
+    hashes: dict[str, str] = {}
+    for label, options in config.lines.items():
+        method = options.get("method", label)
+        grid = (*METHODS[method].grid, *RATES)[: config.tune] if set(options) <= {"method"} else ({},)
+        planned[label] = []
+        for setting in grid:
+            chosen = {**options, "method": method, **setting}
+            try:
+                first = parse_settings("", [*_shared_words(config), *_words(chosen)])
+            except SystemExit as error:
+                raise ValueError(f"the line {label} cannot be run: see the message above") from error
+            if not hashes:
+                hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
+            planned[label].append([_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)])
+    return planned
+
+
+def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[Line]:
+    """Run what is missing: the shared stages of every seed, all settings with seed 0, then the best one's other seeds.
+
+    A line one of whose runs fails is left out, and said so: the others are worth having.
+    """
+    runs = [run for settings in planned.values() for of_setting in settings for run in of_setting]
+    stages = {content_key([run.seed, run.settings.run.pretrain, run.settings.run.distill]): run for run in runs}
+    _work(config, [("distill.py", run) for run in stages.values()])
+    _work(config, [("federate.py", of_setting[0]) for settings in planned.values() for of_setting in settings])
+    lines = [line for label, settings in planned.items() if (line := _chosen(label, settings)) is not None]
+    _work(config, [("federate.py", run) for line in lines for run in line.runs[1:]])
+    failed = [line.label for line in lines if not all(run.finished for run in line.runs)]
+    if failed:
+        console.print(f"left out: {', '.join(failed)}", highlight=False)
+    return [line for line in lines if line.label not in failed]
+
+
+def _chosen(label: str, settings: list[list[Run]]) -> Line | None:
+    """The setting with the best validation ndcg@10 at seed 0, the earlier one on ties."""
+    tried = [
+        (json.loads(runs[0].folder.metrics.read_text())["best_valid_ndcg@10"], runs)
+        for runs in settings
+        if runs[0].finished
+    ]
+    if not tried:
+        console.print(f"left out: {label}", highlight=False)
+        return None
+    best = max(tried, key=lambda entry: entry[0])[1]
+    record = [{"options": runs[0].options, "valid": valid} for valid, runs in tried]
+    return Line(label, best[0].settings.run.method, best[0].options, record, best)
+
+
+def _run(
+    config: CompareConfig, label: str, options: dict[str, Any], first: Settings, seed: int, hashes: Mapping[str, str]
+) -> Run:
+    settings = first._replace(run=dataclasses.replace(first.run, seed=seed))
+    key = fingerprint({"config": settings.as_record(), "data": hashes})
+    return Run(label, seed, options, settings, RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}"))
+
+
+def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:
+    """All of ``jobs`` that are not finished, ``num_jobs`` at a time, longest waiting first."""
+    missing = [(script, run) for script, run in jobs if script != "federate.py" or not run.finished]
+    with ThreadPoolExecutor(config.num_jobs) as pool:
+        for script, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
+            done = f"failed: {problem}" if problem else "done"
+            what = f"{run.label}, seed {run.seed}" if script == "federate.py" else f"shared stages, seed {run.seed}"
+            console.print(f"{what} {_text(run.options) if script == 'federate.py' else ''}: {done}", highlight=False)
+
+
+def _call(config: CompareConfig, script: str, run: Run) -> str:
+    """Run ``script`` in a process of its own; returns what went wrong, or nothing."""
+    words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed)]
+    place = run.folder.root if script == "federate.py" else run.folder.root.with_name(f"stages-{run.seed}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
+        if script == "federate.py":
+            if run.finished:  # by another process that held the lock
+                return ""
+            words += ["--output", str(place), "--resume", str(run.folder.record.exists()).lower()]
+        command = [sys.executable, str(REPOSITORY / "scripts" / script), *words]
+        threads = {"OMP_NUM_THREADS": str(config.num_threads)}
+        code = subprocess.run(
+            command, stdout=log, stderr=log, env={**os.environ, **threads}, pass_fds=[lock.fileno()], check=False
+        ).returncode
+    if code == 0:
+        return ""
+    last = [line for line in Path(log.name).read_text().splitlines() if line.strip()][-1:]
+    return f"exit code {code}, {last[0] if last else 'no output'} (see {log.name})"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO]:
+    """A file lock that a child process keeps when this one is killed, so that no run is ever written twice at once."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _shared_words(config: CompareConfig) -> list[str]:
+    words = ["--config", config.runs] if config.runs else []
+    words += ["--data", config.data] if config.data else []
+    own = {"cache": config.cache, "num_threads": config.num_threads, "encoder": config.encoder}
+    return [*words, *_words(own)]
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", _plain(value))]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _text(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_plain(value)}" for name, value in options.items() if name != "method")

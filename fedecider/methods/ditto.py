@@ -1,0 +1,81 @@
+"""Ditto on LoRA factors (Li et al., 2021): FedAvg, and beside it a personal adapter that is drawn to the global one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedecider.federation.method import Download, FederatedMethod, Tree
+from fedecider.lora.adapters import with_prefix, without_prefix
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.local_training import Pull, train_locally
+from fedecider.methods.recommender import Recommender
+
+VIEWS = ("personal", "global")
+
+GRID = ({"personal_pull": 1.0}, {"personal_pull": 0.1}, {"personal_pull": 2.0})
+
+scalars = scalars_both_ways
+
+
+@dataclass(frozen=True)
+class DittoConfig:
+    """Settings of Ditto.
+
+    Args:
+        personal_pull: The paper's lambda: how strongly a personal adapter is drawn to the global one; 0 is local
+            training.
+        weighting: uniform gives every client the same weight, examples weighs by training samples.
+    """
+
+    personal_pull: float = 1.0
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.personal_pull < math.inf:
+            raise ValueError(
+                f"got personal_pull {self.personal_pull}, expected 0 (local training) or a positive number, "
+                "for instance 1"
+            )
+        check_weighting(self.weighting)
+
+
+def ditto(recommender: Recommender, config: DittoConfig) -> FederatedMethod:
+    """``v_i = argmin F_i(v) + lambda / 2 ||v - w||^2``, ``w`` by FedAvg; ``v_i`` stays with its client.
+
+    ``w`` is what the client received at the start of the round (Algorithm 1). ``v`` goes on from the last round and
+    never touches ``w``, so that ``w`` is FedAvg's and, with lambda 0, ``v`` is local training's, both bit for bit: the
+    two trainings of a round see the same batches and the same dropout, as they would alone. A round costs twice the
+    training of the other methods. Views: ``personal`` (``v``, reported) and ``global``. Logs are those of ``v``, with
+    ``global_loss`` for ``w``; ``seconds`` and ``finite`` are of both. Differs from the paper: AdamW, and as many epochs
+    for ``v`` as for ``w``.
+    """
+    update, load = partial(_update, recommender, config), partial(load_view, recommender, config)
+    return averaged(recommender, "ditto", VIEWS, update, load, config.weighting)
+
+
+def load_view(
+    recommender: Recommender, config: DittoConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the client's personal adapters, or the global ones."""
+    assert view in VIEWS, view
+    load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))
+
+
+def _update(
+    recommender: Recommender, config: DittoConfig, round: int, shared: Tree, own: Tree, client: int
+) -> tuple[Tree, Tree, dict[str, Any]]:
+    """Train ``v``, then ``w``; a ``v`` that is not finite is not kept."""
+    load_plain(recommender.model, without_prefix(own, "own"))
+    personal = train_locally(recommender, client, round, pull=Pull(shared, config.personal_pull))
+    sent, _, global_log = train_from_global(recommender, round, shared, own, client)
+    kept = with_prefix(personal.adapters, "own") if personal.log["finite"] else own
+    both = {
+        "global_loss": global_log["loss"],
+        "seconds": personal.log["seconds"] + global_log["seconds"],
+        "finite": personal.log["finite"] and global_log["finite"],
+    }
+    return sent, kept, {**personal.log, **both}

@@ -1,0 +1,214 @@
+"""FDLoRA (Qi et al., 2024): a personal and a global adapter per client, fused by two weights that are searched.
+
+State. Server: ``theta_s`` (plain names) and the outer optimiser's ``momentum.*``, which is not sent. Local: ``own.*``,
+the personal adapters ``theta_p``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
+from fedecider.federation.streams import stream
+from fedecider.lora.adapters import with_prefix, without_prefix
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.recommender import Recommender
+
+VIEWS = ("fused", "global", "personal")
+
+GRID = (
+    {"sync_every": 5},
+    {"sync_every": 1},
+    {"sync_every": 5, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
+    {"sync_every": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
+)
+
+NUM_BATCHES = 4
+"""Training batches hold prompts of similar length, so the search takes some of several."""
+
+SIMPLEX = ((0.5, 0.5), (1.0, 0.5), (0.5, 1.0))
+"""First three points of the search; scipy's own lie 5 % apart, which a short search cannot leave."""
+
+scalars = scalars_both_ways
+
+
+@dataclass(frozen=True)
+class FdloraConfig:
+    """Settings of FDLoRA.
+
+    Args:
+        sync_every: H: after every so many rounds the personal adapters become a copy of the client's theta_s.
+        outer_learning_rate: Step of the server along the clients' mean change; 1 without momentum is FedAvg.
+        outer_momentum: Nesterov momentum of the server, below 1.
+        l1_weight: Weight of |w1| + |w2| beside the token cross-entropy in the search.
+        num_search_prompts: Training prompts that the search looks at.
+        num_evaluations: Points (w1, w2) that the search may try, at least 3.
+        weighting: uniform gives every client the same weight, examples weighs by training samples.
+    """
+
+    sync_every: int = 5
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
+    l1_weight: float = 0.05
+    num_search_prompts: int = 64
+    num_evaluations: int = 30
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.sync_every < 1 or self.num_search_prompts < 1:
+            raise ValueError(
+                f"got sync_every {self.sync_every} and num_search_prompts {self.num_search_prompts}, "
+                "expected both at least 1"
+            )
+        if self.num_evaluations < len(SIMPLEX):
+            raise ValueError(f"got num_evaluations {self.num_evaluations}, expected at least {len(SIMPLEX)} to start")
+        if not 0.0 < self.outer_learning_rate < math.inf or not 0.0 <= self.outer_momentum < 1.0:
+            raise ValueError(
+                f"got outer_learning_rate {self.outer_learning_rate} and outer_momentum {self.outer_momentum}, "
+                "expected a positive number and one in [0, 1)"
+            )
+        if not 0.0 <= self.l1_weight < math.inf:
+            raise ValueError(f"got l1_weight {self.l1_weight}, expected 0 or a positive number")
+        check_weighting(self.weighting)
+
+
+def fdlora(recommender: Recommender, config: FdloraConfig) -> FederatedMethod:
+    """Round 1 trains ``theta_p``; later rounds train ``theta_s`` from the server's, which takes an outer step.
+
+    Stage 1 (round 1): ``theta_p`` is trained from the common start, ``theta_s`` becomes the mean of all. Stage 2: the
+    client trains from ``theta_s`` and sends the result; the server moves ``theta_s`` along the mean change
+    (:func:`outer_step`). In rounds t with t % H = 0 ``theta_p`` becomes the client's own trained copy. Stage 3:
+    :func:`fusion_weights`. Views: ``fused`` (reported), ``global``, ``personal``.
+
+    A client that missed round 1 has no ``theta_p`` yet and takes its first trained copy. A synchronisation in the last
+    round is done like any other: the method does not know which round is the last or will be chosen, and the copy is
+    the client's before the aggregation, so that there still are two different models to fuse.
+
+    Differs from the paper: an inner loop lasts ``local_epochs`` epochs, not K = 3 steps. Outer rate and momentum are
+    DiLoCo's (Douillard et al., 2023); H, the weight of L1 and the size of the search are ours, as is reading the test
+    for a synchronisation as t % H = 0. ``theta_s`` of the fusion is the server's, after the aggregation.
+    """
+    update, load = partial(_update, recommender, config), partial(load_view, recommender, config)
+    base = averaged(recommender, "fdlora", VIEWS, update, load, config.weighting)
+
+    def init() -> tuple[Tree, Tree]:
+        start, local = base.init()
+        return _joined(start, {key: torch.zeros_like(tensor) for key, tensor in start.items()}), local
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        return Download(_theta(server))
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        theta, momentum = _theta(server), without_prefix(server, "momentum")
+        mean = base.server_aggregate(round, theta, uploads)
+        if mean is theta:  # nothing usable came: momentum alone must not move the model
+            return server
+        return _joined(mean, momentum) if round == 1 else _joined(*outer_step(config, theta, mean, momentum))
+
+    return base._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate)
+
+
+def load_view(
+    recommender: Recommender, config: FdloraConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the fused adapters, the global or the client's personal ones.
+
+    The search for ``fused`` is done here, not in training: only here ``theta_s`` is the one that is reported, that
+    after the aggregation. It always finds the same weights for the same models.
+    """
+    assert view in VIEWS, view
+    theta_p, theta_s = without_prefix(own, "own"), download.shared
+    if view == "fused":
+        load_plain(recommender.model, fuse(theta_p, theta_s, fusion_weights(recommender, config, own, theta_s, client)))
+    else:
+        load_plain(recommender.model, theta_s if view == "global" else theta_p)
+
+
+def outer_step(config: FdloraConfig, theta: Tree, mean: Tree, momentum: Tree) -> tuple[Tree, Tree]:
+    """New ``theta_s`` and momentum: ``g = theta - mean``, ``m <- b m + g``, ``theta <- theta - lr (g + b m)``.
+
+    SGD with Nesterov momentum as in torch, b the outer momentum; computed in float64.
+    """
+    new_theta, new_momentum = {}, {}
+    for key, value in theta.items():
+        gradient = value.double() - mean[key].double()
+        moved = config.outer_momentum * momentum[key].double() + gradient
+        step = config.outer_learning_rate * (gradient + config.outer_momentum * moved)
+        new_theta[key], new_momentum[key] = (value.double() - step).to(value.dtype), moved.to(value.dtype)
+    return new_theta, new_momentum
+
+
+def fuse(theta_p: Tree, theta_s: Tree, weights: tuple[float, float]) -> Tree:
+    """``w1 A_p + w2 A_s`` and ``w1 B_p + w2 B_s`` per layer: sums of factors, not of products."""
+    return {key: weights[0] * tensor + weights[1] * theta_s[key] for key, tensor in theta_p.items()}
+
+
+def fusion_weights(
+    recommender: Recommender, config: FdloraConfig, own: Tree, theta_s: Tree, client: int
+) -> tuple[float, float]:
+    """AdaFusion: (w1, w2) of personal and global adapters, by Nelder-Mead from (0.5, 0.5) without gradients.
+
+    Minimises the mean cross-entropy per target token of a few training prompts of the client, the same in every round,
+    plus ``l1_weight (|w1| + |w2|)``. Validation is not used, since it chooses the round. Costs ``num_evaluations``
+    forward passes over ``num_search_prompts`` prompts and leaves the last point tried in the model.
+    """
+    theta_p, batches = without_prefix(own, "own"), _search_batches(recommender, config, client)
+
+    def objective(weight_2: np.ndarray) -> float:
+        load_plain(recommender.model, fuse(theta_p, theta_s, (float(weight_2[0]), float(weight_2[1]))))
+        return _token_loss(recommender, batches) + config.l1_weight * float(np.abs(weight_2).sum())
+
+    options = {"initial_simplex": np.array(SIMPLEX), "maxfev": config.num_evaluations, "xatol": 1e-3, "fatol": 1e-4}
+    found = minimize(objective, SIMPLEX[0], method="Nelder-Mead", options=options).x
+    return float(found[0]), float(found[1])
+
+
+def _update(
+    recommender: Recommender, config: FdloraConfig, round: int, shared: Tree, own: Tree, client: int
+) -> tuple[Tree, Tree, dict[str, Any]]:
+    """Train from ``theta_s``; the result becomes ``theta_p`` when it is time, or when the client has none yet."""
+    sent, copy, log = train_from_global(recommender, round, shared, own, client)
+    untrained = not any(bool(tensor.any()) for key, tensor in own.items() if key.endswith(".lora_b"))
+    due = untrained or round % config.sync_every == 0
+    return sent, copy if due else own, {**log, "synced": due and log["finite"]}
+
+
+def _search_batches(recommender: Recommender, config: FdloraConfig, client: int) -> list[dict[str, Tensor]]:
+    """About ``num_search_prompts`` training prompts from the first batches of a stream of the search's own."""
+    generator = stream(recommender.seed, "fusion search", recommender.names[client])
+    batches = list(islice(recommender.batches(client, generator), NUM_BATCHES))
+    share = -(-config.num_search_prompts // len(batches))
+    return [{key: tensor[:share].to(recommender.device) for key, tensor in batch.items()} for batch in batches]
+
+
+@torch.no_grad()
+def _token_loss(recommender: Recommender, batches: list[dict[str, Tensor]]) -> float:
+    """Mean cross-entropy per target token of the model as it is loaded, without dropout."""
+    recommender.model.eval()
+    total, count = 0.0, 0
+    enabled = recommender.training.precision == "bf16"
+    for batch in batches:
+        num_tokens = int((batch["labels"] != -100).sum())
+        with torch.autocast(recommender.device.type, torch.bfloat16, enabled=enabled):
+            total += float(recommender.model(**batch).loss) * num_tokens
+        count += num_tokens
+    return total / count
+
+
+def _theta(server: Tree) -> Tree:
+    return {key: tensor for key, tensor in server.items() if not key.startswith("momentum.")}
+
+
+def _joined(theta: Tree, momentum: Tree) -> Tree:
+    return {**theta, **with_prefix(momentum, "momentum")}

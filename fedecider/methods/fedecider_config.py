@@ -1,0 +1,80 @@
+"""Settings of FeDecider, of its ablations and of the options that the paper does not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class FedeciderConfig:
+    """Settings of FeDecider and of its ablations.
+
+    Args:
+        alpha_init: Start of every fusion weight, at the first round after a broadcast (paper: 2).
+        alpha_learning_rate: Constant learning rate of the fusion weights (paper: 1e-3).
+        train_alpha: False keeps the fusion weights where they started.
+        alpha_per: client (paper) learns one weight per pair of clients for all layers; module one per adapted layer.
+        own_slot: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
+            same with its geometric mean norm multiplied into the own weight, or each layer's own norm with alpha_per
+            module; raw the client's own pair as trained.
+        skip_below: A peer's direction whose weight (the largest over layers) is below this in absolute value after a
+            local training is never downloaded by that client again; 0 (paper) downloads all.
+        normalize_at: server (paper) or client; both give the same bits, but the server then never sees norms.
+        balanced: Broadcast canonical factors that depend on the product only.
+        ablation: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep combines factors first,
+            (sum alpha B)(sum alpha A).
+        sep_factors: Factors that wo_sep combines, raw (as printed) or normalized.
+    """
+
+    alpha_init: float = 2.0
+    alpha_learning_rate: float = 1e-3
+    train_alpha: bool = True
+    alpha_per: Literal["client", "module"] = "client"
+    own_slot: Literal["normalized", "absorb", "raw"] = "normalized"
+    skip_below: float = 0.0
+    normalize_at: Literal["server", "client"] = "server"
+    balanced: bool = False
+    ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
+    sep_factors: Literal["raw", "normalized"] = "raw"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "alpha_per": ("client", "module"),
+            "own_slot": ("normalized", "absorb", "raw"),
+            "normalize_at": ("server", "client"),
+            "ablation": ("none", "wo_decomp", "wo_per", "wo_sep"),
+            "sep_factors": ("raw", "normalized"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected one of {', '.join(allowed)}")
+        if not self.alpha_learning_rate > 0.0:
+            raise ValueError(
+                f"got alpha_learning_rate {self.alpha_learning_rate}, expected a positive number; "
+                "train_alpha false keeps the weights fixed"
+            )
+        if self.own_slot != "normalized" and not self.normalises:
+            raise ValueError(
+                f"got own_slot {self.own_slot} with {self.ablation}, where nothing is normalised; drop own_slot"
+            )
+        if self.own_slot == "absorb" and self.ablation == "wo_per":
+            raise ValueError("got own_slot absorb with wo_per, which has no fusion weights; use raw or normalized")
+        if self.alpha_per == "module" and self.ablation == "wo_per":
+            raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
+        if not 0.0 <= self.skip_below < float("inf"):
+            raise ValueError(f"got skip_below {self.skip_below}, expected 0 (off) or a positive number")
+        if self.skip_below and not self.learns_alpha:
+            raise ValueError(
+                f"got skip_below {self.skip_below} with fusion weights that do not learn, so that nothing tells which "
+                "directions to skip; set skip_below 0, or train_alpha true without wo_per"
+            )
+
+    @property
+    def normalises(self) -> bool:
+        """Whether directions are broadcast, not raw pairs."""
+        return self.ablation in ("none", "wo_per") or (self.ablation == "wo_sep" and self.sep_factors == "normalized")
+
+    @property
+    def learns_alpha(self) -> bool:
+        return self.train_alpha and self.ablation != "wo_per"

@@ -1,0 +1,57 @@
+"""FedProx on LoRA factors (Li et al., 2020): FedAvg whose local training is drawn back to the global adapter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+from fedecider.federation.method import Download, FederatedMethod, Tree
+from fedecider.lora.adapters import without_prefix
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.recommender import Recommender
+
+VIEWS = ("local", "global")
+
+GRID = ({"mu": 0.01}, {"mu": 0.001}, {"mu": 0.1}, {"mu": 1.0})
+
+scalars = scalars_both_ways
+
+
+@dataclass(frozen=True)
+class FedproxConfig:
+    """Settings of FedProx.
+
+    Args:
+        mu: Strength of the proximal term mu / 2 * ||theta - w||^2; 0 is FedAvg.
+        weighting: uniform gives every client the same weight, examples weighs by training samples.
+    """
+
+    mu: float = 0.01
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.mu < math.inf:
+            raise ValueError(f"got mu {self.mu}, expected 0 (FedAvg) or a positive number, for instance 0.01")
+        check_weighting(self.weighting)
+
+
+def fedprox(recommender: Recommender, config: FedproxConfig) -> FederatedMethod:
+    """``theta_i = argmin F_i(theta) + mu / 2 ||theta - w||^2`` by local training from ``w``, then ``w`` is their mean.
+
+    ``w`` is what the client received; the distance is over all A and B. Views: ``local`` (the client's model before the
+    upload, reported: FeDecider counts FedProx among the personalised methods) and ``global``. Differs from the paper:
+    AdamW (Eq. 2 leaves the solver open) and equal work for all clients, so there are no partial solutions.
+    """
+    update = partial(train_from_global, recommender, pull_strength=config.mu)
+    load = partial(load_view, recommender, config)
+    return averaged(recommender, "fedprox", VIEWS, update, load, config.weighting)
+
+
+def load_view(
+    recommender: Recommender, config: FedproxConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the client's adapters before its upload, or the global ones."""
+    assert view in VIEWS, view
+    load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))

@@ -1,0 +1,95 @@
+"""FellRec (Zhang et al., 2024), its aggregation: alike clients count more, and clients that learn badly listen less.
+
+Shape legend: K clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.method import Download, FederatedMethod, Tree
+from fedecider.lora.adapters import AdapterShape, factor_scalars
+from fedecider.methods.personal_average import LOSS, cosines, exact_sum, load_row, module_products, personal_average
+from fedecider.methods.recommender import Recommender
+
+
+@dataclass(frozen=True)
+class FellrecConfig:
+    """Settings of FellRec.
+
+    Args:
+        a: How much clients listen to others, tanh(a) for the worst one and towards 1 for the rest; 0 is local training.
+        beta: Larger values make the warm-up slower. The public code has a 0.7, beta 1 for LLaMA; 0.5, 5 for RecFormer.
+        temperature: Of the softmax over the clients' training losses.
+        exponent: paper takes round / beta (t / beta, rounds from 1), code takes round - 1 + 1 / beta (epoch + 1 / beta,
+            epochs from 0); the same at beta 1.
+    """
+
+    a: float = 0.7
+    beta: float = 1.0
+    temperature: float = 0.05
+    exponent: Literal["paper", "code"] = "paper"
+
+    def __post_init__(self) -> None:
+        if not self.a >= 0.0:
+            raise ValueError(f"got a {self.a}, expected 0 (nobody listens: local training) or more")
+        if not (self.beta > 0.0 and self.temperature > 0.0):
+            raise ValueError(f"got beta {self.beta} and temperature {self.temperature}, expected positive numbers")
+        if self.exponent not in ("paper", "code"):
+            raise ValueError(f"got exponent {self.exponent}, expected paper or code")
+
+
+GRID: tuple[dict[str, Any], ...] = ({}, {"a": 0.5, "beta": 5.0}, {"a": 0.3}, {"a": 0.1}, {"temperature": 0.5})
+
+
+def fellrec(recommender: Recommender, config: FellrecConfig) -> FederatedMethod:
+    """Personal averages of all adapters by :func:`mixing_weights`, with the cosine of all factors laid flat.
+
+    Every client uploads its adapters and its last training loss. Views: ``aggregated`` (reported) and ``local``.
+    Differs from the paper: the whole adapter is trained by the client and sent, while the paper leaves middle layers to
+    the server, which changes who computes and what travels, not the result. Differs from the public code: all averages
+    come from the uploads, while the code overwrites clients that later ones still read; and the warm-up is used at
+    beta 1, too.
+    """
+
+    def weigh(round: int, rows: Tree) -> Tensor:
+        product_KK = exact_sum(module_products(rows).movedim(0, -1))
+        return mixing_weights(cosines(product_KK), rows[LOSS], round, config)
+
+    return personal_average("fellrec", recommender, weigh, sends_loss=True)
+
+
+def mixing_weights(cosine_KK: Tensor, loss_K: Tensor, round: int, config: FellrecConfig) -> Tensor:
+    """(K, K) float64 weights, ``S_ii`` and ``w_i S_ij`` over their row's sum, ``S = (cosine + 1) / 2``.
+
+    ``w_i = tanh(a / L_i^e)`` with L the softmax of ``loss / temperature`` over the clients and e the exponent of the
+    settings, which grows with the round (FellRec, its dynamic balance strategy): with the rounds all but the worst
+    client come to listen fully.
+    """
+    scaled_K = loss_K.double() / config.temperature
+    shifted_K = scaled_K - scaled_K.max()
+    log_share_K = shifted_K - exact_sum(shifted_K.exp()).log()
+    exponent = round / config.beta if config.exponent == "paper" else round - 1 + 1.0 / config.beta
+    warm_K = torch.tanh(config.a * (-exponent * log_share_K).clamp(max=700.0).exp())  # finite, so that a = 0 gives 0
+    similarity_KK = (cosine_KK + 1.0) / 2.0
+    own_KK = torch.eye(len(loss_K), dtype=torch.bool)
+    weight_KK = torch.where(own_KK, similarity_KK, warm_K[:, None] * similarity_KK)
+    return weight_KK / exact_sum(weight_KK)[:, None]
+
+
+def load_view(
+    recommender: Recommender, config: FellrecConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
+    load_row(recommender, view, download, own, client)
+
+
+def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+    """P down, P and the loss up."""
+    num_scalars = sum(factor_scalars(shapes).values())
+    return num_scalars, num_scalars + 1

@@ -1,0 +1,81 @@
+"""FFA-LoRA (Sun et al., ICLR 2024): one common random A that nobody trains, so that averaging B is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedecider.federation.method import Download, FederatedMethod, Tree
+from fedecider.lora.adapters import (
+    AdapterShape,
+    adapter_shapes,
+    factor_scalars,
+    initial_adapters,
+    stack_trees,
+    with_prefix,
+    without_prefix,
+)
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.averaged import Weighting, averaged, check_weighting
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import Recommender
+
+VIEWS = ("global", "local")
+
+
+@dataclass(frozen=True)
+class FfaLoraConfig:
+    """Settings of FFA-LoRA.
+
+    Args:
+        weighting: uniform gives every client the same weight, examples weighs by training samples.
+    """
+
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        check_weighting(self.weighting)
+
+
+def ffa_lora(recommender: Recommender, config: FfaLoraConfig) -> FederatedMethod:
+    """``B <- sum_i p_i B_i`` with A as it was drawn: ``sum_i p_i B_i A = (sum_i p_i B_i) A``, without cross terms.
+
+    A follows from the seed of the run, which all parties know: it is never sent, and neither server nor local state
+    holds it. Views: ``global`` (after aggregation, reported) and ``local`` (the client's model before the upload).
+    Differs from the paper: AdamW for some epochs a round where it takes steps of SGD; no differential privacy.
+    """
+    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    start_b = _only_b(start)
+
+    def init() -> tuple[Tree, Tree]:
+        return start_b, with_prefix(stack_trees([start_b] * recommender.num_clients), "own")
+
+    def update(round: int, shared: Tree, own: Tree, client: int) -> tuple[Tree, Tree, dict[str, Any]]:
+        load_plain(recommender.model, {**start, **shared})
+        trained = train_locally(recommender, client, round, factors=("lora_b",))
+        trained_b = _only_b(trained.adapters)
+        return trained_b, with_prefix(trained_b, "own") if trained.log["finite"] else own, trained.log
+
+    load = partial(load_view, recommender, config)
+    return averaged(recommender, "ffa_lora", VIEWS, update, load, config.weighting)._replace(init=init)
+
+
+def load_view(
+    recommender: Recommender, config: FfaLoraConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the global B, or the client's before its upload, beside the common A."""
+    assert view in VIEWS, view
+    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    load_plain(recommender.model, {**start, **(download.shared if view == "global" else without_prefix(own, "own"))})
+
+
+def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+    """All B both ways, about P/2."""
+    num_scalars = factor_scalars(shapes)["lora_b"]
+    return num_scalars, num_scalars
+
+
+def _only_b(adapters: Tree) -> Tree:
+    return {key: tensor for key, tensor in adapters.items() if key.endswith(".lora_b")}

@@ -1,0 +1,75 @@
+"""LoRA-Sim (FeDecider, figure 2): clients average with each other by how alike their LoRA modules are.
+
+Shape legend: K clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedecider.federation.method import Download, FederatedMethod, Tree
+from fedecider.methods.averaged import scalars_both_ways
+from fedecider.methods.personal_average import cosines, exact_sum, load_row, module_products, personal_average
+from fedecider.methods.recommender import Recommender
+
+scalars = scalars_both_ways
+
+
+@dataclass(frozen=True)
+class LoraSimConfig:
+    """Settings of LoRA-Sim.
+
+    Args:
+        similarity: shifted takes (cosine + 1) / 2 over its row's sum, softmax exp(cosine / temperature) over its.
+        temperature: Of softmax.
+    """
+
+    similarity: Literal["shifted", "softmax"] = "shifted"
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.similarity not in ("shifted", "softmax"):
+            raise ValueError(f"got similarity {self.similarity}, expected shifted or softmax")
+        if not self.temperature > 0.0:
+            raise ValueError(f"got temperature {self.temperature}, expected a positive number")
+
+
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"similarity": "softmax"},
+    {"similarity": "softmax", "temperature": 0.02},
+    {"similarity": "softmax", "temperature": 0.5},
+)
+
+
+def lora_sim(recommender: Recommender, config: LoraSimConfig) -> FederatedMethod:
+    """Personal averages of all adapters by :func:`mixing_weights`, with the mean over modules of the cosine of factors.
+
+    Views: ``aggregated`` (reported) and ``local``. Differs from the paper: it names layer-wise cosines and client-wise
+    weights only; how one becomes the other is ours.
+    """
+
+    def weigh(round: int, rows: Tree) -> Tensor:
+        cosine_KKM = cosines(module_products(rows)).movedim(0, -1)
+        return mixing_weights(exact_sum(cosine_KKM) / cosine_KKM.shape[-1], config)
+
+    return personal_average("lora_sim", recommender, weigh)
+
+
+def mixing_weights(cosine_KK: Tensor, config: LoraSimConfig) -> Tensor:
+    """(K, K) float64 weights, every row with sum 1."""
+    if config.similarity == "shifted":
+        weight_KK = (cosine_KK.double() + 1.0) / 2.0
+    else:
+        weight_KK = ((cosine_KK.double() - 1.0) / config.temperature).exp()  # a client's cosine with itself is 1
+    return weight_KK / exact_sum(weight_KK)[:, None]
+
+
+def load_view(
+    recommender: Recommender, config: LoraSimConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
+    load_row(recommender, view, download, own, client)

@@ -1,0 +1,162 @@
+"""Shared by methods whose server gives every client its own weighted average of all clients' LoRA factors.
+
+State. Server: the last usable upload of every client (K rows), ``weights`` (K, K) float64 of the last aggregation,
+``uploaded`` (K,) bool and, where losses are sent, ``loss`` (K,). Local: ``own.*``, the pair as the client trained it.
+
+Sums over clients are rounded once or start with the client itself, so that neither the order nor the number of a client
+decides over bits.
+
+Shape legend: K clients of the run, J those that have uploaded so far, C clients of a block, M modules, N scalars of a
+module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.aggregate import finite_clients
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import (
+    FACTORS,
+    adapter_shapes,
+    initial_adapters,
+    module_names,
+    stack_trees,
+    with_prefix,
+    without_prefix,
+)
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import Recommender, client_positions
+
+VIEWS = ("aggregated", "local")
+WEIGHTS, UPLOADED, LOSS = "weights", "uploaded", "loss"
+
+Weigh = Callable[[int, Tree], Tensor]
+"""round, uploads (J, ...) with ``loss`` (J,) where it is sent -> (J, J) float64 weights, every row with sum 1."""
+
+
+def personal_average(name: str, recommender: Recommender, weigh: Weigh, *, sends_loss: bool = False) -> FederatedMethod:
+    """``theta_i <- sum_j weights_ij theta_j`` for all clients, from the uploads as they arrived.
+
+    A client that is absent, or whose upload is not finite, stands in the averages with its last upload; one that has
+    never uploaded is left out and keeps the common start. Views: ``aggregated`` (reported) and ``local`` (the client's
+    model before the upload).
+    """
+    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    num_clients = recommender.num_clients
+
+    def init() -> tuple[Tree, Tree]:
+        start_K = stack_trees([start] * num_clients)
+        notes = {
+            WEIGHTS: torch.eye(num_clients, dtype=torch.float64),
+            UPLOADED: torch.zeros(num_clients, dtype=torch.bool),
+            **({LOSS: torch.zeros(num_clients)} if sends_loss else {}),
+        }
+        return {**start_K, **notes}, with_prefix(start_K, "own")
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        mixed = [mixed_row(server, server[WEIGHTS][client], client) for client in clients.tolist()]
+        return Download({}, stack_trees(mixed))
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        uploads, rows, logs = [], [], []
+        for row, client in enumerate(block.clients.tolist()):
+            load_plain(recommender.model, take_row(download.per_client, row))
+            trained = train_locally(recommender, client, round)
+            loss = {LOSS: torch.tensor(trained.log["loss"])} if sends_loss else {}
+            uploads.append({**trained.adapters, **loss})
+            rows.append(with_prefix(trained.adapters, "own") if trained.log["finite"] else take_row(own, row))
+            logs.append(trained.log)
+        weight_C = torch.ones(len(rows))  # similarity decides, not the number of samples
+        return Upload(block.clients, weight_C, stack_trees(uploads)), stack_trees(rows), logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        updated = {key: tensor.clone() for key, tensor in server.items()}
+        num_arrived = 0
+        for upload in uploads:
+            kept_C = finite_clients(upload)
+            clients = upload.clients[kept_C]
+            for key, tensor in upload.tensors.items():
+                updated[key][clients] = tensor[kept_C]
+            updated[UPLOADED][clients] = True
+            num_arrived += len(clients)
+        if num_arrived == 0:
+            return server
+        known_J = updated[UPLOADED].nonzero()[:, 0]
+        rows = {key: tensor[known_J] for key, tensor in updated.items() if key not in (WEIGHTS, UPLOADED)}
+        updated[WEIGHTS][known_J[:, None], known_J] = weigh(round, rows)
+        return updated
+
+    positions = _row_by_row(recommender)
+    return FederatedMethod(name, init, broadcast, client_update, server_aggregate, positions, VIEWS)
+
+
+def load_row(recommender: Recommender, view: str, download: Download, own: Tree, client: int) -> None:
+    """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
+    assert view in VIEWS, view
+    load_plain(
+        recommender.model, take_row(download.per_client, 0) if view == "aggregated" else without_prefix(own, "own")
+    )
+
+
+def module_products(adapters: Tree) -> Tensor:
+    """(M, K, K) float64 inner products of the clients' modules, A and B of a module laid flat as one vector.
+
+    Pair by pair, so that a product does not depend on where in the matrix it stands.
+    """
+    products = []
+    for name in module_names(adapters):
+        flat_KN = torch.cat([adapters[f"{name}.{factor}"].flatten(1) for factor in FACTORS], 1).double()
+        products.append([[float((left_N * right_N).sum()) for right_N in flat_KN] for left_N in flat_KN])
+    return torch.tensor(products, dtype=torch.float64)
+
+
+def cosines(product_KK: Tensor) -> Tensor:
+    """(..., K, K) cosines from inner products; 0 with a vector that is zero."""
+    norm_K = product_KK.diagonal(dim1=-2, dim2=-1).sqrt()
+    scale_KK = norm_K[..., :, None] * norm_K[..., None, :]
+    return torch.where(scale_KK > 0.0, product_KK / scale_KK.clamp(min=1e-300), 0.0).clamp(-1.0, 1.0)
+
+
+def exact_sum(value: Tensor) -> Tensor:
+    """Float64 sum over the last axis, rounded once: the order of the terms does not matter."""
+    sums = [math.fsum(terms) for terms in value.reshape(-1, value.shape[-1]).tolist()]
+    return torch.tensor(sums, dtype=torch.float64).reshape(value.shape[:-1])
+
+
+def mixed_row(rows: Tree, weight_K: Tensor, client: int) -> Tree:
+    """``sum_k weight_k theta_k`` factor by factor in float64, ``client`` first and then the others by number."""
+    weights = weight_K.tolist()
+    order = [client, *(other for other in range(len(weights)) if other != client)]
+    mixed: Tree = {}
+    for name in module_names(rows):
+        for factor in FACTORS:
+            tensor = rows[f"{name}.{factor}"]
+            total = torch.zeros_like(tensor[0], dtype=torch.float64)
+            for other in order:
+                total += weights[other] * tensor[other].double()
+            mixed[f"{name}.{factor}"] = total.to(tensor.dtype)
+    return mixed
+
+
+def _row_by_row(recommender: Recommender) -> Callable[[str, Download, Tree, Block, str], list[Tensor]]:
+    """``client_positions`` for downloads that hold one row per client."""
+    single = client_positions(recommender, partial(load_row, recommender))
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        found = []
+        for row in range(len(block.clients)):
+            here = slice(row, row + 1)
+            alone = Download({}, {key: tensor[here] for key, tensor in download.per_client.items()})
+            own_row = {key: tensor[here] for key, tensor in own.items()}
+            found += single(view, alone, own_row, Block(block.clients[here], None), split)
+        return found
+
+    return positions

@@ -1,0 +1,51 @@
+"""PFedAvg on LoRA factors: FedAvg, then every client fine-tunes the global adapter on its own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from fedecider.federation.method import Download, FederatedMethod, Tree
+from fedecider.lora.adapters import without_prefix
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.recommender import Recommender
+
+VIEWS = ("fine_tuned", "global")
+
+scalars = scalars_both_ways
+
+
+@dataclass(frozen=True)
+class PfedavgConfig:
+    """Settings of PFedAvg.
+
+    Args:
+        weighting: uniform gives every client the same weight, examples weighs by training samples.
+    """
+
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        check_weighting(self.weighting)
+
+
+def pfedavg(recommender: Recommender, config: PfedavgConfig) -> FederatedMethod:
+    """FedAvg whose reported model is ``w`` after ``local_epochs`` epochs on the client's own data.
+
+    A client's adapters before its upload in round t are ``w`` of round t - 1, fine-tuned. They are kept and reported
+    as ``fine_tuned``, so a run of T rounds is T - 1 rounds of FedAvg and the fine-tuning, as many epochs per client as
+    every other method gets, and validation chooses T. The other view is ``global``. This is not Per-FedAvg (Fallah et
+    al., 2020), which trains for a good start of fine-tuning. Differs from the paper: nothing that it states; FeDecider
+    names neither the length of the fine-tuning nor the weights.
+    """
+    update, load = partial(train_from_global, recommender), partial(load_view, recommender, config)
+    return averaged(recommender, "pfedavg", VIEWS, update, load, config.weighting)
+
+
+def load_view(
+    recommender: Recommender, config: PfedavgConfig, view: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load the global adapters, or those that the client made of the last ones it received."""
+    assert view in VIEWS, view
+    load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))

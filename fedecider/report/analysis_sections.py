@@ -1,0 +1,275 @@
+"""The analyses of one run as sections of the HTML page: plain words first, then tables, then figures.
+
+Shape legend: K clients (domains), M adapted modules, R rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from fedecider.data.domain import Domain
+from fedecider.report.analyses import BUCKET_METRICS, evidence_note
+from fedecider.report.analysis_figures import (
+    alpha_slider,
+    convergence_time,
+    cosine_heat_map,
+    distance_heat_maps,
+    group_bars,
+    norm_heat_map,
+    shock_curves,
+)
+from fedecider.report.page import PageTable, Section
+from fedecider.report.run_analysis import run_analysis
+from fedecider.run_folder import RunFolder
+
+INTERVALS = "Brackets and whiskers: 95 % bootstrap over the users of the group."
+
+
+def analysis_sections(
+    folder: RunFolder,
+    domains: Mapping[str, Domain],
+    user_texts: Mapping[str, Sequence[str]],
+    encoder: str = "auto",
+    compare: RunFolder | None = None,
+) -> list[Section]:
+    """The sections of a finished run; arguments and errors are those of ``run_analysis``."""
+    return sections_of(run_analysis(folder, domains, user_texts, encoder, compare))
+
+
+def sections_of(analysis: Mapping[str, Any]) -> list[Section]:
+    """The sections of what ``run_analysis`` returned; parts that do not apply to the method are left out."""
+    sections = [
+        _alpha(analysis),
+        _distances(analysis),
+        _activity(analysis),
+        _popularity(analysis),
+        _shock(analysis),
+        _updates(analysis),
+        _traffic(analysis),
+        _timing(analysis),
+    ]
+    return [section for section in sections if section is not None]
+
+
+def _alpha(analysis: Mapping[str, Any]) -> Section | None:
+    alpha = analysis["alpha"]
+    if alpha is None:
+        return None
+    text = (
+        "Each row is one client: how much it weights the direction of every client's update. Round 1 trains no "
+        "weights, so it shows where they start. Move the slider to another round."
+    )
+    figure = alpha_slider(
+        torch.tensor(alpha["alpha"], dtype=torch.float64), alpha["rounds"], alpha["domains"], analysis["best_round"]
+    )
+    return Section("Fusion weights, round by round", [text], [], [figure])
+
+
+def _distances(analysis: Mapping[str, Any]) -> Section | None:
+    found = analysis["distances"]
+    if found is None:
+        return None
+    counts = "; ".join(
+        f"{kind} texts: " + ", ".join(f"{name} {num}" for name, num in per_domain.items())
+        for kind, per_domain in found["num_texts"].items()
+    )
+    paragraphs = [
+        f"Distance of two domains: 1 - cosine between the mean vectors of their texts, encoder {found['encoder']} "
+        f"({counts}). Items are read as the ID generator reads them. Users: {found['users']}; held-out items are not "
+        "in these texts. Distances of different encoders cannot be compared. The user texts of all clients are in one "
+        "place here, which only a simulation has."
+    ]
+    tables = []
+    if found["alpha"] is not None:
+        paragraphs += [
+            "Spearman correlation of off-diagonal fusion weights and distances: negative means that nearer domains get "
+            "larger weights.",
+            evidence_note(len(analysis["domains"])),
+        ]
+        tables.append(_correlation_table(analysis["domains"], found))
+    matrix = {key: torch.tensor(found[key], dtype=torch.float64) for key in ("item_distance", "user_distance")}
+    alpha_KK = None if found["alpha"] is None else torch.tensor(found["alpha"], dtype=torch.float64)
+    figure = distance_heat_maps(
+        matrix["item_distance"],
+        matrix["user_distance"],
+        alpha_KK,
+        analysis["domains"],
+        found["encoder"],
+        found["users"],
+        analysis["best_round"],
+    )
+    return Section("How alike the domains are", paragraphs, tables, [figure])
+
+
+def _correlation_table(domains: Sequence[str], found: Mapping[str, Any]) -> PageTable:
+    kinds = ("item", "user")
+    columns = [found[f"{kind}_correlation"] for kind in kinds]
+    rows = [[f"row of {name}", *(_signed(column["rows"][k]) for column in columns)] for k, name in enumerate(domains)]
+    rows.append(["all off-diagonal entries", *(_signed(column["pooled"]) for column in columns)])
+    rows.append(["p-value (all renamings of the clients)", *(_number(column["p_value"], 3) for column in columns)])
+    return PageTable(
+        ["alpha against", *(f"{kind} distance" for kind in kinds)],
+        rows,
+        "Spearman correlations at the selected round",
+    )
+
+
+def _activity(analysis: Mapping[str, Any]) -> Section:
+    found, lines = analysis["activity"], analysis["lines"]
+    paragraphs = [f"Users of each domain in five equal groups by number of train events, ties by user key. {INTERVALS}"]
+    if len(lines) > 1:
+        wins = ", ".join(f"{line} {found['wins'][line]}" for line in lines)
+        paragraphs.append(
+            f"Groups in which a line's mean hit@5 is above: {wins}; equal: {found['ties']}. These counts ignore the "
+            "intervals; where those overlap widely a win says little."
+        )
+    groups, rows = {}, []
+    for name, buckets in found["domains"].items():
+        groups[name] = {_bucket_label(number, bucket): bucket["lines"] for number, bucket in enumerate(buckets)}
+        for number, bucket in enumerate(buckets):
+            rows += _group_rows([name, str(number + 1), _span(bucket["train_events"])], bucket["num_users"], bucket)
+    header = ["domain", "group", "train events", "users", "model", *BUCKET_METRICS]
+    figure = group_bars(groups, "Test metrics by user activity (1 = fewest train events)")
+    return Section("Active and less active users", paragraphs, [PageTable(header, rows, INTERVALS)], [figure])
+
+
+def _popularity(analysis: Mapping[str, Any]) -> Section:
+    found = analysis["popularity"]
+    paragraphs = [
+        "Test cases by how often their target occurs in the train events of the domain's clients. Shares: the cases "
+        "sorted by that count (ties by item key) and cut at 20 % and 80 %. Paper: the distinct targets of all domains "
+        "together, the least frequent 2 % of them are inactive. Counts tie massively at the low end, so look at the "
+        "counts beside the names."
+    ]
+    paragraphs += [f"Warning: {warning}." for warning in found["warnings"]]
+    tables, figures = [], []
+    for kind, title in (("shares", "Shares of the test cases"), ("paper", "The paper's definition")):
+        rows = []
+        for name, groups in found[kind].items():
+            for label, group in groups.items():
+                rows += _group_rows([name, label, _span(group["train_count"])], group["num_cases"], group)
+        header = ["domain", "group", "train count of the target", "test cases", "model", *BUCKET_METRICS]
+        tables.append(PageTable(header, rows, f"{title}. {INTERVALS}"))
+        drawn = {
+            name: {label: group["lines"] for label, group in groups.items()} for name, groups in found[kind].items()
+        }
+        figures.append(group_bars(drawn, f"Test metrics by popularity of the target ({title.lower()})"))
+    return Section("Frequent and rare items", paragraphs, tables, figures)
+
+
+def _shock(analysis: Mapping[str, Any]) -> Section | None:
+    shock = analysis["shock"]
+    if shock is None:
+        return None
+    text = (
+        "A broadcast exchanges all clients' directions at once and sets their norms to 1 (variants with raw pairs keep "
+        "them), while a client's fusion weights were trained for what it had. The difference of the two curves is what "
+        "one broadcast costs or gains before anything is trained; the reported model is the one after the broadcast."
+    )
+    rows = []
+    for place, round in enumerate(shock["rounds"]):
+        cells = [
+            f"{shock['scores']['pre_upload'][name][place]:.4f} → {shock['scores']['post_broadcast'][name][place]:.4f} "
+            f"({shock['change'][name][place]:+.4f})"
+            for name in analysis["domains"]
+        ]
+        rows.append([str(round), *cells])
+    caption = f"Validation {shock['metric']} before the upload → after the broadcast (difference)"
+    table = PageTable(["round", *analysis["domains"]], rows, caption)
+    return Section(
+        "What the broadcast does to a client's model", [text], [table], [shock_curves(shock, analysis["best_round"])]
+    )
+
+
+def _updates(analysis: Mapping[str, Any]) -> Section | None:
+    names, selected = analysis["domains"], analysis["best_round"]
+    figures, paragraphs = [], []
+    if analysis["norms"] is not None:
+        figures.append(norm_heat_map(analysis["norms"], analysis["modules"], names, selected))
+        paragraphs.append(
+            "Norms: Frobenius norm of each client's own update per adapted layer as it was trained. They differ "
+            "between layers and clients, and normalising removes exactly this."
+        )
+    if analysis["cosine"] is not None:
+        figures.append(cosine_heat_map(analysis["cosine"], names, selected))
+        paragraphs.append(
+            "Cosines: mean over layers of the cosine between a client's newly trained update and the directions it had "
+            "received. The diagonal says how far it turned in one round, the rest how alike the clients' updates are."
+        )
+    return Section(f"The updates of round {selected}", paragraphs, [], figures) if figures else None
+
+
+def _traffic(analysis: Mapping[str, Any]) -> Section:
+    entries = analysis["traffic"]
+    odd = sum(not entry["equal"] for entry in entries)
+    verdict = (
+        "Measured payload and formula are equal in every round."
+        if odd == 0
+        else f"Warning: measured payload and formula differ in {odd} of {len(entries)} entries."
+    )
+    text = (
+        "Bytes of one client in one round: what the tensors of a message hold, against the method's formula times 4 "
+        f"bytes. The header of the message (names and shapes) stands apart, it is in no formula. {verdict}"
+    )
+    rows = []
+    numbers = ("down", "formula_down", "header_down", "up", "formula_up", "header_up")
+    for key, group in groupby(entries, key=lambda entry: (entry["clients"], [entry[name] for name in numbers])):
+        rounds = [entry["round"] for entry in group]
+        label = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        rows.append([label, ", ".join(key[0]), *(f"{value:,}" for value in key[1])])
+    header = ["round", "clients", "down", "formula", "header", "up", "formula", "header"]
+    return Section("Measured traffic", [text], [PageTable(header, rows, "Bytes per client and round")])
+
+
+def _timing(analysis: Mapping[str, Any]) -> Section:
+    found, rounds = analysis["timing"], analysis["rounds"]
+    near = found["near_round"]
+    text = (
+        f"The best validation ndcg@10 is {found['best_score']:.4f} in round {found['best_round']}; round {near} is the "
+        f"first within {found['tolerance']:.0%} of it. Seconds are those of this machine and of its load at that time."
+    )
+    rows = [[name, _number(seconds, 2)] for name, seconds in found["client_s"].items()]
+    rows.append(["all clients", _number(found["train_s"], 2)])
+    table = PageTable(["client", "local training a round (s)"], rows, "Mean over the rounds")
+    figure = convergence_time(
+        [entry["train_s"] for entry in rounds],
+        [entry["score"] for entry in rounds],
+        near,
+        [entry["round"] for entry in rounds],
+    )
+    return Section("Time and convergence", [text], [table], [figure])
+
+
+def _group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> list[list[str]]:
+    """One row for each line; the group is named in the first one only."""
+    return [
+        [*(start if number == 0 else [""] * len(start)), str(size) if number == 0 else "", line]
+        + [_interval(metrics[metric]) for metric in BUCKET_METRICS]
+        for number, (line, metrics) in enumerate(group["lines"].items())
+    ]
+
+
+def _bucket_label(number: int, bucket: Mapping[str, Any]) -> str:
+    return f"{number + 1} ({_span(bucket['train_events'])})"
+
+
+def _span(bounds: Sequence[int] | None) -> str:
+    if bounds is None:
+        return "-"
+    return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]} to {bounds[1]}"
+
+
+def _interval(value: Mapping[str, float] | None) -> str:
+    return "-" if value is None else f"{value['mean']:.4f} [{value['low']:.4f}, {value['high']:.4f}]"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

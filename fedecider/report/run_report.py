@@ -1,0 +1,102 @@
+"""From a run folder to its page: at the end of a run, and later by scripts/report.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedecider.data.domain import Domain
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import load_domains
+from fedecider.federation.record import read_json, write_json
+from fedecider.progress import console
+from fedecider.report.analysis_sections import sections_of
+from fedecider.report.examples import EXAMPLES_FILE
+from fedecider.report.page import Section
+from fedecider.report.run_analysis import run_analysis
+from fedecider.report.run_page import CARDS_FILE, read_files, run_page
+from fedecider.run_folder import RunFolder
+
+ANALYSIS_FILE = "analysis.json"
+UserTexts = Mapping[str, Sequence[str]]
+"""Domain -> textual ID of every client user; domains without any are left out."""
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """What to report on.
+
+    Args:
+        run: Run folder that scripts/federate.py printed.
+        data: Folder of prepared domains, when it is not where the run found it.
+        encoder: Of the distances between domains: auto, tfidf, minilm, or a sentence-transformers folder or hub name.
+    """
+
+    run: str
+    data: str = ""
+    encoder: str = "auto"
+
+
+def finish_report(
+    folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, examples: Mapping[str, Any], encoder: str
+) -> Path:
+    """Write examples, data cards, analyses and the page at the end of a run; analyses that fail are left out."""
+    write_json(folder.root / EXAMPLES_FILE, examples)
+    write_json(folder.root / CARDS_FILE, {name: domain.card for name, domain in domains.items()})
+    try:
+        return run_page(folder, _analyse(folder, domains, user_texts, encoder))
+    except (ValueError, OSError, ImportError) as error:  # hours of training must not end in an error of its report
+        console.print(f"report without analyses: {error}", highlight=False, soft_wrap=True)
+        return run_page(folder, warnings=["the analyses could not be made; see scripts/report.py"])
+
+
+def report(config: ReportConfig) -> Path:
+    """Make the page of a finished run again, from its files and the data; no model of the run is loaded.
+
+    Where the data are gone, the analyses that the run saved are shown as they are.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: the run is not finished or of the embedding line, or the data are not those of the run.
+    """
+    folder = RunFolder(Path(config.run))
+    record = read_files(folder).record
+    run = record["config"]["run"]
+    place, names = config.data or run["data"], list(record["data"])
+    if place and not config.data and not Path(place).is_dir():
+        return _without_data(folder)
+    domains = load_domains(place, names) if place else sample_domains(names, run["seed"])
+    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"][name]]
+    if changed:
+        raise ValueError(
+            f"got other data than those of {config.run} for {changed}, expected the same. Give the run's --data"
+        )
+    write_json(folder.root / CARDS_FILE, {name: domain.card for name, domain in domains.items()})
+    return run_page(folder, _analyse(folder, domains, cached_user_texts(record), config.encoder))
+
+
+def cached_user_texts(record: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Textual user IDs from the stage in the cache that the run was built on; empty where it is not there any more."""
+    run = record["config"]["run"]
+    wanted = (run["pretrain"], run["seed"], [list(pair) for pair in record["data"].items()])
+    for path in sorted(Path(run["cache"]).glob("pretrain-*/inputs.json")):
+        inputs = read_json(path)
+        if (inputs["pretrain"], inputs["seed"], inputs["domains"]) == wanted:
+            ids = {name: read_json(path.parent / "ids" / f"{name}.json")["clients"] for name in record["data"]}
+            return {name: clients["texts"] for name, clients in ids.items() if clients}
+    return {}
+
+
+def _analyse(folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, encoder: str) -> list[Section]:
+    analysis = run_analysis(folder, domains, user_texts, encoder)
+    write_json(folder.root / ANALYSIS_FILE, analysis)
+    return sections_of(analysis)
+
+
+def _without_data(folder: RunFolder) -> Path:
+    saved = folder.root / ANALYSIS_FILE
+    if saved.is_file():
+        return run_page(folder, sections_of(read_json(saved)))
+    return run_page(folder, warnings=["no analyses: the data of the run are not where they were; see --data"])

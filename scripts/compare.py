@@ -1,0 +1,42 @@
+"""A whole table of federated runs: python scripts/compare.py --config configs/compare/amazon_cpu.yaml."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
+
+from collections.abc import Sequence
+
+from fedecider.cli import build_parser, parse, run
+from fedecider.compare import CompareConfig, fill, plan
+from fedecider.compare_page import write_page_of
+from fedecider.compare_table import collect, write_table
+from fedecider.federate import load_data
+from fedecider.run_folder import git_commit
+
+DESCRIPTION = """Methods x seeds x domains of the LLM line in one table, with equal tuning budgets on validation,
+intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several processes may share it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        (config,) = parse(build_parser(DESCRIPTION, CompareConfig), argv, CompareConfig)
+        planned = plan(config)
+        lines = fill(config, planned)
+        if not lines:
+            raise ValueError(
+                f"got no line whose runs all finished, expected one at least: see {config.output}/runs/*.log"
+            )
+        domains = load_data(lines[0].runs[0].settings.run)
+        collected = collect(config, lines, domains)
+        heading = [f"- Commit: {git_commit()}", f"- Data: {', '.join(domains)}"]
+        for path in (*write_table(config, lines, collected, heading), write_page_of(config, lines, collected, domains)):
+            print(f"written: {path}")
+
+    return run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Centralised training: every sample once an epoch, in mixed order, one adapter for all."""
+
+from collections import Counter
+
+import pytest
+import torch
+from toy_recommender import SIZES, blocks, positions_of, run, toy_data, toy_recommender
+
+from fedecider.federation.method import Block
+from fedecider.federation.rounds import evaluate
+from fedecider.federation.streams import stream
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import read_adapters, without_prefix
+from fedecider.methods import METHODS
+from fedecider.methods.centralised import CentralisedConfig, centralised, load_view, pooled_recommender, scalars
+from fedecider.methods.local import LocalConfig, local
+
+ALL = ("crime", "comics", "children")
+
+
+def pooled_run(recommender, rounds, **options):
+    return run(centralised(recommender, CentralisedConfig()), 3, rounds, block_size=3, **options)
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def owner(batch):
+    """The client whose data all rows of a batch are."""
+    for client, name in enumerate(ALL):
+        known = {tuple(row) for row in toy_data(name)["input_ids"].tolist()}
+        if all(tuple(row) in known for row in batch["input_ids"].tolist()):
+            return client
+    raise AssertionError("a batch of several clients")
+
+
+def test_every_sample_is_seen_once_an_epoch_in_mixed_order():
+    pooled = pooled_recommender(toy_recommender())
+    expected = Counter(tuple(row) for name in ALL for row in toy_data(name)["input_ids"].tolist())
+    orders = []
+    for epoch in range(6):
+        found = list(pooled.batches(0, stream(3, "batches", "pooled", 1, epoch)))
+        assert Counter(tuple(row) for batch in found for row in batch["input_ids"].tolist()) == expected
+        orders.append(tuple(owner(batch) for batch in found))
+        assert Counter(orders[-1]) == {0: 2, 1: 2, 2: 3}
+    assert len(set(orders)) > 3
+    assert any(order != tuple(sorted(order)) for order in orders)
+    assert pooled.num_examples(0) == sum(SIZES.values())
+    assert (pooled.names, pooled.num_clients) == (["pooled"], 1)
+
+
+def test_the_order_of_the_clients_does_not_matter():
+    first, _ = pooled_run(toy_recommender(ALL, dropout=0.1), 2)
+    moved, _ = pooled_run(toy_recommender([ALL[2], ALL[0], ALL[1]], dropout=0.1), 2)
+    assert same(first.local, moved.local)
+
+
+def test_all_clients_hold_the_one_adapter_and_nothing_is_sent():
+    recommender, config = toy_recommender(), CentralisedConfig()
+    state, records = pooled_run(recommender, 2)
+    assert state.server == {}
+    for tensor in state.local.values():
+        assert torch.equal(tensor[0], tensor[1])
+        assert torch.equal(tensor[0], tensor[2])
+    assert [log["steps"] for log in records[0]["clients"]] == [7, 7, 7]
+    for group in records[1]["traffic"]:
+        assert (group["down"], group["up"], group["header_down"], group["header_up"]) == ({}, {}, 0, 0)
+    assert scalars({}, 3, 1) == (0, 0)
+    assert METHODS["centralised"].pooled
+    method = centralised(recommender, config)
+    together = evaluate(method, 2, "pooled", "valid", state.server, state.local, blocks(3, 3))
+    for client, found in enumerate(positions_of(method, state, "pooled", 3)):
+        assert torch.equal(found, together[client])
+        download = method.broadcast(3, state.server, torch.tensor([client]))
+        load_view(recommender, config, "pooled", download, take_row(state.local, client), client)
+        assert same(read_adapters(recommender.model), take_row(without_prefix(state.local, "own"), client))
+        assert torch.equal(recommender.positions(client, "valid"), found)
+
+
+def test_same_seed_same_bits_and_resuming_changes_nothing(tmp_path):
+    first, _ = pooled_run(toy_recommender(dropout=0.2), 3)
+    second, _ = pooled_run(toy_recommender(dropout=0.2), 3)
+    other, _ = pooled_run(toy_recommender(dropout=0.2, seed=4), 3)
+    assert same(first.local, second.local)
+    assert not same(first.local, other.local)
+    pooled_run(toy_recommender(dropout=0.2), 2, checkpoints=tmp_path)
+    resumed, _ = pooled_run(toy_recommender(dropout=0.2), 3, checkpoints=tmp_path, resume=True)
+    assert same(first.local, resumed.local)
+
+
+def test_the_loss_falls():
+    _, records = pooled_run(toy_recommender(local_epochs=6, learning_rate=3e-2), 3)
+    assert records[-1]["clients"][0]["loss"] < 0.8 * records[0]["clients"][0]["first_loss"]
+
+
+def test_one_client_is_local_training():
+    """The order of the samples has another stream; within the single batch of an epoch it changes rounding only."""
+    data = [{key: tensor[:4] for key, tensor in toy_data("crime").items()}]
+    method = centralised(toy_recommender(["crime"], data=data, local_epochs=2), CentralisedConfig())
+    state, _ = run(method, 1, 2)
+    alone, _ = run(local(toy_recommender(["crime"], data=data, local_epochs=2), LocalConfig()), 1, 2)
+    for key, tensor in state.local.items():
+        torch.testing.assert_close(tensor, alone.local[key], rtol=1e-3, atol=1e-4)
+
+
+def test_non_finite_training_keeps_the_adapter():
+    before, _ = pooled_run(toy_recommender(), 1)
+    method = centralised(toy_recommender(learning_rate=1e38), CentralisedConfig())
+    block = blocks(3, 3)[0]
+    _, rows, logs = method.client_update(2, method.broadcast(2, {}, block.clients), before.local, block)
+    assert [log["finite"] for log in logs] == [False, False, False]
+    assert same(rows, before.local)
+
+
+def test_absent_clients_and_divided_blocks_are_refused():
+    with pytest.raises(ValueError, match="raise participation"):
+        pooled_run(toy_recommender(), 1, participation=0.5)
+    method = centralised(toy_recommender(), CentralisedConfig())
+    own = {key: tensor[:2] for key, tensor in method.init()[1].items()}
+    with pytest.raises(ValueError, match=r"got a block of the clients \[0, 1\], expected one block of all 3"):
+        method.client_update(1, method.broadcast(1, {}, torch.arange(2)), own, Block(torch.arange(2), None))

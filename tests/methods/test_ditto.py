@@ -1,0 +1,97 @@
+"""Ditto: w is FedAvg's, v is drawn to the w that was received, and neither disturbs the other."""
+
+import pytest
+import torch
+from test_fedavg import close
+from toy_recommender import blocks, run, toy_recommender
+
+from fedecider.federation.method import Download
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import read_adapters, without_prefix
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.ditto import GRID, DittoConfig, ditto, load_view
+from fedecider.methods.fedavg import FedavgConfig, fedavg
+from fedecider.methods.local import LocalConfig, local
+from fedecider.methods.local_training import Pull, train_locally
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_without_pull_v_is_local_training_bit_for_bit():
+    personal, records = run(ditto(toy_recommender(dropout=0.1), DittoConfig(personal_pull=0.0)), 3, 3)
+    alone, local_records = run(local(toy_recommender(dropout=0.1), LocalConfig()), 3, 3)
+    assert same(personal.local, alone.local)
+    assert records[2]["score"] == local_records[2]["score"]
+    assert [log["loss"] for log in records[2]["clients"]] == [log["loss"] for log in local_records[2]["clients"]]
+
+
+@pytest.mark.parametrize("personal_pull", [1.0, 30.0])
+def test_w_is_that_of_fedavg_bit_for_bit(personal_pull):
+    state, records = run(ditto(toy_recommender(dropout=0.1), DittoConfig(personal_pull=personal_pull)), 3, 3)
+    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), FedavgConfig()), 3, 3)
+    assert same(state.server, plain.server)
+    assert records[2]["valid"]["global"] == plain_records[2]["valid"]["global"]
+    for log, plain_log in zip(records[2]["clients"], plain_records[2]["clients"], strict=True):
+        assert log["global_loss"] == plain_log["loss"] != log["loss"]
+
+
+def test_v_goes_on_from_v_and_is_drawn_to_the_w_of_the_start_of_the_round():
+    """The same three rounds written down as a loop over one client."""
+    state, _ = run(ditto(toy_recommender(local_epochs=3), DittoConfig(personal_pull=2.0)), 3, 3)
+    globals_ = [run(fedavg(toy_recommender(local_epochs=3), FedavgConfig()), 3, rounds)[0].server for rounds in (1, 2)]
+    recommender = toy_recommender(local_epochs=3)
+    start, _ = fedavg(recommender, FedavgConfig()).init()
+    expected = start
+    for round, anchor in enumerate([start, *globals_], 1):
+        load_plain(recommender.model, expected)
+        expected = train_locally(recommender, 1, round, pull=Pull(anchor, 2.0)).adapters
+    assert same(take_row(without_prefix(state.local, "own"), 1), expected)
+
+
+def test_a_strong_pull_brings_v_to_w():
+    recommender = toy_recommender(local_epochs=20)
+    target = {key: tensor + 0.1 for key, tensor in initial(recommender).items()}
+    distances = []
+    for strength in (0.0, 1e4):
+        method = ditto(recommender, DittoConfig(personal_pull=strength))
+        own = {key: tensor[:1] for key, tensor in method.init()[1].items()}
+        _, kept, _ = method.client_update(1, Download(target), own, blocks(3)[0])
+        personal = take_row(without_prefix(kept, "own"), 0)
+        distances.append(max(float((personal[key] - target[key]).abs().max()) for key in target))
+    assert distances[1] < 0.05 < 0.1 < distances[0]
+
+
+def initial(recommender):
+    return fedavg(recommender, FedavgConfig()).init()[0]
+
+
+def test_what_is_loaded_for_each_view_and_a_broken_v_leaves_w_alone():
+    recommender = toy_recommender()
+    method = ditto(recommender, DittoConfig(weighting="examples"))
+    state, records = run(method, 3, 2)
+    assert method.views == ("personal", "global")
+    assert records[1]["valid"]["personal"] != records[1]["valid"]["global"]
+    load_view(recommender, DittoConfig(), "personal", Download(state.server), take_row(state.local, 2), 2)
+    assert same(read_adapters(recommender.model), take_row(without_prefix(state.local, "own"), 2))
+
+    broken = {key: torch.full_like(tensor[2:3], float("nan")) for key, tensor in state.local.items()}
+    upload, _, logs = method.client_update(3, Download(state.server), broken, blocks(3)[2])
+    own = {key: tensor[2:3] for key, tensor in state.local.items()}
+    untouched, _, _ = method.client_update(3, Download(state.server), own, blocks(3)[2])
+    assert same(upload.tensors, untouched.tensors)
+    assert logs[0]["finite"] is False
+
+
+def test_weights_by_examples_and_settings():
+    weighted, _ = run(ditto(toy_recommender(), DittoConfig(weighting="examples")), 3, 1)
+    plain, _ = run(fedavg(toy_recommender(), FedavgConfig(weighting="examples")), 3, 1)
+    uniform, _ = run(fedavg(toy_recommender(), FedavgConfig()), 3, 1)
+    close(weighted.server, plain.server)
+    assert not same(weighted.server, uniform.server)
+    assert DittoConfig(**GRID[0]) == DittoConfig()
+    assert sorted(DittoConfig(**setting).personal_pull for setting in GRID) == [0.1, 1.0, 2.0]
+    for wrong in ({"personal_pull": -1.0}, {"personal_pull": float("inf")}, {"weighting": "mean"}):
+        with pytest.raises(ValueError, match=f"got {next(iter(wrong))}"):
+            DittoConfig(**wrong)

@@ -1,0 +1,70 @@
+"""Examples of the report page: the drawn users, and the same places as the evaluation gives."""
+
+import pytest
+import torch
+
+from fedecider.data.domain import Domain, Events
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.lora.adapters import LoraSettings, attach_lora
+from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender
+from fedecider.report.examples import decode_examples, example_users
+from idgen.backbone import BackboneConfig, build_backbone
+from idgen.item_ids import keyword_item_ids
+from idgen.samples import SampleConfig, build_task
+from idgen.tokenizer import train_tokenizer
+
+COLOURS = ("red", "blue", "green", "amber", "grey")
+THINGS = ("lantern", "harbour", "castle")
+
+
+@pytest.fixture(scope="module")
+def domain():
+    titles = [f"{COLOURS[item % 5]} {THINGS[item % 3]} {item}" for item in range(15)]
+    lengths = [5, 9, 4, 7, 12]
+    sequences = [[(user + 2 * place) % 15 for place in range(length)] for user, length in enumerate(lengths)]
+    users = [f"secret{user}" for user in range(5)]
+    keys = [f"k{item:02d}" for item in range(15)]
+    texts = [f"title: {title}" for title in titles]
+    return Domain("crime", keys, titles, texts, Events(users, sequences, None), Events([], [], None), {})
+
+
+def recommender_of(domain, drop_seen, num_beams):
+    tokenizer = train_tokenizer(domain.item_texts, 300)
+    ids = keyword_item_ids(domain.item_keys, domain.item_texts, tokenizer)
+    config = SampleConfig(templates="compact", user_wording="none")
+    backbone = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=6, d_ff=24)
+    return build_recommender(
+        attach_lora(build_backbone(backbone, tokenizer, seed=1), LoraSettings(rank=2)),
+        tokenizer,
+        [build_task(domain, domain.clients, ids, tokenizer, config, hold_out=True)],
+        seed=4,
+        training=TrainingConfig(),
+        ranking=RankingConfig(num_beams=num_beams, eval_batch_size=2),
+        drop_seen=drop_seen,
+    )
+
+
+@pytest.mark.parametrize(("protocol", "num_beams"), [("strict", 15), ("strict/keep_seen", 15), ("strict", 3)])
+def test_places_are_those_of_the_evaluation(domain, protocol, num_beams):
+    recommender = recommender_of(domain, protocol == "strict", num_beams)
+    examples = decode_examples(recommender, 0, domain, protocol)
+    users = example_users(5, 4, "crime").tolist()
+    place_U = recommender.positions(0, "test")[users].tolist()
+    assert [example["position"] for example in examples] == [None if p == NOT_RANKED else p for p in place_U]
+    for user, example in zip(users, examples, strict=True):
+        titles = [domain.titles[item] for item in domain.clients.sequences[user]]
+        assert example["history"] == titles[:-1][-5:]
+        assert example["num_history"] == len(titles) - 1
+        assert example["held_out"] == titles[-1]
+        marks = [item["held_out"] for item in example["recommended"]]
+        assert marks == [place == example["position"] for place in range(len(marks))]
+        assert "secret" not in str(example)
+        if protocol == "strict":
+            assert not {item["title"] for item in example["recommended"]} & set(titles[:-1])
+
+
+def test_users_depend_on_seed_and_domain_only():
+    assert example_users(100, 4, "crime").tolist() == sorted(example_users(100, 4, "crime").tolist())
+    assert not torch.equal(example_users(100, 4, "crime"), example_users(100, 4, "comics"))
+    assert not torch.equal(example_users(100, 4, "crime"), example_users(100, 5, "crime"))
+    assert example_users(2, 0, "x").tolist() == [0, 1]

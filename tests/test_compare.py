@@ -1,0 +1,160 @@
+"""A table of runs from one command: resumed after a kill, tuned on validation, bad input refused before any run."""
+
+import csv
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedecider import compare
+from fedecider.compare import CompareConfig, plan
+from fedecider.compare_table import latex_table
+from fedecider.evaluation.statistics import Interval
+from fedecider.report.tables import ResultRow
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RUNS = {
+    "domains": "crime,comics",
+    "num_rounds": 2,
+    "local_epochs": 1,
+    "lora_rank": 2,
+    "num_beams": 20,
+    "num_eval_users": 20,
+    "eval_batch_size": 40,
+    "pretrain": {
+        "tokenizer_kind": "word",
+        "vocab_size": 3000,
+        "id_source": "keywords",
+        "keywords": {"min_words": 2, "max_words": 3, "word_order": "title"},
+        "samples": {"templates": "compact", "max_history": 3, "max_source_tokens": 64, "newest_first": True},
+        "backbone": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 64},
+        "train": {"max_steps": 20, "learning_rate": 3e-3, "batch_size": 64},
+    },
+    "distill": {"epochs": 1, "batch_size": 256, "report_batches": 1},
+}
+TABLE = {
+    "runs": "runs.yaml",
+    "output": "table",
+    "seeds": 1,
+    "tune": 2,
+    "jobs": 2,
+    "references": ["zero-shot student", "popularity", "sasrec", "memoriser"],
+    "against": ["fedavg"],
+    "lines": {"fedprox": {}, "fedavg": {"weighting": "examples"}},
+}
+
+
+@pytest.fixture
+def playground(tmp_path):
+    (tmp_path / "runs.yaml").write_text(yaml.safe_dump(RUNS))
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(TABLE))
+    return tmp_path
+
+
+def begin(cwd: Path, *words: str) -> subprocess.Popen:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "compare.py"), "--config", "table.yaml", *words]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **pipes)
+
+
+def finish(process: subprocess.Popen) -> str:
+    out, error = process.communicate(timeout=280)
+    assert process.returncode == 0, error
+    return out
+
+
+def lasting(table: dict) -> dict:
+    """The table without what a clock says."""
+    costs = {name: {k: v for k, v in cost.items() if k != "train_s"} for name, cost in table["costs"].items()}
+    return {**table, "costs": costs}
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_table_goes_on_and_is_the_same(playground):
+    process = begin(playground)
+    deadline = time.monotonic() + 200
+    while not (begun := list((playground / "table" / "runs").glob("*/rounds.jsonl"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert begun
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (playground / "table" / "compare.md").exists()
+    finish(begin(playground))
+    resumed = json.loads((playground / "table" / "compare.json").read_text())
+    again = finish(begin(playground))
+    assert "done" not in again.replace("shared stages, seed 0 : done", "")  # nothing was run a third time
+    whole = finish(begin(playground, "--output", "whole"))
+    assert "fedprox, seed 0" in whole
+    assert lasting(json.loads((playground / "whole" / "compare.json").read_text())) == lasting(resumed)
+
+    prox = next(line for line in resumed["lines"] if line["label"] == "fedprox")
+    best = max(prox["tried"], key=lambda one: one["valid"])
+    assert len(prox["tried"]) == 2
+    assert prox["options"] == best["options"]
+    labels = [row["label"] for row in resumed["rows"]]
+    assert labels == ["fedprox", "fedavg", "zero-shot student", "popularity", "sasrec", "memoriser"]
+    assert {(one["first"], one["second"]) for one in resumed["comparisons"]} == {
+        ("fedavg", other) for other in ("fedprox", "zero-shot student", "popularity", "sasrec")
+    }
+    with (playground / "table" / "compare.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    means = {(row["domain"], row["line"]): float(row["mean"]) for row in rows if row["metric"] == "hit@10"}
+    assert means["macro", "popularity"] == pytest.approx(
+        (means["crime", "popularity"] + means["comics", "popularity"]) / 2
+    )
+    text = (playground / "table" / "compare.html").read_text()
+    assert "zero-shot student" in text
+    assert "fedprox" in (playground / "table" / "compare.tex").read_text()
+
+
+def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    config = CompareConfig(**{**TABLE, "lines": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1})
+    monkeypatch.setattr(compare, "REPOSITORY", playground)  # no scripts there
+    assert compare.fill(config, plan(config)) == []
+    out = " ".join(capsys.readouterr().out.split())
+    assert "failed: exit code 2" in out
+    assert "left out: fedavg" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lines": {}}, "got no lines"),
+        ({"lines": {"mine": {"method": "fedsgd"}}}, "got method 'fedsgd' in mine"),
+        ({"lines": {"fedavg": {"seed": 3}}}, "got seed in the line fedavg"),
+        ({"lines": {"a/b": {"method": "local"}}}, "got the line 'a/b'"),
+        ({"references": ["bpr"]}, "got references ['bpr']"),
+        ({"against": ["local"]}, "got against ['local']"),
+        ({"seeds": 0}, "got seeds 0"),
+        ({"jobs": -1}, "got jobs -1"),
+        ({"lines": {"fedprox": {"alpha_init": 1.0}}}, "alpha_init"),
+        ({"lines": {"fedprox": {"mu": -1.0}}}, "mu"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(playground, change, message, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    (playground / "table.yaml").write_text(yaml.safe_dump({**TABLE, **change}))
+    main = runpy.run_path(str(REPOSITORY / "scripts" / "compare.py"))["main"]
+    try:
+        code = main(["--config", "table.yaml"])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert not (playground / "table").exists()
+
+
+def test_latex():
+    row = ResultRow("a_b & c", {"d": {"hit@5": Interval(0.5, 0.25, 0.75)}})
+    text = latex_table([row], ["hit@5"])
+    assert r"a\_b \& c & 0.500 {\scriptsize [0.250, 0.750]} \\" in text
+    assert text.count(r"\begin{tabular}{lr}") == 1

@@ -71,8 +71,8 @@ class RunConfig:
         num_rounds: Rounds of local training and exchange (paper: 20 on Goodreads, 25 on Amazon).
         participation: Share of the clients that take part in a round.
         lora_rank: Rank of every adapter.
-        lora_targets: Linear layers that get adapters, by the ends of their names: q, k, v, o of the attention (paper), wi
-            and wo of the feed-forward part, lm_head for the output table.
+        lora_targets: Linear layers that get adapters, by the ends of their names: q, k, v, o of the attention (paper),
+            wi and wo of the feed-forward part, lm_head for the output table.
         export_rank: Rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down to
             it by singular values. 0 keeps it, which is exact.
         num_threads: CPU threads per process, 0 for torch's choice; bit-equal results need equal numbers.

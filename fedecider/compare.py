@@ -45,6 +45,8 @@ class CompareConfig:
             tuned, one with options of its own is run as it is given.
         references: Lines that are not federated; they see the public pool and the clients' train parts of a domain.
         against: Lines that every other line is tested against.
+        analysed: Line whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
+            and the line beside it; empty for no analyses.
         data: Prepared domains; empty uses the embedded sample.
         cache: Where pre-training, distillation and reference lines are kept.
         output: Folder of the runs and of the table.
@@ -53,13 +55,15 @@ class CompareConfig:
             method's grid (the default first), then other learning rates; 1 takes the default.
         jobs: Runs at the same time; 0 takes as many as the machine has cores for.
         num_threads: CPU threads of each run.
-        encoder: Of the texts in the report page of each run; scripts/report.py makes a page again with another one.
+        encoder: Of the texts whose distances the page of the table shows; the pages of the runs, whose distances are
+            the same, take tfidf.
     """
 
     runs: str = ""
     lines: dict[str, dict[str, Any]] = field(default_factory=dict)
     references: tuple[str, ...] = tuple(REFERENCES)
     against: tuple[str, ...] = ()
+    analysed: tuple[str, ...] = ()
     data: str = ""
     cache: str = ".cache"
     output: str = "runs/compare"
@@ -67,7 +71,7 @@ class CompareConfig:
     tune: int = 1
     jobs: int = 0
     num_threads: int = 1
-    encoder: str = "tfidf"
+    encoder: str = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (("seeds", 1), ("tune", 1), ("jobs", 0), ("num_threads", 1)):
@@ -84,7 +88,9 @@ class CompareConfig:
             if options.get("method", label) not in METHODS:
                 method = options.get("method", label)
                 raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
-        for name, known in (("references", REFERENCES), ("against", self.lines)):
+        if len(self.analysed) not in (0, 2):
+            raise ValueError(f"got analysed {list(self.analysed)}, expected two lines, or none")
+        for name, known in (("references", REFERENCES), ("against", self.lines), ("analysed", self.lines)):
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown:
                 raise ValueError(f"got {name} {unknown}, expected some of {', '.join(known)}")
@@ -190,8 +196,8 @@ def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:
     with ThreadPoolExecutor(config.num_jobs) as pool:
         for script, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
             done = f"failed: {problem}" if problem else "done"
-            what = f"{run.label}, seed {run.seed}" if script == "federate.py" else f"shared stages, seed {run.seed}"
-            console.print(f"{what} {_text(run.options) if script == 'federate.py' else ''}: {done}", highlight=False)
+            words = [run.label, *_texts(run.options)] if script == "federate.py" else ["shared stages"]
+            console.print(f"{', '.join(words)}, seed {run.seed}: {done}", highlight=False, soft_wrap=True)
 
 
 def _call(config: CompareConfig, script: str, run: Run) -> str:
@@ -226,7 +232,7 @@ def _locked(path: Path) -> Iterator[IO]:
 def _shared_words(config: CompareConfig) -> list[str]:
     words = ["--config", config.runs] if config.runs else []
     words += ["--data", config.data] if config.data else []
-    own = {"cache": config.cache, "num_threads": config.num_threads, "encoder": config.encoder}
+    own = {"cache": config.cache, "num_threads": config.num_threads, "encoder": "tfidf"}
     return [*words, *_words(own)]
 
 
@@ -238,5 +244,5 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _text(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_plain(value)}" for name, value in options.items() if name != "method")
+def _texts(options: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {_plain(value)}" for name, value in options.items() if name != "method"]

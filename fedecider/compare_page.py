@@ -11,9 +11,14 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.evaluation.statistics import verdict
+from fedecider.federation.record import write_json
+from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import convergence_curves
 from fedecider.report.page import PageTable, Section, write_page
+from fedecider.report.run_analysis import run_analysis
+from fedecider.report.run_report import cached_user_texts
 from fedecider.report.tables import METRICS, ResultRow
+from fedecider.run_folder import read_run
 
 
 def write_page_of(
@@ -31,8 +36,23 @@ def write_page_of(
     if collected.views:
         tables = [_results(collected.views, domain) for domain in _scopes(collected)[-1:]]
         sections.append(Section("Models that are not reported", [], tables))
+    sections += _analyses(config, lines, domains)
     title = f"Comparison: {', '.join(domains)}"
     return write_page(Path(config.output) / "compare.html", title, stamp(protocol), sections)
+
+
+def _analyses(config: CompareConfig, lines: Sequence[Line], domains: Mapping[str, Domain]) -> list[Section]:
+    """Analyses of one line's run with seed 0 beside another line's; none when one of the two is missing."""
+    folders = {line.label: line.runs[0].folder for line in lines}
+    if len(config.analysed) != 2 or not set(config.analysed) <= set(folders):
+        return []
+    own, other = (folders[label] for label in config.analysed)
+    texts = cached_user_texts(read_run(own.root))
+    analysis = run_analysis(own, domains, texts, config.encoder, compare=other)
+    write_json(Path(config.output) / "analysis.json", analysis)
+    first, second = config.analysed
+    said = Section("Analyses", [f"What follows is about {first} with seed 0, beside {second} with seed 0."])
+    return [said, *sections_of(analysis)]
 
 
 def _scopes(collected: Collected) -> list[str]:

@@ -47,6 +47,8 @@ TABLE = {
     "jobs": 2,
     "references": ["zero-shot student", "popularity", "sasrec", "memoriser"],
     "against": ["fedavg"],
+    "analysed": ["fedprox", "fedavg"],
+    "encoder": "tfidf",
     "lines": {"fedprox": {}, "fedavg": {"weighting": "examples"}},
 }
 
@@ -90,7 +92,7 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     finish(begin(playground))
     resumed = json.loads((playground / "table" / "compare.json").read_text())
     again = finish(begin(playground))
-    assert "done" not in again.replace("shared stages, seed 0 : done", "")  # nothing was run a third time
+    assert "done" not in again.replace("shared stages, seed 0: done", "")  # nothing was run a third time
     whole = finish(begin(playground, "--output", "whole"))
     assert "fedprox, seed 0" in whole
     assert lasting(json.loads((playground / "whole" / "compare.json").read_text())) == lasting(resumed)
@@ -112,6 +114,10 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     )
     text = (playground / "table" / "compare.html").read_text()
     assert "zero-shot student" in text
+    assert "fedprox with seed 0, beside fedavg" in text
+    analysis = json.loads((playground / "table" / "analysis.json").read_text())
+    assert analysis["method"] == "fedprox"
+    assert len(analysis["activity"]) > 0
     assert "fedprox" in (playground / "table" / "compare.tex").read_text()
 
 
@@ -134,6 +140,7 @@ def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys)
         ({"lines": {"a/b": {"method": "local"}}}, "got the line 'a/b'"),
         ({"references": ["bpr"]}, "got references ['bpr']"),
         ({"against": ["local"]}, "got against ['local']"),
+        ({"analysed": ["fedavg"]}, "got analysed ['fedavg']"),
         ({"seeds": 0}, "got seeds 0"),
         ({"jobs": -1}, "got jobs -1"),
         ({"lines": {"fedprox": {"alpha_init": 1.0}}}, "alpha_init"),

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ class PrepareConfig:
     """Stop adding public users to a domain once they have this many events. Default: no such limit."""
     public_share: float = 0.2
     """Share of all users that is public; used only when users_per_domain is not given."""
+    shared_users_first: bool = False
+    """Users of several of the domains become clients before all others, to study domains that share users."""
     text_fields: tuple[str, ...] = DEFAULT_TEXT_FIELDS
     """Fields of the item text, in order; price, sales_rank and year exist too but are off by default."""
     description_chars: int = 500
@@ -96,6 +99,8 @@ class PrepareConfig:
         _at_least("public_interactions_per_domain", self.public_interactions_per_domain, 0)
         _at_least("max_bad_lines", self.max_bad_lines, 0)
         _at_least("description_chars", self.description_chars, 0)
+        if self.shared_users_first and self.users_per_domain is None:
+            raise ValueError("got shared_users_first without users_per_domain, expected how many clients to choose")
         if not 0 <= self.public_share < 1:
             raise ValueError(f"got public_share {self.public_share}; expected 0 <= public_share < 1")
         fields = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
@@ -139,7 +144,10 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
 def prepare_domains(config: PrepareConfig) -> dict[str, Domain]:
     """The prepared domains in memory. A user who is a client in any domain is public in none."""
     filtered = {name: _read_and_filter(config, name) for name in config.domain_names}
+    num_domains = Counter(user for one in filtered.values() for user in one.sequences.users)
     ranked = {name: _ranked_users(config.seed, one.sequences.users) for name, one in filtered.items()}
+    if config.shared_users_first:
+        ranked = {name: sorted(users, key=lambda user: -num_domains[user]) for name, users in ranked.items()}
     clients = {name: _choose_clients(config, name, users) for name, users in ranked.items()}
     client_anywhere = set().union(*clients.values())
     domains = {}

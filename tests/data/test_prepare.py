@@ -37,6 +37,18 @@ def two_domains(packed):
     return packed({"games": users(40, 20, "games"), "films": users(25, 20, "films", length=4)})
 
 
+def test_shared_users_become_clients_first(two_domains):
+    plain = prepare_domains(config(two_domains, users_per_domain=10))
+    first = prepare_domains(config(two_domains, users_per_domain=15, shared_users_first=True))
+    assert not all(user.startswith("shared") for user in plain["games"].clients.users)
+    assert all(user.startswith("shared") for user in first["games"].clients.users)
+    assert first["games"].clients.users == first["films"].clients.users
+    more = prepare_domains(config(two_domains, users_per_domain=22, shared_users_first=True))
+    assert sum(user.startswith("shared") for user in more["films"].clients.users) == 20
+    with pytest.raises(ValueError, match="shared_users_first without users_per_domain"):
+        config(two_domains, shared_users_first=True)
+
+
 @pytest.mark.parametrize(
     "choice",
     [

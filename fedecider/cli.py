@@ -66,10 +66,18 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
             return value if equals else argv[position + 1] if position + 1 < len(argv) else default
     config = peek(argv, "config") if name != "config" else ""
     if config and Path(config).is_file():
-        content = yaml.safe_load(Path(config).read_text())
+        content = load_yaml(Path(config))
         if isinstance(content, dict) and name in content:
             return str(content[name])
     return default
+
+
+def load_yaml(path: Path) -> Any:
+    """The content of a YAML file. ``ValueError`` when it is none."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
 
 
 def run(function: Callable[[], Any]) -> int:

@@ -6,11 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from embedding_fr.config import TrainingConfig as EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
-from fedecider.cli import REPOSITORY, build_parser, from_plain, parse, peek
+from fedecider.cli import REPOSITORY, build_parser, from_plain, load_yaml, parse, peek
 from fedecider.config import RunConfig
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.embedding import EmbeddingRunConfig, EmbeddingSettings
@@ -86,7 +84,7 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
 
 def _method_blocks(config: Path) -> dict[str, dict]:
     """Checked method settings of a config file, by method."""
-    content = yaml.safe_load(config.read_text()) if config.is_file() else None
+    content = load_yaml(config) if config.is_file() else None
     blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
     for name, block in blocks.items():
         from_plain(METHODS[name].config, block)

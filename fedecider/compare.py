@@ -20,19 +20,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import torch
+
 from fedecider.cli import REPOSITORY
 from fedecider.commands import parse_settings
 from fedecider.compare_references import REFERENCES
+from fedecider.evaluation.metrics import MACRO
 from fedecider.federate import Settings, load_data
 from fedecider.methods import METHODS
+from fedecider.methods.recommender import RankingConfig
 from fedecider.progress import console
+from fedecider.report.encoders import load_encoder
 from fedecider.run_folder import RunFolder, fingerprint
 from fedecider.stages import content_key
 
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
 """Options that the table sets for all runs."""
+ALIKE = ("domains", "protocol", "pretrain", "distill", *RankingConfig.__dataclass_fields__)
+"""Options that a line may not have for itself: its numbers would not be comparable with those of the others."""
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
 """What is tried after a method's own grid, so that methods without settings of their own get the same budget."""
+MAX_TUNE = len(RATES)
+"""So many different settings every method has, also where the shared learning rate is one of ``RATES``."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class CompareConfig:
         seeds: Runs of every line, seeds 0, 1, ...
         tune: Settings that are tried on validation with seed 0, the same number for every tuned line: those of the
             method's grid (the default first), then other learning rates; 1 takes the default.
-        jobs: Runs at the same time; 0 takes as many as the machine has cores for.
+        jobs: Runs at the same time; 0 takes as many as the machine has cores for, and one where there is a GPU.
         num_threads: CPU threads of each run.
         encoder: Of the texts whose distances the page of the table shows; the pages of the runs, whose distances are
             the same, take tfidf.
@@ -77,12 +86,21 @@ class CompareConfig:
         for name, least in (("seeds", 1), ("tune", 1), ("jobs", 0), ("num_threads", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
+        if self.tune > MAX_TUNE:
+            raise ValueError(f"got tune {self.tune}, expected at most {MAX_TUNE}: some methods have no more settings")
+        if self.seeds > 1 and not self.data:
+            raise ValueError(
+                "got several seeds without data: the embedded sample is drawn anew for every seed, so its "
+                "users cannot be compared. Prepare data (scripts/prepare_data.py), or give seeds 1"
+            )
         if not self.lines:
             raise ValueError("got no lines, expected some, such as lines: {fedavg: {}, local: {}}")
         for label, options in self.lines.items():
             if not re.fullmatch(r"[A-Za-z0-9_.]+", label):
                 raise ValueError(f"got the line {label!r}, expected letters, digits, _ and . (it names folders)")
-            foreign = sorted(set(options) & set(OWN))
+            if label in (*REFERENCES, MACRO):
+                raise ValueError(f"got the line {label}, which is the name of a reference; choose another")
+            foreign = [name for name in options if name.partition(".")[0] in (*OWN, *ALIKE)]
             if foreign:
                 raise ValueError(f"got {foreign[0]} in the line {label}, expected it once for the whole table")
             if options.get("method", label) not in METHODS:
@@ -90,6 +108,8 @@ class CompareConfig:
                 raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
         if len(self.analysed) not in (0, 2):
             raise ValueError(f"got analysed {list(self.analysed)}, expected two lines, or none")
+        if self.encoder not in ("auto", "tfidf") and self.analysed:
+            load_encoder(self.encoder)  # a name that is not known should not come out after the last run
         for name, known in (("references", REFERENCES), ("against", self.lines), ("analysed", self.lines)):
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown:
@@ -97,7 +117,9 @@ class CompareConfig:
 
     @property
     def num_jobs(self) -> int:
-        return self.jobs or max(1, (os.cpu_count() or 1) // self.num_threads)
+        if self.jobs or torch.cuda.is_available():
+            return self.jobs or 1
+        return max(1, (os.cpu_count() or 1) // self.num_threads)
 
 
 class Run(NamedTuple):
@@ -136,9 +158,9 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
     hashes: dict[str, str] = {}
     for label, options in config.lines.items():
         method = options.get("method", label)
-        grid = (*METHODS[method].grid, *RATES)[: config.tune] if set(options) <= {"method"} else ({},)
-        planned[label] = []
-        for setting in grid:
+        tuned = set(options) <= {"method"}
+        found: dict[str, list[Run]] = {}
+        for setting in (*METHODS[method].grid, *RATES) if tuned else ({},):
             chosen = {**options, "method": method, **setting}
             try:
                 first = parse_settings("", [*_shared_words(config), *_words(chosen)])
@@ -146,7 +168,11 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
                 raise ValueError(f"the line {label} cannot be run: see the message above") from error
             if not hashes:
                 hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
-            planned[label].append([_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)])
+            runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]
+            found.setdefault(str(runs[0].folder.root), runs)  # a setting that the shared file has already is no new one
+            if len(found) == config.tune:
+                break
+        planned[label] = list(found.values())
     return planned
 
 
@@ -205,7 +231,7 @@ def _call(config: CompareConfig, script: str, run: Run) -> str:
     words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed)]
     place = run.folder.root if script == "federate.py" else run.folder.root.with_name(f"stages-{run.seed}")
     place.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
+    with locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
         if script == "federate.py":
             if run.finished:  # by another process that held the lock
                 return ""
@@ -222,8 +248,9 @@ def _call(config: CompareConfig, script: str, run: Run) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO]:
+def locked(path: Path) -> Iterator[IO]:
     """A file lock that a child process keeps when this one is killed, so that no run is ever written twice at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file

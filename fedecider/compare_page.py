@@ -17,7 +17,7 @@ from fedecider.report.figures import convergence_curves
 from fedecider.report.page import PageTable, Section, write_page
 from fedecider.report.run_analysis import run_analysis
 from fedecider.report.run_report import cached_user_texts
-from fedecider.report.tables import METRICS, ResultRow
+from fedecider.report.tables import METRICS, ResultRow, shown_domains
 from fedecider.run_folder import read_run
 
 
@@ -56,7 +56,7 @@ def _analyses(config: CompareConfig, lines: Sequence[Line], domains: Mapping[str
 
 
 def _scopes(collected: Collected) -> list[str]:
-    return list(collected.rows[0].values)
+    return shown_domains(collected.rows)
 
 
 def _intervals() -> str:

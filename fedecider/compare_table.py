@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +21,19 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners, verdict
-from fedecider.federation.record import read_json, read_records, write_json
+from fedecider.evaluation.statistics import Comparison, Persons, compare_table, distinguishable_winners, verdict
+from fedecider.federation.record import read_json, read_records, write_json, write_text
 from fedecider.federation.streams import stream
-from fedecider.report.tables import METRICS, ResultRow, ResultTable, markdown_table, result_row, table_data
+from fedecider.report.tables import (
+    METRICS,
+    ResultRow,
+    ResultTable,
+    markdown_table,
+    result_row,
+    shown_domains,
+    table_data,
+)
+from fedecider.run_folder import read_run
 
 COMPARED = ("hit@10", "ndcg@10")
 CANARY = "memoriser"
@@ -80,14 +88,20 @@ def collect(config: CompareConfig, lines: Sequence[Line], domains: Mapping[str, 
             if label != anchor and not (label in config.against and _before(config, label, anchor))
         )
     )
-    comparisons = compare_table({**reported, **references}, stream(0, "comparisons"), COMPARED, pairs) if pairs else []
-    rows = [result_row(label, value, stream(0, "bootstrap")) for label, value in reported.items()]
-    for label, value in references.items():
-        rows.append(result_row(label, value, stream(0, "bootstrap"), "canary" if label == CANARY else "baseline"))
-    views = [result_row(label, value, stream(0, "bootstrap")) for label, value in others.items()]
+    persons = _persons(domains)
+    everything = {**reported, **references}
+    comparisons = compare_table(everything, stream(0, "comparisons"), COMPARED, pairs, persons=persons) if pairs else []
+
+    def row(label: str, kind: str = "method") -> ResultRow:
+        given = {**everything, **others}[label]
+        return result_row(label, given, stream(0, "bootstrap"), kind, persons=persons)
+
+    rows = [row(label) for label in reported]
+    rows += [row(label, "canary" if label == CANARY else "baseline") for label in references]
+    views = [row(label) for label in others]
     costs = {line.label: _cost(line.runs) for line in lines}
     curves = {line.label: _curve(line.runs) for line in lines}
-    return Collected(rows, views, comparisons, costs, curves, {**reported, **references}, _notes(config, lines))
+    return Collected(rows, views, comparisons, costs, curves, everything, _notes(config, lines, persons))
 
 
 def write_table(
@@ -98,7 +112,15 @@ def write_table(
     protocol = get_protocol(lines[0].runs[0].settings.run.protocol)
     bold = distinguishable_winners(collected.comparisons) if _all_pairs(collected) else set()
     table = ResultTable(collected.rows, protocol, collected.notes, bold)
-    parts = ["# Comparison", "", *heading, "", _setting_table(lines), markdown_table(table, title="Test")]
+    parts = [
+        "# Comparison",
+        "",
+        *heading,
+        *_provenance(lines),
+        "",
+        _setting_table(lines),
+        markdown_table(table, title="Test"),
+    ]
     if collected.comparisons:
         parts += ["### Differences (paired permutation test over users, Holm over the table)", ""]
         parts += [*(f"- {verdict(one)}" for one in collected.comparisons if one.domain == MACRO or _single(lines)), ""]
@@ -117,7 +139,7 @@ def write_table(
     write_json(root / "compare.json", json_table)
     texts = {"md": "\n".join(parts), "csv": _csv(collected.rows), "tex": latex_table(collected.rows)}
     for suffix, text in texts.items():
-        _write(root / f"compare.{suffix}", text)
+        write_text(root / f"compare.{suffix}", text)
     return [root / f"compare.{suffix}" for suffix in (*texts, "json")]
 
 
@@ -125,7 +147,7 @@ def latex_table(rows: Sequence[ResultRow], metrics: Sequence[str] = METRICS) -> 
     """A booktabs table of the means with interval half-widths; one block per domain."""
     out = ["% needs \\usepackage{booktabs}", f"\\begin{{tabular}}{{l{'r' * len(metrics)}}}", "\\toprule"]
     out += [" & ".join(["", *(name.replace("@", "@\\,") for name in metrics)]) + " \\\\"]
-    for domain in rows[0].values:
+    for domain in shown_domains(rows):
         out += ["\\midrule", f"\\multicolumn{{{1 + len(metrics)}}}{{l}}{{\\textit{{{_tex(domain)}}}}} \\\\"]
         for row in rows:
             cells = [row.values[domain][name] for name in metrics]
@@ -153,10 +175,7 @@ def _references(config: CompareConfig, lines: Sequence[Line], domains: Mapping[s
             continue
         protocol = lines[0].runs[0].settings.run.protocol
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        per_seed = [
-            sasrec(domains, protocol, seed, config.tune, Path(config.cache), device) for seed in range(config.seeds)
-        ]
-        found[name] = {domain: torch.stack([one[domain] for one in per_seed]) for domain in domains}
+        found[name] = sasrec(domains, protocol, config.seeds, config.tune, Path(config.cache), device)
     return found
 
 
@@ -184,6 +203,19 @@ def _curve(runs: Sequence[Run]) -> list[list[float]]:
     return [[number, statistics.mean(one[number] for one in per_run)] for number in rounds]
 
 
+def _provenance(lines: Sequence[Line]) -> list[str]:
+    """Where the runs come from; the record of the first run stands for versions and machine of all."""
+    records = [read_run(run.folder.root) for line in lines for run in line.runs]
+    versions = ", ".join(f"{name} {number}" for name, number in records[0]["versions"].items())
+    machine = records[0]["machine"]
+    threads = records[0]["config"]["run"]["num_threads"]
+    return [
+        f"- Commits of the runs: {', '.join(sorted({str(record['commit']) for record in records}))}",
+        f"- Versions: Python {records[0]['python']}, {versions}",
+        f"- Machine: {machine['system']} {machine['processor']}, {threads or 'all'} thread(s) a run",
+    ]
+
+
 def _setting_table(lines: Sequence[Line]) -> str:
     out = ["| line | method | options | tried on validation (ndcg@10, seed 0) |", "|---|---|---|---|"]
     for line in lines:
@@ -209,7 +241,8 @@ def _cost_table(costs: Mapping[str, Cost]) -> str:
         out.append(
             f"| {label} | {cost.train_s:.2f} | {cost.up / 1e3:.1f} | {cost.down / 1e3:.1f} | {' | '.join(rounds)} |"
         )
-    note = "Bytes: mean over clients and rounds of the serialised messages. Seconds: other runs were going on beside."
+    note = "Bytes: mean over clients and rounds of the serialised messages. Seconds: other runs were going on beside; "
+    note += "FDLoRA's search of its fusion is not among them."
     return "\n".join([*out, "", note, ""])
 
 
@@ -223,17 +256,28 @@ def _csv(rows: Sequence[ResultRow]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["domain", "line", "kind", "metric", "mean", "low", "high"])
     for row in rows:
-        for domain, metrics in row.values.items():
-            for name, value in metrics.items():
+        for domain in shown_domains(rows):
+            for name, value in row.values[domain].items():
                 writer.writerow([domain, row.label, row.kind, name, *value])
     return text.getvalue()
 
 
-def _notes(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
+def _persons(domains: Mapping[str, Domain]) -> Persons | None:
+    """User keys per domain where some person is a client of several domains; None where nobody is."""
+    users = {name: domain.clients.users for name, domain in domains.items()}
+    return users if len(set().union(*users.values())) < sum(map(len, users.values())) else None
+
+
+def _notes(config: CompareConfig, lines: Sequence[Line], persons: Persons | None) -> list[str]:
     missing = [label for label in config.lines if label not in {line.label for line in lines}]
     notes = [
         f"{config.seeds} seeds; a tuned line is the best of at most {config.tune} settings on validation at seed 0"
     ]
+    if persons is not None:
+        notes.append(
+            "some users are clients of several domains: tests and intervals of the mean over domains take a "
+            "person as one unit"
+        )
     return [*notes, *([f"left out, since a run failed: {', '.join(missing)}"] if missing else [])]
 
 
@@ -260,9 +304,3 @@ def _tex(text: str) -> str:
     for mark in ("&", "%", "$", "#", "_"):
         text = text.replace(mark, f"\\{mark}")
     return text
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text)
-    os.replace(scratch, path)

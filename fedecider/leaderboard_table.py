@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fedecider.data.interactions import Interactions
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners, metric_intervals
-from fedecider.federation.record import write_json
+from fedecider.federation.record import write_json, write_text
 from fedecider.federation.streams import stream
 from fedecider.leaderboard import LeaderboardConfig, Line, settings_text
 from fedecider.report.figures import convergence_curves, save_figure
@@ -49,14 +48,8 @@ def write_leaderboard(
     _write_curves(lines, root)
     path = root / "leaderboard.md"
     card = _card(interactions, config)
-    _write(path, "\n".join([f"# Leaderboard: {interactions.name}", "", *heading, *card, "", *sections]))
+    write_text(path, "\n".join([f"# Leaderboard: {interactions.name}", "", *heading, *card, "", *sections]))
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text)
-    os.replace(scratch, path)
 
 
 def compare(interactions: Interactions, lines: Sequence[Line]) -> list[Comparison]:
@@ -177,7 +170,7 @@ def _write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for row in rows:
         values = [row[name][part] for name in METRICS for part in ("mean", "low", "high")]
         writer.writerow([*(row.get(name, "") for name in names), *values])
-    _write(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
 def _records(interactions: Interactions, lines: Sequence[Line]) -> list[UserPositions]:

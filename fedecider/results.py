@@ -14,7 +14,7 @@ from fedecider.evaluation.metrics import mean_metrics, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
 from fedecider.federation.method import Block, FederatedMethod
-from fedecider.federation.record import read_records, write_json
+from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
@@ -79,13 +79,15 @@ def write_results(
     write_per_user(folder.per_user, records)
     _write_rounds(method, recommender, state, folder)
     table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
-    folder.results.write_text(markdown_table(table, title=f"Test, round {state.best_round}"))
     console.print(rich_table(table, title=f"Test results of {folder.root.name}, round {state.best_round}"))
     for name in recommender.names:
         console.print(f"adapter: {folder.adapters / name}", highlight=False, soft_wrap=True)
     texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
     page = finish_report(folder, foundation.domains, texts, examples, settings.run.encoder)
-    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    if page is not None:
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    text = markdown_table(table, title=f"Test, round {state.best_round}")
+    write_text(folder.results, text)  # last: a run whose table stands there is finished
 
 
 def view_labels(method: FederatedMethod) -> dict[str, str]:
@@ -274,6 +276,8 @@ def _export(
         own = take_row(state.best_local, client)
         METHODS[settings.run.method].load_view(recommender, settings.method, view, download, own, client)
         weight_K = own["alpha"].view(-1, len(recommender.names)).mean(0) if "alpha" in own else torch.zeros(0)
+        if "away" in own:
+            weight_K = weight_K.masked_fill(own["away"], 0.0)  # these slots are empty
         metrics = {metric: value.mean for metric, value in reported.values[name].items()}
         details: dict[str, Any] = {
             "round": state.best_round,

@@ -10,7 +10,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 from collections.abc import Sequence
 
 from fedecider.cli import build_parser, parse, run
-from fedecider.compare import CompareConfig, fill, plan
+from fedecider.compare import CompareConfig, fill, locked, plan
 from fedecider.compare_page import write_page_of
 from fedecider.compare_table import collect, write_table
 from fedecider.federate import load_data
@@ -31,9 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         domains = load_data(lines[0].runs[0].settings.run)
         collected = collect(config, lines, domains)
-        heading = [f"- Commit: {git_commit()}", f"- Data: {', '.join(domains)}"]
-        for path in (*write_table(config, lines, collected, heading), write_page_of(config, lines, collected, domains)):
-            print(f"written: {path}")
+        sizes = (
+            f"{name}: {len(d.clients.users):,} clients, {len(d.public.users):,} public, {len(d.item_keys):,} items"
+            for name, d in domains.items()
+        )
+        heading = [f"- Commit of the table: {git_commit()}", f"- Data: {'; '.join(sizes)}"]
+        with locked(Path(config.output) / "table.lock"):  # several processes may fill one table, and end together
+            for path in write_table(config, lines, collected, heading):
+                print(f"written: {path}")
+            print(f"written: {write_page_of(config, lines, collected, domains)}")
 
     return run(work)
 

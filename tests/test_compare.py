@@ -56,7 +56,7 @@ TABLE = {
 @pytest.fixture
 def playground(tmp_path):
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump(RUNS))
-    (tmp_path / "table.yaml").write_text(yaml.safe_dump(TABLE))
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
     return tmp_path
 
 
@@ -123,7 +123,7 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
 
 def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    config = CompareConfig(**{**TABLE, "lines": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1})
+    config = CompareConfig(**{**TABLE, "lines": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
     monkeypatch.setattr(compare, "REPOSITORY", playground)  # no scripts there
     assert compare.fill(config, plan(config)) == []
     out = " ".join(capsys.readouterr().out.split())
@@ -142,14 +142,23 @@ def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys)
         ({"against": ["local"]}, "got against ['local']"),
         ({"analysed": ["fedavg"]}, "got analysed ['fedavg']"),
         ({"seeds": 0}, "got seeds 0"),
+        ({"seeds": 2}, "got several seeds without data"),
+        ({"tune": 4}, "got tune 4, expected at most 3"),
+        ({"lines": {"local": {"domains": "crime"}}}, "got domains in the line local"),
+        ({"lines": {"local": {"num_beams": 40}}}, "got num_beams in the line local"),
+        ({"lines": {"local": {"pretrain.vocab_size": 40}}}, "got pretrain.vocab_size in the line local"),
+        ({"lines": {"popularity": {"method": "local"}}}, "got the line popularity, which is the name"),
+        ({"encoder": "nowhere/model"}, "nowhere/model"),
+        ({"runs": "broken.yaml"}, "broken.yaml is no YAML"),
         ({"jobs": -1}, "got jobs -1"),
-        ({"lines": {"fedprox": {"alpha_init": 1.0}}}, "alpha_init"),
-        ({"lines": {"fedprox": {"mu": -1.0}}}, "mu"),
+        ({"lines": {"fedavg": {}, "fedprox": {"alpha_init": 1.0}}}, "alpha_init"),
+        ({"lines": {"fedavg": {}, "fedprox": {"mu": -1.0}}}, "got mu -1"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(playground, change, message, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    (playground / "table.yaml").write_text(yaml.safe_dump({**TABLE, **change}))
+    (playground / "table.yaml").write_text(yaml.safe_dump({**TABLE, **change}, sort_keys=False))
+    (playground / "broken.yaml").write_text("domains: [crime")
     main = runpy.run_path(str(REPOSITORY / "scripts" / "compare.py"))["main"]
     try:
         code = main(["--config", "table.yaml"])

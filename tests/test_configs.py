@@ -5,11 +5,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedecider import compare
+from fedecider.cli import build_parser, parse
 from fedecider.commands import parse_settings
+from fedecider.compare import CompareConfig
 from fedecider.data.prepare import PrepareConfig
 from fedecider.methods import METHODS
 
-CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).resolve().parents[1] / "configs"
+TABLES = sorted(path for path in (FOLDER / "compare").glob("*.yaml") if not path.stem.endswith("_runs"))
+CONFIGS = sorted([*FOLDER.glob("*.yaml"), *(FOLDER / "compare").glob("*_runs.yaml")])
 PAPER = [path for path in CONFIGS if path.stem in ("goodreads", "amazon")]
 
 
@@ -41,6 +46,21 @@ def test_every_config_parses_for_every_method(path, method):
     assert found.run.num_rounds == content["num_rounds"]
     assert found.training.local_epochs == content["local_epochs"]
     assert found.run.pretrain.backbone.name_or_path == content["pretrain"]["backbone"].get("name_or_path")
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_line_of_a_table_parses(path, monkeypatch):
+    """All but the data: they need not be prepared."""
+    monkeypatch.chdir(FOLDER.parent)
+    (config,) = parse(build_parser("", CompareConfig), ["--config", str(path)], CompareConfig)
+    monkeypatch.setattr(compare, "load_data", lambda run: {})
+    planned = compare.plan(config)
+    assert set(planned) == set(config.lines)
+    tuned = [label for label, options in config.lines.items() if not options]
+    assert {len(planned[label]) for label in tuned} == {config.tune}
+    folders = [run.folder.root for settings in planned.values() for runs in settings for run in runs]
+    assert len(set(folders)) == len(folders)
+    assert preparation(Path(config.runs)).domain_names == planned["local"][0][0].settings.run.domain_names
 
 
 @pytest.mark.parametrize(

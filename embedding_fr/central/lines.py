@@ -1,8 +1,8 @@
 """The lines of :mod:`fedecider.evaluation.baselines` behind the interface of the centralised models.
 
 The interface gives every line the TRAIN part as context, also when the test item is asked for. The co-occurrence lines
-of the evaluation module know the validation item by then; a sequence model would too, but no model beside which these
-lines stand here does.
+of the evaluation module know the validation item by then; a sequence model could too, but SASRec, which stands beside
+these lines here, is given the TRAIN part like all others.
 """
 
 from __future__ import annotations

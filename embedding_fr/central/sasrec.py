@@ -184,7 +184,8 @@ def backward_next_items(model: Sasrec, item_BL: Tensor, length_B: Tensor, dropou
     event_BL = is_event(input_BL, length_B)
     state_TD, target_T = model(input_BL, length_B, dropout)[event_BL], item_BL[:, 1:][event_BL]
     leaf_TD = state_TD.detach().requires_grad_()
-    num_rows = max(1, LOGITS_PER_CHUNK // len(model.item_ID))
+    per_chunk = 2**26 if model.item_ID.is_cuda else LOGITS_PER_CHUNK
+    num_rows = max(1, per_chunk // len(model.item_ID))
     total = torch.zeros((), device=leaf_TD.device)
     for part_TD, part_T in zip(leaf_TD.split(num_rows), target_T.split(num_rows), strict=True):
         loss = functional.cross_entropy(part_TD @ model.item_ID.T, part_T, reduction="sum") / len(target_T)

@@ -1,7 +1,8 @@
 """Intervals, paired tests and the words for them: what a table may claim.
 
 Several domains are handled as a mapping from domain to values. The macro mean counts each domain once, and is resampled
-domain by domain. Values are averages over users first, then over seeds.
+domain by domain, unless ``persons`` says who is the same in several of them: then persons are the units.
+Values are averages over users first, then over seeds.
 
 Shape legend: M metrics, S seeds (runs), U users of a domain, R resamples or permutations.
 """
@@ -18,9 +19,12 @@ from torch import Tensor
 
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
 
+PERMUTATIONS_PER_TEST = 100  # the smallest p-value that Holm's correction can then leave is 0.01
 CHUNK = 4_000_000  # resampled entries held at once: bounds memory near 100 MB
 PerDomain = Mapping[str, Tensor]
 """Domain -> values (S, U), or (U,) for a single run."""
+Persons = Mapping[str, Sequence[str]]
+"""Domain -> key of every user; equal keys are one person."""
 
 
 class Interval(NamedTuple):
@@ -85,6 +89,7 @@ def metric_intervals(
     cutoffs: Sequence[int] = CUTOFFS,
     num_resamples: int = 2000,
     level: float = 0.95,
+    persons: Persons | None = None,
 ) -> dict[str, dict[str, Interval]]:
     """Every metric with its interval, per domain and for ``"macro"``: domain -> metric -> interval.
 
@@ -108,6 +113,9 @@ def metric_intervals(
     means = {domain: value.mean((1, 2)) for domain, value in values.items()}
     means[MACRO] = torch.stack(list(means.values())).mean(0)
     resampled[MACRO] = torch.stack(list(resampled.values())).mean(0)
+    if persons is not None:
+        per_person = torch.stack([_by_person({d: v[m] for d, v in values.items()}, persons) for m in range(len(names))])
+        resampled[MACRO] = bootstrap_means(per_person, generator, num_resamples, seed_count_RS)
     return {
         domain: {name: _interval(means[domain][m], resampled[domain][:, m], level) for m, name in enumerate(names)}
         for domain in means
@@ -115,16 +123,23 @@ def metric_intervals(
 
 
 def paired_permutation_test(
-    first: Tensor | PerDomain, second: Tensor | PerDomain, generator: torch.Generator, num_permutations: int = 10_000
+    first: Tensor | PerDomain,
+    second: Tensor | PerDomain,
+    generator: torch.Generator,
+    num_permutations: int = 10_000,
+    persons: Persons | None = None,
 ) -> float:
     """Two-sided p-value of the paired permutation test over users, at least 1 / (num_permutations + 1).
 
     Under the null a user's two results may be exchanged, so the sign of each user's difference (mean over seeds) is
     flipped at random: p = (1 + #{|permuted| >= |observed|}) / (1 + num_permutations). With several domains the
-    statistic is the macro mean. Seeds are averaged, not tested: the claim is about users, for these runs.
+    statistic is the macro mean. Seeds are averaged, not tested: the claim is about users, for these runs. All
+    differences of one of the ``persons`` are flipped together.
     """
-    weighted = [difference / len(difference) for difference in _differences(first, second)]
-    term_U = torch.cat(weighted)
+    if persons is None:
+        term_U = torch.cat([difference / len(difference) for difference in _differences(first, second)])
+    else:
+        term_U = _by_person(_paired(first, second), persons).mean(0)
     observed = float(term_U.sum().abs())
     term_U = term_U[term_U != 0]  # a user without a difference never moves the statistic
     tolerance = 1e-9 * float(term_U.abs().sum())
@@ -171,16 +186,21 @@ def compare_table(
     pairs: Iterable[tuple[str, str]] | None = None,
     num_permutations: int = 10_000,
     num_resamples: int = 2000,
+    persons: Persons | None = None,
 ) -> list[Comparison]:
     """All paired comparisons of one table, Holm-corrected together.
 
     ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which
     methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for the macro mean.
+    ``num_permutations`` is raised to 100 per test, so that Holm's correction leaves something to find.
     ``ValueError`` when methods do not share domains, seeds or users, or a metric is unknown.
     """
     pairs = list(combinations(positions, 2)) if pairs is None else list(pairs)
     values = {method: _metric_values(per_domain, metrics) for method, per_domain in positions.items()}
     rows: list[Comparison] = []
+    num_domains = max((len(per_domain) for per_domain in positions.values()), default=0)
+    num_tests = len(pairs) * len(metrics) * (num_domains + (num_domains > 1))
+    num_permutations = max(num_permutations, PERMUTATIONS_PER_TEST * num_tests)
     for first, second in pairs:
         if first not in values or second not in values:
             raise ValueError(f"got the pair {(first, second)}, expected two of {list(values)}")
@@ -193,8 +213,9 @@ def compare_table(
             scopes = [(domain, {domain: a[domain]}, {domain: b[domain]}) for domain in a]
             scopes += [(MACRO, a, b)] if len(a) > 1 else []
             for domain, left, right in scopes:
-                difference = _difference_interval(left, right, generator, num_resamples)
-                p_value = paired_permutation_test(left, right, generator, num_permutations)
+                units = persons if domain == MACRO else None
+                difference = _difference_interval(left, right, generator, num_resamples, units)
+                p_value = paired_permutation_test(left, right, generator, num_permutations, units)
                 size = effect_size(left, right)
                 rows.append(Comparison(domain, metric, first, second, difference, p_value, math.nan, size))
     adjusted = holm([row.p_value for row in rows])
@@ -270,10 +291,24 @@ def _paired(first: Tensor | PerDomain, second: Tensor | PerDomain) -> dict[str, 
     return {domain: a[domain] - b[domain] for domain in a}
 
 
+def _by_person(values: PerDomain, persons: Persons) -> Tensor:
+    """(S, P): what every person adds to the macro mean, times P, so that the mean over persons is the macro mean."""
+    place = {person: number for number, person in enumerate(sorted(set().union(*(persons[d] for d in values))))}
+    total_SP = torch.zeros(next(iter(values.values())).shape[0], len(place), dtype=torch.float64)
+    for domain, value_SU in values.items():
+        if len(persons[domain]) != value_SU.shape[1]:
+            raise ValueError(f"got {len(persons[domain])} persons for {value_SU.shape[1]} users of {domain}")
+        index_U = torch.tensor([place[person] for person in persons[domain]])
+        total_SP.index_add_(1, index_U, value_SU.to(torch.float64) / (value_SU.shape[1] * len(values)))
+    return total_SP * len(place)
+
+
 def _difference_interval(
-    first: PerDomain, second: PerDomain, generator: torch.Generator, num_resamples: int
+    first: PerDomain, second: PerDomain, generator: torch.Generator, num_resamples: int, persons: Persons | None = None
 ) -> Interval:
     paired = _paired(first, second)
+    if persons is not None:
+        return bootstrap_interval(_by_person(paired, persons), generator, num_resamples)
     seed_count_RS = _counts(num_resamples, next(iter(paired.values())).shape[0], generator)
     resampled = [bootstrap_means(d[None], generator, num_resamples, seed_count_RS)[:, 0] for d in paired.values()]
     mean = torch.stack([d.mean() for d in paired.values()]).mean()

@@ -23,11 +23,16 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` beside ``path`` and rename: a reader never sees half a file."""
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path`` and rename: a reader never sees half a file."""
     scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+    scratch.write_text(text)
     os.replace(scratch, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as :func:`write_text` does."""
+    write_text(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -56,7 +56,8 @@ def averaged(
         clients = block.clients.tolist()
         done = [update(round, download.shared, take_row(own, row), client) for row, client in enumerate(clients)]
         sent, rows, logs = zip(*done, strict=True)
-        weight_C = torch.tensor([float(recommender.num_examples(client)) for client in clients])
+        counted = weighting == "examples"  # else the number of samples stays with the client
+        weight_C = torch.tensor([float(recommender.num_examples(client)) if counted else 1.0 for client in clients])
         return Upload(block.clients, weight_C, stack_trees(sent)), stack_trees(rows), list(logs)
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:

@@ -16,7 +16,7 @@ from fedecider.methods.recommender import Recommender
 
 VIEWS = ("personal", "global")
 
-GRID = ({"personal_pull": 1.0}, {"personal_pull": 0.1}, {"personal_pull": 2.0})
+GRID: tuple[dict[str, Any], ...] = ({}, {"personal_pull": 0.1}, {"personal_pull": 2.0})
 
 scalars = scalars_both_ways
 

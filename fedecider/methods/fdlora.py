@@ -27,8 +27,8 @@ from fedecider.methods.recommender import Recommender
 
 VIEWS = ("fused", "global", "personal")
 
-GRID = (
-    {"sync_every": 5},
+GRID: tuple[dict[str, Any], ...] = (
+    {},
     {"sync_every": 1},
     {"sync_every": 5, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
     {"sync_every": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
@@ -187,7 +187,8 @@ def _update(
 def _search_batches(recommender: Recommender, config: FdloraConfig, client: int) -> list[dict[str, Tensor]]:
     """About ``num_search_prompts`` training prompts from the first batches of a stream of the search's own."""
     generator = stream(recommender.seed, "fusion search", recommender.names[client])
-    batches = list(islice(recommender.batches(client, generator), NUM_BATCHES))
+    num_batches = max(NUM_BATCHES, -(-config.num_search_prompts // recommender.training.batch_size))
+    batches = list(islice(recommender.batches(client, generator), num_batches))
     share = -(-config.num_search_prompts // len(batches))
     return [{key: tensor[:share].to(recommender.device) for key, tensor in batch.items()} for batch in batches]
 

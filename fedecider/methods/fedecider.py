@@ -86,8 +86,7 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
             pairs.append(pair)
             rows.append(new_own)
             logs.append(log)
-        weight_C = torch.tensor([float(recommender.num_examples(client)) for client in block.clients.tolist()])
-        return Upload(block.clients, weight_C, stack_trees(pairs)), stack_trees(rows), logs
+        return Upload(block.clients, torch.ones(len(rows)), stack_trees(pairs)), stack_trees(rows), logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         directions = {key: tensor.clone() for key, tensor in server.items()}

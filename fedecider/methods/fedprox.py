@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import without_prefix
@@ -14,7 +15,7 @@ from fedecider.methods.recommender import Recommender
 
 VIEWS = ("local", "global")
 
-GRID = ({"mu": 0.01}, {"mu": 0.001}, {"mu": 0.1}, {"mu": 1.0})
+GRID: tuple[dict[str, Any], ...] = ({}, {"mu": 0.001}, {"mu": 0.1}, {"mu": 1.0})
 
 scalars = scalars_both_ways
 

@@ -1,4 +1,4 @@
-"""FellRec (Zhang et al., 2024), its aggregation: alike clients count more, and clients that learn badly listen less.
+"""FellRec (Zhao et al., 2024), its aggregation: alike clients count more, and clients that learn badly listen less.
 
 Shape legend: K clients.
 """

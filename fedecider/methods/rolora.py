@@ -80,7 +80,9 @@ def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
             uploads.append(only(trained.adapters, factor))
             rows.append(with_prefix(trained.adapters, "own") if trained.log["finite"] else before)
             logs.append(trained.log)
-        weight_C = torch.tensor([float(recommender.num_examples(client)) for client in block.clients.tolist()])
+        counted = config.weighting == "examples"  # else the number of samples stays with the client
+        counts = [float(recommender.num_examples(client)) if counted else 1.0 for client in block.clients.tolist()]
+        weight_C = torch.tensor(counts)
         return Upload(block.clients, weight_C, stack_trees(uploads)), stack_trees(rows), logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:

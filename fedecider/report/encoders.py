@@ -94,7 +94,13 @@ def _sentence_encoder(source: str) -> Callable[[Sequence[str]], Tensor]:
         )
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(source, device="cpu")
+    try:
+        model = SentenceTransformer(source, device="cpu")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"got encoder {source}, which cannot be loaded ({error}); expected auto, tfidf, minilm, or the folder or hub "
+            "name of a sentence-transformers model"
+        ) from error
 
     def encode(texts: Sequence[str]) -> Tensor:
         vectors = model.encode(list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True)

@@ -67,7 +67,9 @@ def run_analysis(
     positions = _positions(folder, domains, metrics["reported"], compare)
     shapes = run_shapes(folder, names[0], record["config"]["run"]["lora_rank"])
     scalars = METHODS[record["config"]["run"]["method"]].scalars
-    chosen = next(entry for entry in records if entry["round"] == selected)
+    chosen = next((entry for entry in records if entry["round"] == selected), None)
+    if chosen is None:
+        raise ValueError(f"got no record of the selected round {selected} in {folder.rounds}, expected one")
     alpha = read_json(folder.fusion_weights) if folder.fusion_weights.is_file() else None
     analysis = {
         "method": metrics["method"],

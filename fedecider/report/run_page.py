@@ -6,7 +6,8 @@ Shape legend: R rounds, K clients (domains).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -50,24 +51,31 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
         ValueError: the run is not finished, is one of the embedding line, or one of its files is damaged.
     """
     files = read_files(folder)
-    try:
+    with damage_is_bad_input(folder):
         sections = [
             *(section for make in (_run, _results, _convergence, _fusion) for section in make(files)),
             *extra,
             *(section for make in (_costs, _examples, _data, _origin, _settings) for section in make(files)),
         ]
         found = run_warnings(files.record, files.metrics, files.rounds, files.cards)
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(
-            f"got a run folder {folder.root} whose files do not fit together ({error!r}), expected those of one "
-            "finished run as docs/run_folder.md describes them. Copy the folder again"
-        ) from error
     method, domains = files.metrics["method"], ", ".join(files.metrics["domains"])
     subtitle = (
         f"{method} on {domains}; round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
     )
     title = f"Run {folder.root.resolve().name}"
     return write_page(folder.root / PAGE_FILE, title, subtitle, sections, [*found, *warnings])
+
+
+@contextmanager
+def damage_is_bad_input(folder: RunFolder) -> Iterator[None]:
+    """Turn what missing or changed fields of a run's files lead to into a ``ValueError`` that says so."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"got a run folder {folder.root} whose files do not fit together ({error!r}), expected those of one "
+            "finished run as docs/run_folder.md describes them. Copy the folder again"
+        ) from error
 
 
 def read_files(folder: RunFolder) -> RunFiles:

@@ -16,7 +16,7 @@ from fedecider.report.analysis_sections import sections_of
 from fedecider.report.examples import EXAMPLES_FILE
 from fedecider.report.page import Section
 from fedecider.report.run_analysis import run_analysis
-from fedecider.report.run_page import CARDS_FILE, read_files, run_page
+from fedecider.report.run_page import CARDS_FILE, damage_is_bad_input, read_files, run_page
 from fedecider.run_folder import RunFolder
 
 ANALYSIS_FILE = "analysis.json"
@@ -41,15 +41,26 @@ class ReportConfig:
 
 def finish_report(
     folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, examples: Mapping[str, Any], encoder: str
-) -> Path:
-    """Write examples, data cards, analyses and the page at the end of a run; analyses that fail are left out."""
+) -> Path | None:
+    """Write examples, data cards, analyses and the page at the end of a run; -> the page.
+
+    Analyses that fail are left out, and None is returned when there is no page either: hours of training must not end
+    in an error of their report. scripts/report.py says what was wrong.
+    """
     write_json(folder.root / EXAMPLES_FILE, examples)
     write_json(folder.root / CARDS_FILE, {name: domain.card for name, domain in domains.items()})
+    sections: list[Section] = []
+    warnings: list[str] = []
     try:
-        return run_page(folder, _analyse(folder, domains, user_texts, encoder))
-    except (ValueError, OSError, ImportError) as error:  # hours of training must not end in an error of its report
+        sections = _analyse(folder, domains, user_texts, encoder)
+    except Exception as error:  # see above: any error
         console.print(f"report without analyses: {error}", highlight=False, soft_wrap=True)
-        return run_page(folder, warnings=["the analyses could not be made; see scripts/report.py"])
+        warnings = ["the analyses could not be made; see scripts/report.py"]
+    try:
+        return run_page(folder, sections, warnings)
+    except Exception as error:
+        console.print(f"no report: {error}", highlight=False, soft_wrap=True)
+        return None
 
 
 def report(config: ReportConfig) -> Path:
@@ -90,13 +101,16 @@ def cached_user_texts(record: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _analyse(folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, encoder: str) -> list[Section]:
-    analysis = run_analysis(folder, domains, user_texts, encoder)
-    write_json(folder.root / ANALYSIS_FILE, analysis)
-    return sections_of(analysis)
+    with damage_is_bad_input(folder):
+        analysis = run_analysis(folder, domains, user_texts, encoder)
+        write_json(folder.root / ANALYSIS_FILE, analysis)
+        return sections_of(analysis)
 
 
 def _without_data(folder: RunFolder) -> Path:
     saved = folder.root / ANALYSIS_FILE
     if saved.is_file():
-        return run_page(folder, sections_of(read_json(saved)))
+        with damage_is_bad_input(folder):
+            sections = sections_of(read_json(saved))
+        return run_page(folder, sections)
     return run_page(folder, warnings=["no analyses: the data of the run are not where they were; see --data"])

@@ -39,9 +39,12 @@ def _protocol(metrics: Mapping[str, Any]) -> list[str]:
     protocol = get_protocol(metrics["protocol"])
     if protocol.leaks:
         return [stamp(protocol, canary_score(metrics))]
+    if not protocol.drop_seen:
+        return []  # the memoriser knows what the user had before, which is then a candidate
     return [
         f"{name}: the memoriser, which knows nothing about items, is above chance (hit@10 "
-        f"{domain['test'][CANARY]['hit@10']['mean']:.4f}, chance {domain['chance_hit@10']:.4f}): the evaluation leaks"
+        f"{domain['test'][CANARY]['hit@10']['mean']:.4f}, chance {domain['chance_hit@10']:.4f}): "
+        "by luck, or the evaluation leaks"
         for name, domain in metrics["domains"].items()
         if _ran(domain) and domain["test"][CANARY]["hit@10"]["low"] > domain["chance_hit@10"]
     ]

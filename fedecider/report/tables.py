@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedecider.evaluation.metrics import CUTOFFS, MACRO
 from fedecider.evaluation.protocols import Protocol, stamp
-from fedecider.evaluation.statistics import Interval, metric_intervals
+from fedecider.evaluation.statistics import Interval, Persons, metric_intervals
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 
@@ -46,9 +46,10 @@ def result_row(
     generator: torch.Generator,
     kind: str = "method",
     cutoffs: Sequence[int] = CUTOFFS,
+    persons: Persons | None = None,
 ) -> ResultRow:
     """The line of one method from its positions, domain -> (S, U) or (U,)."""
-    return ResultRow(label, metric_intervals(positions, generator, cutoffs), kind)
+    return ResultRow(label, metric_intervals(positions, generator, cutoffs, persons=persons), kind)
 
 
 def caption(table: ResultTable) -> list[str]:
@@ -65,7 +66,7 @@ def rich_table(table: ResultTable, metrics: Sequence[str] = METRICS, title: str 
     out.add_column("")
     for metric in metrics:
         out.add_column(metric, justify="right")
-    for domain in _domains(table):
+    for domain in shown_domains(table.rows):
         out.add_row(Text(domain, style="bold cyan"))
         for row in table.rows:
             cells = [_rich_cell(row, domain, metric, table.bold) for metric in metrics]
@@ -78,7 +79,7 @@ def markdown_table(table: ResultTable, metrics: Sequence[str] = METRICS, title: 
     """The table as Markdown, ending in a line break."""
     lines = [f"### {title}", ""] if title else []
     lines += ["| domain | method | " + " | ".join(metrics) + " |", "|---|---|" + "---:|" * len(metrics)]
-    for domain in _domains(table):
+    for domain in shown_domains(table.rows):
         for row in table.rows:
             cells = [_markdown_cell(row, domain, metric, table.bold) for metric in metrics]
             label = row.label.replace("|", "\\|")
@@ -111,16 +112,14 @@ def plain_text(table: Table, width: int = 100) -> str:
     return capture.get()
 
 
-def _domains(table: ResultTable) -> list[str]:
+def shown_domains(rows: Sequence[ResultRow]) -> list[str]:
     """Domains in the order of the first row, the macro mean last; it is left out when there is one domain only."""
-    if not table.rows:
+    if not rows:
         raise ValueError("got a table without rows, expected at least one method")
-    domains = [domain for domain in table.rows[0].values if domain != MACRO]
-    other = [row.label for row in table.rows if set(row.values) != set(table.rows[0].values)]
+    domains = [domain for domain in rows[0].values if domain != MACRO]
+    other = [row.label for row in rows if set(row.values) != set(rows[0].values)]
     if other:
-        raise ValueError(
-            f"got other domains for {other} than for {table.rows[0].label}, expected the same in every row"
-        )
+        raise ValueError(f"got other domains for {other} than for {rows[0].label}, expected the same in every row")
     return domains + ([MACRO] if len(domains) > 1 else [])
 
 

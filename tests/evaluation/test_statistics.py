@@ -204,3 +204,43 @@ def test_bad_input_is_refused():
     table["fedavg"] = {"comics": torch.tensor([NOT_RANKED])}
     with pytest.raises(ValueError, match="same domains"):
         compare_table(table, generator())
+
+
+def test_one_person_in_two_domains_is_one_unit():
+    """Differences that are the same twice carry half the information that the tests without persons would see."""
+    difference_U = torch.tensor([1.0, 1.0, -0.5, 1.0, 0.0, 1.0, -1.0, 0.5], dtype=torch.float64)
+    first, second = {"a": difference_U, "b": difference_U}, {"a": 0 * difference_U, "b": 0 * difference_U}
+    keys = [f"u{number}" for number in range(8)]
+    once = paired_permutation_test(difference_U, 0 * difference_U, torch.Generator().manual_seed(0), 20_000)
+    apart = paired_permutation_test(first, second, torch.Generator().manual_seed(0), 20_000)
+    same = {"a": keys, "b": keys}
+    together = paired_permutation_test(first, second, torch.Generator().manual_seed(0), 20_000, persons=same)
+    assert together == pytest.approx(once, abs=0.01)
+    assert apart < 0.6 * together
+    strangers = {"a": keys, "b": [f"v{number}" for number in range(8)]}
+    none = paired_permutation_test(first, second, torch.Generator().manual_seed(0), 20_000, persons=strangers)
+    assert none == pytest.approx(apart, abs=0.01)
+    with pytest.raises(ValueError, match="got 3 persons for 8 users of b"):
+        paired_permutation_test(first, second, torch.Generator(), 10, persons={"a": keys, "b": keys[:3]})
+
+
+def test_intervals_of_shared_persons_are_wider():
+    generator = torch.Generator().manual_seed(5)
+    place_U = torch.randint(0, 20, (1, 200), generator=generator)
+    keys = [f"u{number}" for number in range(200)]
+    positions = {"a": place_U, "b": place_U}
+    apart = metric_intervals(positions, torch.Generator().manual_seed(0))
+    together = metric_intervals(positions, torch.Generator().manual_seed(0), persons={"a": keys, "b": keys})
+    widths = [one["macro"]["hit@10"].high - one["macro"]["hit@10"].low for one in (apart, together)]
+    assert widths[1] / widths[0] == pytest.approx(2**0.5, rel=0.1)
+    assert together["macro"]["hit@10"].mean == apart["macro"]["hit@10"].mean
+    assert together["a"] == apart["a"]
+
+
+def test_many_tests_raise_the_number_of_permutations():
+    """Forty tests at ten permutations could never be significant after Holm."""
+    positions = {"low": {"a": torch.full((60,), 30), "b": torch.full((60,), 30)}}
+    positions |= {f"m{number}": {"a": torch.arange(60) % 3, "b": torch.arange(60) % 2} for number in range(4)}
+    found = compare_table(positions, torch.Generator().manual_seed(0), num_permutations=10, num_resamples=20)
+    assert len(found) == 60
+    assert all(one.distinguishable() for one in found if "low" in (one.first, one.second))

@@ -230,7 +230,7 @@ def test_user_texts_come_from_the_stage_that_fits(tmp_path):
 
 
 def test_the_end_of_a_run_survives_analyses_that_fail(folder, capsys):
-    path = finish_report(folder, {}, {}, {})
+    path = finish_report(folder, {}, {}, {}, "tfidf")
     assert "the analyses could not be made" in path.read_text(encoding="utf-8")
     assert "report without analyses: got domains []" in " ".join(capsys.readouterr().out.split())
 

@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` beside ``path`` and rename: a reader never sees half a file."""
     scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text)
+    scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)
 
 

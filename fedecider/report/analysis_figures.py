@@ -16,10 +16,10 @@ from torch import Tensor
 from fedecider.report.figures import (
     COLOURS,
     PlotFigure,
-    _check_alpha,
-    _check_round,
-    _style,
     alpha_heat_map,
+    check_alpha,
+    check_round,
+    style,
     validation_curves,
 )
 
@@ -33,7 +33,7 @@ def alpha_slider(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
     One trace whose numbers a step replaces: neither frames nor a server are needed, so any page that hands data and
     layout to plotly shows it. The colour scale is one for all rounds and symmetric about zero.
     """
-    _check_alpha(alpha_RKK, rounds, domains)
+    check_alpha(alpha_RKK, rounds, domains)
     value_RKK = alpha_RKK.double().tolist()
     figure = alpha_heat_map(alpha_RKK, rounds, domains, selected_round).figure
     bound = max(abs(value) for row_KK in value_RKK for row in row_KK for value in row) or 1.0
@@ -76,7 +76,7 @@ def distance_heat_maps(
     figure.update_traces(showscale=False)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category")
-    _style(figure, f"Distances (1 - cosine of mean vectors; {encoder}; users: {user_source})")
+    style(figure, f"Distances (1 - cosine of mean vectors; {encoder}; users: {user_source})")
     return PlotFigure(figure, {"domains": list(domains), "encoder": encoder, "users": user_source, "maps": values})
 
 
@@ -102,7 +102,7 @@ def group_bars(
                 figure.add_trace(bars, row=row, col=column)
     figure.update_xaxes(type="category")
     figure.update_yaxes(rangemode="tozero")
-    _style(figure, title)
+    style(figure, title)
     figure.update_layout(height=300 * len(metrics) + 80, barmode="group")
     plain = {
         domain: {label: {line: dict(group[line]) for line in group} for label, group in table.items()}
@@ -119,7 +119,7 @@ def norm_heat_map(
     figure = go.Figure(_heat(value_KM, modules, domains, "norm", diverging=False, digits=None))
     figure.update_xaxes(type="category", tickangle=-90, automargin=True)
     figure.update_yaxes(title_text="client", type="category", autorange="reversed")
-    _style(figure, f"Norms of the updates before normalisation, round {selected_round}")
+    style(figure, f"Norms of the updates before normalisation, round {selected_round}")
     figure.update_layout(height=320 + 60 * len(domains))
     data = {"round": selected_round, "domains": list(domains), "modules": list(modules), "norm": value_KM}
     return PlotFigure(figure, data)
@@ -132,7 +132,7 @@ def cosine_heat_map(cosine_KK: Sequence[Row], domains: Sequence[str], selected_r
     figure = go.Figure(heat.update(zmin=-1.0, zmax=1.0))
     figure.update_xaxes(title_text="received direction of client", type="category")
     figure.update_yaxes(title_text="new update of client", type="category", autorange="reversed")
-    _style(figure, f"Cosines of new updates with last round's directions, round {selected_round}")
+    style(figure, f"Cosines of new updates with last round's directions, round {selected_round}")
     return PlotFigure(figure, {"round": selected_round, "domains": list(domains), "cosine": value_KK})
 
 
@@ -151,7 +151,7 @@ def convergence_time(
 
     ``train_s`` and ``scores``: one per round, all clients together.
     """
-    _check_round(rounds, near_round)
+    check_round(rounds, near_round)
     spent, total = [], 0.0
     for seconds in train_s:
         total += seconds
@@ -160,7 +160,7 @@ def convergence_time(
     figure.add_vline(x=spent[list(rounds).index(near_round)], line={"color": "#444", "width": 1})
     figure.update_xaxes(title_text="local training so far, all clients (s)")
     figure.update_yaxes(title_text="validation ndcg@10", rangemode="tozero")
-    _style(figure, f"Validation against training time (line: round {near_round}, the first near the best)")
+    style(figure, f"Validation against training time (line: round {near_round}, the first near the best)")
     return PlotFigure(
         figure, {"rounds": list(rounds), "seconds": spent, "scores": list(scores), "near_round": near_round}
     )

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fedecider.data.domain import Domain
 from fedecider.report.analyses import BUCKET_METRICS, evidence_note
 from fedecider.report.analysis_figures import (
     alpha_slider,
@@ -23,21 +22,8 @@ from fedecider.report.analysis_figures import (
     shock_curves,
 )
 from fedecider.report.page import PageTable, Section
-from fedecider.report.run_analysis import run_analysis
-from fedecider.run_folder import RunFolder
 
 INTERVALS = "Brackets and whiskers: 95 % bootstrap over the users of the group."
-
-
-def analysis_sections(
-    folder: RunFolder,
-    domains: Mapping[str, Domain],
-    user_texts: Mapping[str, Sequence[str]],
-    encoder: str = "auto",
-    compare: RunFolder | None = None,
-) -> list[Section]:
-    """The sections of a finished run; arguments and errors are those of ``run_analysis``."""
-    return sections_of(run_analysis(folder, domains, user_texts, encoder, compare))
 
 
 def sections_of(analysis: Mapping[str, Any]) -> list[Section]:

@@ -98,8 +98,8 @@ def _sentence_encoder(source: str) -> Callable[[Sequence[str]], Tensor]:
         model = SentenceTransformer(source, device="cpu")
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"got encoder {source}, which cannot be loaded ({error}); expected auto, tfidf, minilm, or the folder or hub "
-            "name of a sentence-transformers model"
+            f"got encoder {source}, which cannot be loaded ({error}); expected auto, tfidf, minilm, or the folder or "
+            "hub name of a sentence-transformers model"
         ) from error
 
     def encode(texts: Sequence[str]) -> Tensor:

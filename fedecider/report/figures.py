@@ -6,8 +6,6 @@ Shape legend: R rounds, K clients (domains); alpha_RKK[r, i, j] is the weight of
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +13,8 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from torch import Tensor
+
+from fedecider.federation.record import plain, write_text
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c6d31")  # Okabe and Ito
 
@@ -31,8 +31,8 @@ def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[s
 
     The colour scale is symmetric about zero, since weights may be negative.
     """
-    _check_alpha(alpha_RKK, rounds, domains)
-    _check_round(rounds, selected_round)
+    check_alpha(alpha_RKK, rounds, domains)
+    check_round(rounds, selected_round)
     value_KK = alpha_RKK[list(rounds).index(selected_round)].double().tolist()
     bound = max((abs(value) for row in value_KK for value in row), default=0.0) or 1.0
     heat = go.Heatmap(
@@ -50,7 +50,7 @@ def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[s
     figure = go.Figure(heat)
     figure.update_xaxes(title_text="direction of client", type="category")
     figure.update_yaxes(title_text="client", type="category", autorange="reversed")
-    _style(figure, f"Fusion weights, round {selected_round}")
+    style(figure, f"Fusion weights, round {selected_round}")
     return PlotFigure(figure, {"round": selected_round, "domains": list(domains), "alpha": value_KK})
 
 
@@ -59,8 +59,8 @@ def alpha_curves(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
 
     Round 1 trains no fusion weights, so its point is where they start.
     """
-    _check_alpha(alpha_RKK, rounds, domains)
-    _check_round(rounds, selected_round)
+    check_alpha(alpha_RKK, rounds, domains)
+    check_round(rounds, selected_round)
     value_RKK = alpha_RKK.double()
     figure = make_subplots(rows=1, cols=len(domains), shared_yaxes=True, subplot_titles=list(domains))
     for i in range(len(domains)):
@@ -74,7 +74,7 @@ def alpha_curves(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
         figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=i + 1)  # pyright: ignore[reportArgumentType]
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(title_text="alpha", col=1)
-    _style(figure, f"Fusion weights over the rounds (line: selected round {selected_round}; solid: own direction)")
+    style(figure, f"Fusion weights over the rounds (line: selected round {selected_round}; solid: own direction)")
     data = {"rounds": list(rounds), "selected_round": selected_round, "domains": list(domains)}
     return PlotFigure(figure, {**data, "alpha": value_RKK.tolist()})
 
@@ -112,12 +112,12 @@ def validation_curves(
             )
             figure.add_trace(trace, row=1, col=column + 1)
     if selected_round is not None:
-        _check_round(rounds, selected_round)
+        check_round(rounds, selected_round)
         for column in range(len(domains)):
             figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=column + 1)  # pyright: ignore[reportArgumentType]
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(title_text=metric, rangemode="tozero", col=1)
-    _style(figure, f"Validation {metric}")
+    style(figure, f"Validation {metric}")
     plain = {label: {d: list(v) for d, v in per_domain.items()} for label, per_domain in scores.items()}
     data = {"metric": metric, "rounds": list(rounds), "selected_round": selected_round, "scores": plain}
     return PlotFigure(figure, data)
@@ -148,7 +148,7 @@ def convergence_curves(
             figure.add_trace(trace, row=1, col=column + 1)
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(title_text=metric, rangemode="tozero", col=1)
-    _style(figure, "Convergence")
+    style(figure, "Convergence")
     plain = {
         panel: {method: [list(point) for point in points] for method, points in m.items()}
         for panel, m in curves.items()
@@ -162,28 +162,13 @@ def save_figure(figure: PlotFigure, path: Path) -> list[Path]:
     text = figure.figure.to_html(
         include_plotlyjs=True, full_html=True, config={"responsive": True, "displaylogo": False}
     )
-    _write(html, text)
-    _write(data, json.dumps(_finite(figure.data), allow_nan=False, separators=(",", ":")) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(html, text)
+    write_text(data, json.dumps(plain(figure.data), allow_nan=False, separators=(",", ":")) + "\n")
     return [html, data]
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN: such numbers become null, which plotly draws as a gap."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _check_alpha(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str]) -> None:
+def check_alpha(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str]) -> None:
     expected = (len(rounds), len(domains), len(domains))
     if tuple(alpha_RKK.shape) != expected or 0 in expected:
         raise ValueError(
@@ -191,10 +176,10 @@ def _check_alpha(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
         )
 
 
-def _check_round(rounds: Sequence[int], selected_round: int) -> None:
+def check_round(rounds: Sequence[int], selected_round: int) -> None:
     if selected_round not in rounds:
         raise ValueError(f"got selected round {selected_round}, expected one of {list(rounds)}")
 
 
-def _style(figure: go.Figure, title: str) -> None:
+def style(figure: go.Figure, title: str) -> None:
     figure.update_layout(title={"text": title}, template="plotly_white", margin={"l": 60, "r": 20, "t": 80, "b": 60})

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from fedecider.report.figures import PlotFigure, _write
+from fedecider.federation.record import write_text
+from fedecider.report.figures import PlotFigure
 from fedecider.report.page_style import SCRIPT, STYLE
 
 
@@ -82,7 +83,8 @@ def write_page(
 </body>
 </html>
 """
-    _write(path, html)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, html)
     return path
 
 

@@ -253,8 +253,8 @@ def _example_table(example: Mapping[str, Any], name: str) -> PageTable:
     rows = [("had", f"({skipped} older)")] if skipped else []
     rows += [("had", title) for title in example["history"]] + [("held out", example["held_out"])]
     rows += [
-        (f"{rank}{' ✓' if item['held_out'] else ''}", item["title"])
-        for rank, item in enumerate(example["recommended"], 1)
+        (f"{number}{' ✓' if item['held_out'] else ''}", item["title"])
+        for number, item in enumerate(example["recommended"], 1)
     ]
     return PageTable(("", "title"), rows, f"{name}: the held-out item is {found}")
 

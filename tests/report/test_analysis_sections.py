@@ -3,7 +3,7 @@
 import pytest
 from analysis_toys import toy_domains, toy_run
 
-from fedecider.report.analysis_sections import analysis_sections, sections_of
+from fedecider.report.analysis_sections import sections_of
 from fedecider.report.run_analysis import run_analysis
 
 TITLES = [
@@ -43,7 +43,7 @@ def test_every_part_of_a_run_with_fusion_weights(analysis):
 
 
 def test_parts_that_do_not_apply_are_left_out(tmp_path):
-    sections = analysis_sections(toy_run(tmp_path / "run", method="fedavg"), toy_domains(), {}, "tfidf")
+    sections = sections_of(run_analysis(toy_run(tmp_path / "run", method="fedavg"), toy_domains(), {}, "tfidf"))
     assert [one.title for one in sections] == [TITLES[place] for place in (1, 2, 3, 6, 7)]
     assert not sections[0].tables  # no weights, no correlation
     assert len(sections[0].figures[0].figure.data) == 2

@@ -34,7 +34,7 @@ def write_page_of(
         _costs(collected),
     ]
     if collected.views:
-        tables = [_results(collected.views, domain) for domain in _scopes(collected)[-1:]]
+        tables = [_results(collected.views, domain) for domain in _scopes(collected)[:1]]
         sections.append(Section("Models that are not reported", [], tables))
     sections += _analyses(config, lines, domains)
     title = f"Comparison: {', '.join(domains)}"
@@ -56,7 +56,8 @@ def _analyses(config: CompareConfig, lines: Sequence[Line], domains: Mapping[str
 
 
 def _scopes(collected: Collected) -> list[str]:
-    return shown_domains(collected.rows)
+    """The mean over domains first: it is what most readers came for."""
+    return shown_domains(collected.rows)[::-1]
 
 
 def _intervals() -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedecider.federation.record import plain, write_text
 
+DASHES = ("solid", "dash", "dot", "dashdot")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c6d31")  # Okabe and Ito
 
 
@@ -142,7 +143,7 @@ def convergence_curves(
                 name=method,
                 legendgroup=method,
                 showlegend=column == next(c for c, other in enumerate(curves.values()) if method in other),
-                line={"color": COLOURS[methods.index(method) % len(COLOURS)]},
+                line=_line_style(methods.index(method)),
                 mode="lines",
             )
             figure.add_trace(trace, row=1, col=column + 1)
@@ -154,6 +155,11 @@ def convergence_curves(
         for panel, m in curves.items()
     }
     return PlotFigure(figure, {"metric": metric, "curves": plain})
+
+
+def _line_style(number: int) -> dict[str, str]:
+    """Another dash once the colours are used up, so that no two of 32 lines look alike."""
+    return {"color": COLOURS[number % len(COLOURS)], "dash": DASHES[number // len(COLOURS) % len(DASHES)]}
 
 
 def save_figure(figure: PlotFigure, path: Path) -> list[Path]:

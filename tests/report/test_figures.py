@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
+from fedecider.report.figures import alpha_curves, alpha_heat_map, convergence_curves, save_figure, validation_curves
 
 DOMAINS = ["crime", "comics", "children"]
 
@@ -67,3 +67,9 @@ def test_bad_shapes_and_rounds_are_refused():
         alpha_curves(alphas(), [1, 2], DOMAINS, 1)
     with pytest.raises(ValueError, match="selected round 9"):
         alpha_heat_map(alphas(), [1, 2, 3, 4], DOMAINS, 9)
+
+
+def test_no_two_of_many_lines_look_alike():
+    curves = {"panel": {f"method {number}": [[1, 0.1], [2, 0.2]] for number in range(20)}}
+    lines = [(trace.line.color, trace.line.dash) for trace in convergence_curves(curves).figure.data]
+    assert len(set(lines)) == 20

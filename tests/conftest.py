@@ -20,7 +20,7 @@ def _one_thread():
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data sets; skips with the reason when it is absent."""
-    folder = Path(os.environ.get("FEDECIDER_DATA", REPOSITORY.parent / "shared" / "data"))
+    folder = Path(os.environ.get("FEDECIDER_DATA") or REPOSITORY.parent / "shared" / "data")
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder} (set FEDECIDER_DATA)")
     return folder

@@ -3,8 +3,8 @@
     python benchmarks/embedding.py --output benchmarks/results/DATE-embedding.md
 
 Each case runs in a process of its own, one after the other, so that peak memory is its own. A method is first held to
-its reference (24 clients, 2 rounds, largest difference printed), then both are timed in turns: the reference loop on a
-sample of clients, scaled by the number of local steps, since whole rounds of it take minutes.
+its reference (24 clients, 2 rounds, largest difference printed), then whole rounds of both are timed in turns: those of
+the reference loop with a sample of clients, scaled by the number of local steps.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from provenance import heading
 from embedding_fr.blocks import Federation
 from embedding_fr.methods import METHODS
 from embedding_fr.reference import REFERENCES
-from embedding_fr.reference.loop import make_user, run_reference
+from embedding_fr.reference.loop import reference_round, run_reference
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.embedding import EmbeddingRunConfig, EmbeddingSettings, set_up, train
 from fedecider.embedding_results import traffic_totals
 from fedecider.evaluation.protocols import STRICT
-from fedecider.federation.wire import take_row
 from fedecider.leaderboard import LeaderboardConfig, run_settings
 
 PUBLIC_CODE_S = {"fedem": 37.0, "fedrap": 45.0, "pfedrec": 9.0, "fedrecgel": 2.1}
@@ -83,20 +82,17 @@ def method_case(name: str, interactions: Interactions, rounds: int) -> dict:
     population, participation = setup.population, settings.run.participation
     sample = list(range(0, interactions.num_users, max(1, interactions.num_users // SAMPLE)))
     server, local = setup.method.init()
+    local = {name: tensor.clone() for name, tensor in local.items()}
+    num_steps_N = -(-population.num_train_N * (1 + settings.training.num_negatives) // settings.training.batch_size)
+    scale = float(num_steps_N.sum() / num_steps_N[sample].sum()) * participation
     ours, theirs, records = [], [], []
     for turn in range(rounds):
         one = settings._replace(run=EmbeddingRunConfig(**{**vars(settings.run), "num_rounds": 1, "seed": turn}))
         train(one, setup, on_round=records.append)
         ours.append(records[-1]["wall_s"])
-        started, steps = time.perf_counter(), 0
-        for client in sample:
-            user = make_user(federation, settings.training, population, client, 1)
-            reference.client(user, reference.download(server, client), take_row(local, client))
-            steps += -(-user.num_train * (1 + settings.training.num_negatives) // settings.training.batch_size)
-        spent = time.perf_counter() - started
-        counts = population.num_train_N * (1 + settings.training.num_negatives)
-        all_steps = int((-(-counts // settings.training.batch_size)).sum())
-        theirs.append(spent * all_steps / steps * participation)
+        started = time.perf_counter()
+        reference_round(reference, federation, settings.training, population, 1, sample, server, local)
+        theirs.append((time.perf_counter() - started) * scale)
     ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
     return {
         "difference": worst,
@@ -211,9 +207,9 @@ def _report(results: dict[str, dict], args: argparse.Namespace) -> list[str]:
     lines += [
         "ML-100K (943 clients, 1,682 items) at each paper's settings. `ours` and `per-user loop` are a round's seconds",
         "without validation, medians over the rounds; the ratio is the median of the rounds' own ratios (least to",
-        f"greatest). The loop was timed on {SAMPLE} clients and scaled by local steps. `difference`: the largest one",
-        f"between the two over all tensors after 2 rounds of {CHECKED} clients, in float64. `public code`: the papers'",
-        "code, one thread of a similar machine, measured earlier and not in this run.",
+        f"greatest). The loop's rounds were those of about {SAMPLE} clients, scaled by local steps. `difference`: the",
+        f"largest one between the two over all tensors after 2 rounds of {CHECKED} clients, in float64. `public code`:",
+        "the papers' code, one thread of a similar machine, measured earlier and not in this run.",
         "",
         "| method | ours s | per-user loop s | ratio | public code s | validation s | bytes up | bytes down | peak GB "
         "| difference |",

@@ -24,7 +24,7 @@ from embedding_fr.local_training import (
     plain_gradients,
     received,
     received_rows,
-    train_epoch,
+    train_batches,
 )
 from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
 from embedding_fr.stacked import Optimiser, fresh_state
@@ -87,11 +87,8 @@ def averaged(
             )
         objective = Objective(model.logits, penalty(params) if penalty else None)
         state = fresh_state(optimiser, params)
-        loss_C = torch.zeros(len(block.clients))
-        for epoch in range(training.local_epochs):
-            batches = epoch_batches(examples, place_CB, training.batch_size, epoch)
-            last = epoch == training.local_epochs - 1
-            loss_C = train_epoch(objective, params, groups, batches, optimiser, state, gradients, measure=last)
+        batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
+        loss_C = train_batches(objective, params, groups, batches, optimiser, state, gradients)
         check_finite(params, loss_C, block.clients, round)
         upload = Upload(
             block.clients,

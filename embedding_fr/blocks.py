@@ -17,7 +17,7 @@ from fedecider.evaluation.protocols import Protocol, check_sequences, held_out, 
 from fedecider.federation.method import Block
 from fedecider.federation.streams import stream
 
-CPU_BLOCK_BYTES = 6 << 20
+CPU_BLOCK_BYTES = 12 << 20
 """Working set of a block on a CPU: what stays in the caches is several times faster than what does not."""
 
 

@@ -49,9 +49,6 @@ def elastic(
         server, local = method.init()
         return server, {**local, **start_merging(merging, server[scorer.table], federation)}
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return method.broadcast(round, server, clients)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
         added = {LAST: own[LAST], **merge.adapter}
@@ -70,8 +67,12 @@ def elastic(
         chosen = replaced(download, scorer.table, scored_CID, offsets)
         return method.positions("global", chosen, without_merging(own), block, split)
 
-    return FederatedMethod(
-        f"{method.name}_em", init, broadcast, client_update, method.server_aggregate, positions, ("merged", "local")
+    return method._replace(
+        name=f"{method.name}_em",
+        init=init,
+        client_update=client_update,
+        positions=positions,
+        views=("merged", "local"),
     )
 
 
@@ -100,7 +101,7 @@ def trained_adapters(
         params[name] = received(download, name, len(block.clients))
     params[scorer.table] = start_CRD
     for epoch in range(training.local_epochs if merging.learns else 0):
-        batches = list(epoch_batches(examples, place_CB, training.batch_size, epoch))
+        batches = list(epoch_batches(examples, place_CB, training.batch_size, range(epoch, epoch + 1)))
         merge = merge_epoch(merge, scorer, params, batches)
     return merge
 

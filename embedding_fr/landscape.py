@@ -122,7 +122,7 @@ def _batches(
             block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
         )
         row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
-        (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], 0)
+        (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], range(1))
         batch = batch._replace(weight_AB=(batch.weight_AB > 0.0).to(batch.weight_AB) / num_examples)
         params = {name: local[name][block.clients].to(federation.device) for name in model.private}
         for name in model.shared:

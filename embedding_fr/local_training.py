@@ -53,7 +53,7 @@ def plain_gradients(objective: Objective, params: Tree, names: Sequence[str], ba
     return dict(zip(names, gradients, strict=True)), logit_AB.detach()
 
 
-def train_epoch(
+def train_batches(
     objective: Objective,
     params: Tree,
     groups: Sequence[Sequence[str]],
@@ -63,22 +63,26 @@ def train_epoch(
     gradients: Gradients = plain_gradients,
     measure: bool = True,
 ) -> Tensor:
-    """One pass; every batch updates the groups of tensors one after the other, in place. -> (C,) mean loss per client.
+    """Every batch updates the groups of tensors one after the other, in place. -> (C,) mean loss of each client.
 
-    The loss is that of the batches as they came, before their step, without the regulariser; without ``measure`` it
-    is left at zero, which saves a tenth of the time in the epochs that nobody reads.
+    The loss is that of the batches of a client's last epoch as they came, before their step, without the regulariser;
+    without ``measure`` it is left at zero.
     """
     first = next(iter(params.values()))
     loss_C, batches_C = first.new_zeros(len(first)), first.new_zeros(len(first))
     for batch in batches:
         for number, names in enumerate(groups):
             gradient, logit_AB = gradients(objective, params, names, batch)
-            if measure and number == 0:
-                error_AB = softplus(logit_AB) - batch.label_AB * logit_AB
-                loss_C[: batch.active] += (error_AB * batch.weight_AB).sum(1)
-                batches_C[: batch.active] += 1.0
+            if measure and number == 0 and batch.last_A is not None:
+                loss_C[: batch.active] += batch_loss(logit_AB, batch) * batch.last_A
+                batches_C[: batch.active] += batch.last_A
             apply_step(optimiser, params, gradient, state)
     return loss_C / batches_C.clamp(min=1.0)
+
+
+def batch_loss(logit_AB: Tensor, batch: Batch) -> Tensor:
+    """(A,) weighted sum of the cross-entropies: with the weights of a batch each client's mean."""
+    return ((softplus(logit_AB) - batch.label_AB * logit_AB) * batch.weight_AB).sum(1)
 
 
 def dot_logits(params: Tree, item: Tensor | None) -> Tensor:
@@ -92,48 +96,61 @@ def inner_products(row_CBD: Tensor, vector_CD: Tensor) -> Tensor:
 
 
 def dot_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
-    """:func:`plain_gradients` of :func:`dot_logits` in closed form, at half the time.
+    """:func:`plain_gradients` of :func:`dot_logits` in closed form, at a third of the time.
 
-    With r = (sigmoid(p . q_i) - y) / batch size: dL/dp = sum r q_i, dL/dq_i = sum r p over the examples of item i.
+    With g_i = the sum of (sigmoid(p . q_i) - y) / batch size over the examples of item i: dL/dp = sum g_i q_i,
+    dL/dq_i = g_i p.
     """
     assert objective.logits is dot_logits, "the closed form is that of an inner product"
     assert objective.penalty is None, "the closed form has no regulariser"
     table_ARD, user_AD = params["item_table"][: batch.active], params["user"][: batch.active]
-    row_ABD = take(table_ARD, batch.item_AB)
-    logit_AB = inner_products(row_ABD, user_AD)
-    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+    slope_AR, logit_AB = row_slopes(inner_products(table_ARD, user_AD), batch)
     gradients: Tree = {}
     for name in names:
         if name == "user":
-            gradients[name] = torch.bmm(residual_AB[:, None], row_ABD)[:, 0]
+            gradients[name] = weighted_sum(slope_AR, table_ARD)
         else:
-            gradients[name] = add_rows(table_ARD.shape, batch.item_AB, residual_AB[:, :, None] * user_AD[:, None])
+            gradients[name] = slope_AR[:, :, None] * user_AD[:, None]
     return gradients, logit_AB
+
+
+def row_slopes(score_AR: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(A, R) derivative of each client's loss by the score of each of its rows, and the logits (A, B).
+
+    For scores that depend on the item alone: then every row is scored once, in order, and only these numbers are
+    gathered and scattered, not rows of a table.
+    """
+    logit_AB = score_AR.gather(1, batch.item_AB)
+    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+    return torch.zeros_like(score_AR).scatter_add_(1, batch.item_AB, residual_AB), logit_AB
+
+
+def weighted_sum(weight_AR: Tensor, table_ARD: Tensor) -> Tensor:
+    """(A, D) ``sum_r w_r q_r``."""
+    return torch.bmm(weight_AR[:, None], table_ARD)[:, 0]
 
 
 def add_rows(shape: Sequence[int], item_AB: Tensor, value_ABD: Tensor) -> Tensor:
     """(A, R, D) zeros with ``value[a, b]`` added to row ``item[a, b]`` of client a."""
     num_clients, num_rows, size = shape
     total = value_ABD.new_zeros(num_clients * num_rows, size)
-    total.index_add_(0, flat_rows(item_AB, num_rows), value_ABD.reshape(-1, size))
+    total.index_add_(0, _flat_rows(item_AB, num_rows), value_ABD.reshape(-1, size))
     return total.view(num_clients, num_rows, size)
-
-
-def flat_rows(item_AB: Tensor, num_rows: int) -> Tensor:
-    """(A * B,) row numbers in the tables of all clients, one after the other."""
-    first_A1 = torch.arange(len(item_AB), device=item_AB.device)[:, None] * num_rows
-    return (item_AB + first_A1).reshape(-1)
 
 
 def take(table: Tensor, item: Tensor | None) -> Tensor:
     """(C, B, D) rows ``item`` (C, B) of each client's table (C, R, D); None takes all rows."""
     if item is None:
         return table
-    num_clients, num_rows, _ = table.shape
-    first_C1 = torch.arange(num_clients, device=table.device)[:, None] * num_rows
-    return (
-        table.reshape(num_clients * num_rows, -1).index_select(0, (item + first_C1).reshape(-1)).view(*item.shape, -1)
-    )
+    num_clients, num_rows, size = table.shape
+    flat = table.reshape(num_clients * num_rows, size)
+    return flat.index_select(0, _flat_rows(item, num_rows)).view(*item.shape, size)
+
+
+def _flat_rows(item_CB: Tensor, num_rows: int) -> Tensor:
+    """(C * B,) row numbers in the tables of all clients, one after the other."""
+    first_C1 = torch.arange(len(item_CB), device=item_CB.device)[:, None] * num_rows
+    return (item_CB + first_C1).reshape(-1)
 
 
 def received(download: Download, name: str, num_clients: int) -> Tensor:

@@ -29,9 +29,9 @@ from embedding_fr.local_training import (
     inner_products,
     plain_gradients,
     take,
-    train_epoch,
+    train_batches,
 )
-from embedding_fr.mlp import layer_sizes, mlp, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
 from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser, fresh_state
 from embedding_fr.tables import personal_table
@@ -190,7 +190,7 @@ def merge_epoch(merge: Merge, scorer: Scorer, params: Tree, batches: Sequence[Ba
         seen["kept_score"] = inner_products(kept_CRD, params["user"])
         seen["effect"] = inner_products(merge.difference_CRD, params["user"])
         gradients = partial(dot_adapter_gradients, merge.merging.sizes(kept_CRD.shape[2]))
-    train_epoch(objective, seen, [[ADAPTER]], batches, merge.optimiser, merge.state, gradients, measure=False)
+    train_batches(objective, seen, [[ADAPTER]], batches, merge.optimiser, merge.state, gradients, measure=False)
     step_CRD = weights_of(merge.merging, merge.adapter[ADAPTER], merge.feature) * merge.difference_CRD
     params[scorer.table] = kept_CRD + step_CRD
     return merge._replace(step_CRD=step_CRD)
@@ -236,24 +236,14 @@ def dot_adapter_gradients(
     The logit is ``kept_score_i + rho_i effect_i``, where kept_score and effect (C, R) are the user embedding's products
     with the rows of the table without the merge and with Q_g - Q_l.
     """
-    active, item_AB, num_layers = batch.active, batch.item_AB, len(sizes) - 1
+    active, item_AB = batch.active, batch.item_AB
     feature, effect_AB = params["feature"][:active], params["effect"][:active].gather(1, item_AB)
     one_for_all = feature.shape[1] == 1  # DM, or a single row
     layers = adapter_layers(params[ADAPTER][:active], sizes)
-    hidden = [feature if one_for_all else take(feature, item_AB)]
-    for layer in range(num_layers):
-        weight, bias_A1K = layers[f"{ADAPTER}.{layer}.weight"], layers[f"{ADAPTER}.{layer}.bias"][:, None]
-        out = torch.baddbmm(bias_A1K, hidden[-1], weight)
-        hidden.append(out if layer == num_layers - 1 else out.relu_())
-    rho = torch.sigmoid(hidden.pop()[:, :, 0])
+    *hidden, out = mlp_layers(layers, ADAPTER, feature if one_for_all else take(feature, item_AB))
+    rho = torch.sigmoid(out[:, 0])
     logit_AB = torch.addcmul(params["kept_score"][:active].gather(1, item_AB), rho, effect_AB)
     residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB).mul_(effect_AB)
     residual = residual_AB.sum(1, keepdim=True) if one_for_all else residual_AB
-    upstream = (residual * rho * (1.0 - rho))[:, :, None]
-    parts: list[Tensor] = []
-    for layer in reversed(range(num_layers)):
-        parts = [torch.bmm(hidden[layer].mT, upstream).flatten(1), upstream.sum(1), *parts]
-        if layer:
-            weight = layers[f"{ADAPTER}.{layer}.weight"]
-            upstream = torch.bmm(upstream, weight.mT).mul_(hidden[layer] > 0)
-    return {ADAPTER: torch.cat(parts, 1)}, logit_AB
+    gradients = mlp_gradients(layers, ADAPTER, hidden, (residual * rho * (1.0 - rho))[:, None]).layers
+    return {ADAPTER: torch.cat([gradients[name].flatten(1) for name in layers], 1)}, logit_AB

@@ -8,7 +8,9 @@ Shape legend: C clients of a block, B rows of a client, F features of a row, K f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,18 +43,61 @@ def mlp(params: Tree, name: str, row_CBF: Tensor, client_CK: Tensor | None = Non
     concatenated to each of them, but enter the first layer once per client. A shared network is expanded to C first
     (:func:`embedding_fr.local_training.received`).
     """
-    num_layers = sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in params)
-    hidden = row_CBF
+    return mlp_layers(params, name, row_CBF, client_CK)[-1].mT
+
+
+def mlp_layers(params: Tree, name: str, row_CBF: Tensor, client_CK: Tensor | None = None) -> list[Tensor]:
+    """Of :func:`mlp` the input of every layer and at the end the output, each (C, features, B).
+
+    Rows stand side by side since layers are a few units wide: products of that form are two to eight times faster.
+    """
+    hidden = [row_CBF.mT]
+    num_layers = _num_layers(params, name)
     for layer in range(num_layers):
-        weight, offset = params[f"{name}.{layer}.weight"], params[f"{name}.{layer}.bias"][:, None]
+        weight, offset = params[f"{name}.{layer}.weight"], params[f"{name}.{layer}.bias"][:, :, None]
         if layer == 0 and client_CK is not None:
             num_common = client_CK.shape[1]
-            offset = torch.baddbmm(offset, client_CK[:, None], weight[:, :num_common])
+            offset = torch.baddbmm(offset, weight[:, :num_common].mT, client_CK[:, :, None])
             weight = weight[:, num_common:]
-        if layer > 0:
-            hidden = torch.relu(hidden)
-        hidden = torch.baddbmm(offset, hidden, weight)
+        out = torch.baddbmm(offset, weight.mT, hidden[-1])
+        hidden.append(torch.relu(out) if layer < num_layers - 1 else out)
     return hidden
+
+
+class MlpGradients(NamedTuple):
+    """Derivatives of a loss by what :func:`mlp` takes."""
+
+    layers: Tree
+    row_CBF: Tensor
+    client_CK: Tensor | None
+
+
+def mlp_gradients(
+    params: Tree, name: str, hidden: Sequence[Tensor], upstream_COB: Tensor, client_CK: Tensor | None = None
+) -> MlpGradients:
+    """Backpropagation through :func:`mlp_layers`: ``hidden`` are the inputs of its layers, ``upstream_COB`` is the
+    derivative by its output. Faster than autograd, which clears whole tensors to fill in slices.
+    """
+    layers: Tree = {}
+    by_client_CK = None
+    for layer in reversed(range(_num_layers(params, name))):
+        weight, bias_CO = params[f"{name}.{layer}.weight"], upstream_COB.sum(2)
+        gradient = torch.bmm(upstream_COB, hidden[layer].mT).mT
+        if layer == 0 and client_CK is not None:
+            num_common = client_CK.shape[1]
+            gradient = torch.cat([client_CK[:, :, None] * bias_CO[:, None], gradient], 1)
+            by_client_CK = torch.bmm(weight[:, :num_common], bias_CO[:, :, None])[:, :, 0]
+            weight = weight[:, num_common:]
+        layers[f"{name}.{layer}.weight"], layers[f"{name}.{layer}.bias"] = gradient, bias_CO
+        if layer:
+            one = upstream_COB.shape[1] == 1  # then the product is an outer one
+            upstream_COB = weight * upstream_COB if one else torch.bmm(weight, upstream_COB)
+            upstream_COB *= hidden[layer].sign()  # 0 where ReLU cut off, else 1
+    return MlpGradients(layers, torch.bmm(upstream_COB.mT, weight.mT), by_client_CK)
+
+
+def _num_layers(params: Tree, name: str) -> int:
+    return sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in params)
 
 
 def layer_sizes(text: str) -> tuple[int, ...]:

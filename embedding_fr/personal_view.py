@@ -41,7 +41,8 @@ def with_personal_view(method: FederatedMethod, federation: Federation) -> Feder
         return method.positions(view, download, _without_table(own), block, split)
 
     views = ("personal", *method.views)
-    return method._replace(init=init, client_update=client_update, positions=positions, views=views)
+    unread = (*method.unread, PERSONAL)
+    return method._replace(init=init, client_update=client_update, positions=positions, views=views, unread=unread)
 
 
 def _without_table(own: Tree) -> Tree:

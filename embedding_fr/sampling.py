@@ -34,7 +34,7 @@ class Examples(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One local step of the first ``active`` clients of a block; the others have no batch left in this epoch."""
+    """One local step of the first ``active`` clients of a block; the others have no batch left."""
 
     active: int
     item_AB: Tensor
@@ -42,6 +42,8 @@ class Batch(NamedTuple):
     label_AB: Tensor
     weight_AB: Tensor
     """1 / (examples of the client in this batch), 0 where padded: weighted sums are means."""
+    last_A: Tensor | None = None
+    """(A,) bool: whose last epoch this batch belongs to; None where it is nobody's."""
 
 
 def draw_examples(
@@ -100,20 +102,43 @@ def touched_rows(item_CB: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     return row_CR, torch.empty_like(place).scatter_(1, place, row)
 
 
-def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epoch: int) -> Iterator[Batch]:
-    """The shuffled batches of one epoch; ``place_CB`` says which table row each example uses."""
-    order_CB = _shuffled(examples, epoch)
-    # Padded examples stand at the end of the order; they have weight 0, so any row will do for them.
-    item_CB = place_CB.gather(1, order_CB)
-    label_CB = (order_CB < examples.num_positive_C[:, None]).to(torch.get_default_dtype())
-    counts = examples.count_C.tolist()
-    for start in range(0, counts[0], batch_size):
-        active = sum(count > start for count in counts)
-        end = min(start + batch_size, counts[0])
-        left_A1 = (examples.count_C[:active, None] - start).clamp(max=batch_size)
-        real_AB = torch.arange(end - start, device=item_CB.device) < left_A1
-        weight_AB = real_AB / left_A1.to(label_CB.dtype)
-        yield Batch(active, item_CB[:active, start:end], label_CB[:active, start:end], weight_AB)
+def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epochs: range) -> Iterator[Batch]:
+    """The shuffled batches of these epochs; ``place_CB`` says which table row each example uses.
+
+    A client goes from one epoch to the next without waiting for those who have more batches, so clients that step
+    together have done equally many steps. Legend here: E epochs, K steps of the largest client, B examples of a batch.
+    """
+    num_clients, num_columns = place_CB.shape
+    num_epochs, device = len(epochs), place_CB.device
+    item_CEX = place_CB.new_empty(num_clients, num_epochs, num_columns)
+    label_CEX = torch.empty(item_CEX.shape, device=device)
+    for number, epoch in enumerate(epochs):
+        # Padded examples stand at the end of an order; they have weight 0, so any row will do for them.
+        order_CX = _shuffled(examples, epoch)
+        item_CEX[:, number] = place_CB.gather(1, order_CX)
+        label_CEX[:, number] = order_CX < examples.num_positive_C[:, None]
+    item_F, label_F = item_CEX.view(-1), label_CEX.view(-1)
+    steps_C = -(-examples.count_C // batch_size)  # of one epoch
+    step_K1 = torch.arange(int(steps_C[0]) * num_epochs, device=device)[:, None]
+    epoch_KC, start_KC = (step_K1 // steps_C).clamp(max=num_epochs - 1), step_K1 % steps_C * batch_size
+    left_KC1 = (examples.count_C - start_KC).clamp(max=batch_size)[:, :, None]
+    first_C = torch.arange(num_clients, device=device) * num_epochs
+    first_KC1 = ((first_C + epoch_KC) * num_columns + start_KC)[:, :, None]
+    share_KC1 = 1.0 / left_KC1.to(label_F.dtype)
+    last_KC = step_K1 >= steps_C * (num_epochs - 1)
+    column_B = torch.arange(min(batch_size, num_columns), device=device)
+    steps, active = steps_C.tolist(), num_clients
+    for step in range(steps[0] * num_epochs):
+        while steps[active - 1] * num_epochs <= step:
+            active -= 1
+        index_AB = (first_KC1[step, :active] + column_B).clamp_(max=len(item_F) - 1)
+        yield Batch(
+            active,
+            item_F[index_AB],
+            label_F[index_AB],
+            (column_B < left_KC1[step, :active]) * share_KC1[step, :active],
+            last_KC[step, :active] if step >= steps[active - 1] * (num_epochs - 1) else None,
+        )
 
 
 def sort_rows(value_CB: Tensor) -> Tensor:

@@ -56,10 +56,10 @@ def apply_step(optimiser: Optimiser, params: Tree, gradients: Tree, state: Tree)
     for rate in dict.fromkeys(optimiser.learning_rate[name] for name in gradients):
         names = [name for name in gradients if optimiser.learning_rate[name] == rate]
         adam(
-            [mine[name][run] for name in names for run in runs],
-            [gradients[name][run] for name in names for run in runs],
-            [state[f"{name}.mean"][run] for name in names for run in runs],
-            [state[f"{name}.square"][run] for name in names for run in runs],
+            _parts([mine[name] for name in names], runs),
+            _parts([gradients[name].contiguous() for name in names], runs),  # the kernel reads on without a look
+            _parts([state[f"{name}.mean"][:active] for name in names], runs),
+            _parts([state[f"{name}.square"][:active] for name in names], runs),
             [],
             [state[f"{name}.steps"][run.start].to(mine[name].device, copy=True) for name in names for run in runs],
             fused=True,
@@ -73,6 +73,10 @@ def apply_step(optimiser: Optimiser, params: Tree, gradients: Tree, state: Tree)
         )
     for name in gradients:
         state[f"{name}.steps"][:active] += 1.0
+
+
+def _parts(tensors: list[Tensor], runs: list[slice]) -> list[Tensor]:
+    return tensors if len(runs) == 1 else [tensor[run] for tensor in tensors for run in runs]
 
 
 def _equal_runs(steps_A: Tensor) -> list[slice]:

@@ -23,7 +23,7 @@ from embedding_fr.local_training import (
     dot_logits,
     received,
     received_rows,
-    train_epoch,
+    train_batches,
 )
 from embedding_fr.merging import (
     LAST,
@@ -168,10 +168,10 @@ def merged_method(federation: Federation, training: TrainingConfig, merging: Mer
         params = {"user": own["user"].clone(), TABLE: start_CRD}
         state, loss_C = fresh_state(optimiser, params), torch.zeros(len(row_CR))
         for epoch in range(training.local_epochs):
-            batches = list(epoch_batches(examples, place_CB, training.batch_size, epoch))
+            batches = list(epoch_batches(examples, place_CB, training.batch_size, range(epoch, epoch + 1)))
             merge = merge_epoch(merge, scorer, params, batches)
             last = epoch == training.local_epochs - 1
-            loss_C = train_epoch(
+            loss_C = train_batches(
                 Objective(dot_logits), params, [list(params)], batches, optimiser, state, dot_gradients, measure=last
             )
         check_finite({**params, **merge.adapter}, loss_C, block.clients, round)

@@ -14,7 +14,7 @@ from torch import Tensor
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Logits, Objective, check_finite, inner_products, received, take, train_epoch
+from embedding_fr.local_training import Logits, Objective, check_finite, inner_products, received, take, train_batches
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mix_in_place, squared_distances, start_server
@@ -65,10 +65,9 @@ def code_method(
         frozen = {"sent": take(download.per_client[TABLE], row), "has_mix": download.per_client[PERSONAL]}
         trained = {"user": own["user"].clone(), ADAPTER: own[ADAPTER].clone(), TABLE: take(start_CID, row)}
         params, objective = {**trained, **frozen}, Objective(merging_logits(merging))
-        state, loss_C = fresh_state(optimiser, params), torch.zeros(len(row_CR))
-        for epoch in range(training.local_epochs):
-            batches = epoch_batches(examples, place_CB, training.batch_size, epoch)
-            loss_C = train_epoch(objective, params, [[ADAPTER], ["user", TABLE]], batches, optimiser, state)
+        batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
+        state = fresh_state(optimiser, params)
+        loss_C = train_batches(objective, params, [[ADAPTER], ["user", TABLE]], batches, optimiser, state)
         check_finite(trained, loss_C, block.clients, round)
         table_CID = set_rows(start_CID, row_CR, trained[TABLE])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})

@@ -5,16 +5,19 @@ Shape legend: N clients of the run, C clients of a block, I items, D dims, B exa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import take
-from embedding_fr.mlp import layer_sizes, mlp, start_mlp
+from embedding_fr.local_training import Objective, add_rows, take
+from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
+from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
 from fedecider.federation.method import FederatedMethod, Tree
@@ -54,7 +57,7 @@ def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfi
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
-    return averaged("fedncf", model, federation, training, optimiser=optimiser)
+    return averaged("fedncf", model, federation, training, optimiser=optimiser, gradients=ncf_gradients)
 
 
 def ncf_model(federation: Federation, training: TrainingConfig, hidden_sizes: str) -> Model:
@@ -73,3 +76,21 @@ def ncf_model(federation: Federation, training: TrainingConfig, hidden_sizes: st
 def ncf_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) outputs of ``scorer`` for [p_u, q_i]."""
     return mlp(params, "scorer", take(params["item_table"], item), params["user"])[:, :, 0]
+
+
+def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+    """:func:`embedding_fr.local_training.plain_gradients` of :func:`ncf_logits`, by backpropagation in closed form."""
+    assert objective.logits is ncf_logits, "the closed form is that of this network"
+    assert objective.penalty is None, "the closed form has no regulariser"
+    seen = {name: tensor[: batch.active] for name, tensor in params.items()}
+    table_ARD, user_AD = seen["item_table"], seen["user"]
+    *hidden, out = mlp_layers(seen, "scorer", take(table_ARD, batch.item_AB), user_AD)
+    logit_AB = out[:, 0]
+    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+    found = mlp_gradients(seen, "scorer", hidden, residual_AB[:, None], user_AD)
+    gradients = {
+        **found.layers,
+        "user": found.client_CK,
+        "item_table": add_rows(table_ARD.shape, batch.item_AB, found.row_CBF),
+    }
+    return {name: gradients[name] for name in names}, logit_AB

@@ -14,11 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import check_finite, inner_products, received, take
+from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take
 from embedding_fr.sampling import Batch, draw_examples, epoch_batches
 from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import normal, personal_table
@@ -311,20 +310,18 @@ def _train(
     shrinks = config.variant == "paper" and config.sparsity == "l1" and COMMON in params
     decay_C = params["user"].new_ones(len(block.clients))
     loss_C, batches_C = torch.zeros_like(decay_C), torch.zeros_like(decay_C)
-    for epoch in range(training.local_epochs):
-        for batch in epoch_batches(examples, place_CB, training.batch_size, epoch):
-            active = slice(batch.active)
-            step, logit_AB = gradients(params, batch, config, now, training.weight_decay)
-            for name, gradient in step.items():
-                rate = now.item_rate if name in TABLES else now.user_rate
-                _descend(params[name][active], gradient, rate, decay_C[active], config.variant)
-            if shrinks:
-                soft_threshold_(params[COMMON][active], now.item_rate * now.sparsity)
-            decay_C[active] *= STEP_DECAY
-            if epoch == training.local_epochs - 1:
-                error_AB = softplus(logit_AB) - batch.label_AB * logit_AB
-                loss_C[active] += (error_AB * batch.weight_AB).sum(1)
-                batches_C[active] += 1.0
+    for batch in epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs)):
+        active = slice(batch.active)
+        step, logit_AB = gradients(params, batch, config, now, training.weight_decay)
+        for name, gradient in step.items():
+            rate = now.item_rate if name in TABLES else now.user_rate
+            _descend(params[name][active], gradient, rate, decay_C[active], config.variant)
+        if shrinks:
+            soft_threshold_(params[COMMON][active], now.item_rate * now.sparsity)
+        decay_C[active] *= STEP_DECAY
+        if batch.last_A is not None:
+            loss_C[active] += batch_loss(logit_AB, batch) * batch.last_A
+            batches_C[active] += batch.last_A
     return loss_C / batches_C
 
 

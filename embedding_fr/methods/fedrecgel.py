@@ -119,7 +119,7 @@ def neumf_logits(params: Tree, item: Tensor | None) -> Tensor:
 
 def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> Batch:
     """All examples of every client at once, weighted such that the loss is the SUM of the means of its batches."""
-    (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], 0)
+    (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], range(1))
     column_B = torch.arange(place_CB.shape[1], device=place_CB.device)
     start_B = column_B.div(batch_size, rounding_mode="floor") * batch_size
     size_CB = (examples.count_C[:, None] - start_B).clamp(max=batch_size)

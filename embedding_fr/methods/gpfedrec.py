@@ -16,7 +16,7 @@ from torch import Tensor
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_epoch
+from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_batches
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
@@ -128,10 +128,8 @@ def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecC
 
         params = {**{name: tensor.clone() for name, tensor in own.items()}, "item_table": start_CRD}
         state = fresh_state(optimiser, params)
-        loss_C = torch.zeros(len(block.clients))
-        for epoch in range(training.local_epochs):
-            batches = epoch_batches(examples, place_CB, training.batch_size, epoch)
-            loss_C = train_epoch(Objective(model.logits, pull), params, [list(params)], batches, optimiser, state)
+        batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
+        loss_C = train_batches(Objective(model.logits, pull), params, [list(params)], batches, optimiser, state)
         check_finite(params, loss_C, block.clients, round)
         steps_C = training.local_epochs * -(-examples.count_C // training.batch_size)
         rate = 2.0 * optimiser.learning_rate["item_table"] * weight / num_numbers

@@ -19,15 +19,16 @@ from embedding_fr.local_training import (
     Gradients,
     Logits,
     Objective,
-    add_rows,
     check_finite,
     dot_gradients,
     dot_logits,
     inner_products,
     received,
     received_rows,
+    row_slopes,
     take,
-    train_epoch,
+    train_batches,
+    weighted_sum,
 )
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import Batch, Examples, draw_examples, epoch_batches, touched_rows
@@ -159,21 +160,19 @@ def low_rank_logits(params: Tree, item: Tensor | None) -> Tensor:
 
 
 def low_rank_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
-    """Closed form: with r = (sigmoid(z) - y) / batch size and s = sum r a_i, ``dL/dp = sum r q_i + B^T s``,
-    ``dL/da_i = sum r B p``, ``dL/dB = s p^T``.
+    """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i and
+    s = sum g_i a_i, ``dL/dp = sum g_i q_i + B^T s``, ``dL/da_i = g_i B p``, ``dL/dB = s p^T``.
     """
     table, user, buffer_a, buffer_b = (
         params[name][: batch.active] for name in ("item_table", "user", "buffer_a", "buffer_b")
     )
-    item_ABD, left_ABK = take(table, batch.item_AB), take(buffer_a, batch.item_AB)
     seen_AK = inner_products(buffer_b, user)
-    logit_AB = inner_products(item_ABD, user) + inner_products(left_ABK, seen_AK)
-    residual_A1B = _residual(logit_AB, batch)[:, None]
-    sum_A1K = torch.bmm(residual_A1B, left_ABK)
+    slope_AR, logit_AB = row_slopes(inner_products(table, user) + inner_products(buffer_a, seen_AK), batch)
+    sum_AK = weighted_sum(slope_AR, buffer_a)
     gradients = {
-        "user": torch.baddbmm(torch.bmm(residual_A1B, item_ABD), sum_A1K, buffer_b)[:, 0],
-        "buffer_a": add_rows(buffer_a.shape, batch.item_AB, residual_A1B.mT * seen_AK[:, None]),
-        "buffer_b": sum_A1K.mT * user[:, None],
+        "user": weighted_sum(slope_AR, table) + weighted_sum(sum_AK, buffer_b),
+        "buffer_a": slope_AR[:, :, None] * seen_AK[:, None],
+        "buffer_b": sum_AK[:, :, None] * user[:, None],
     }
     return {name: gradients[name] for name in names}, logit_AB
 
@@ -185,17 +184,12 @@ def full_logits(params: Tree, item: Tensor | None) -> Tensor:
 
 
 def full_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
-    """Closed form: ``dL/dp = sum r (q_i + w_i)``; a row of the table and that of the buffer have one gradient, r p."""
+    """Closed form: ``dL/dp = sum g_i (q_i + w_i)``; a row of the table and that of the buffer have one gradient, g_i p."""
     table, user, buffer = (params[name][: batch.active] for name in ("item_table", "user", "buffer"))
-    row_ABD = take(table, batch.item_AB) + take(buffer, batch.item_AB)
-    logit_AB = inner_products(row_ABD, user)
-    residual_AB1 = _residual(logit_AB, batch)[:, :, None]
-    table_gradient = add_rows(buffer.shape, batch.item_AB, residual_AB1 * user[:, None])
-    gradients = {
-        "user": torch.bmm(residual_AB1.mT, row_ABD)[:, 0],
-        "item_table": table_gradient,
-        "buffer": table_gradient,
-    }
+    both_ARD = table + buffer
+    slope_AR, logit_AB = row_slopes(inner_products(both_ARD, user), batch)
+    table_gradient = slope_AR[:, :, None] * user[:, None]
+    gradients = {"user": weighted_sum(slope_AR, both_ARD), "item_table": table_gradient, "buffer": table_gradient}
     return {name: gradients[name] for name in names}, logit_AB
 
 
@@ -218,17 +212,10 @@ def _train(
     first_epoch: int,
 ) -> Tensor:
     """Local epochs of one stage, in place, with a fresh optimiser -> (C,) loss of the last epoch."""
-    objective, state = Objective(stage.logits), fresh_state(optimiser, params)
-    loss_C = torch.zeros(len(place_CB))
-    for epoch in range(training.local_epochs):
-        batches = epoch_batches(examples, place_CB, training.batch_size, first_epoch + epoch)
-        last = epoch == training.local_epochs - 1
-        loss_C = train_epoch(objective, params, [stage.names], batches, optimiser, state, stage.gradients, measure=last)
-    return loss_C
-
-
-def _residual(logit_AB: Tensor, batch: Batch) -> Tensor:
-    return torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+    epochs = range(first_epoch, first_epoch + training.local_epochs)
+    batches = epoch_batches(examples, place_CB, training.batch_size, epochs)
+    state = fresh_state(optimiser, params)
+    return train_batches(Objective(stage.logits), params, [stage.names], batches, optimiser, state, stage.gradients)
 
 
 _TABLES = ("buffer_a", "buffer")

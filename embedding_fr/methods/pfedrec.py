@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Objective, add_rows, inner_products, take
+from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
 from embedding_fr.mlp import start_mlp
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import Batch
@@ -107,21 +106,20 @@ def linear_logits(params: Tree, item: Tensor | None) -> Tensor:
 
 
 def linear_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
-    """Closed form: with r = (sigmoid(z) - y) / batch size, ``dL/dw = sum r q_i``, ``dL/db = sum r`` and
-    ``dL/dq_i = sum r w`` over the examples of item i.
+    """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i, ``dL/dw = sum g_i
+    q_i``, ``dL/db = sum g_i`` and ``dL/dq_i = g_i w``.
     """
     table, weight, bias = (params[n][: batch.active] for n in ("item_table", "scorer.0.weight", "scorer.0.bias"))
-    row_ABD, weight_AD = take(table, batch.item_AB), weight[:, :, 0]
-    logit_AB = inner_products(row_ABD, weight_AD) + bias
-    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
+    weight_AD = weight[:, :, 0]
+    slope_AR, logit_AB = row_slopes(inner_products(table, weight_AD) + bias, batch)
     gradients: Tree = {}
     for name in names:
         if name == "item_table":
-            gradients[name] = add_rows(table.shape, batch.item_AB, residual_AB[:, :, None] * weight_AD[:, None])
+            gradients[name] = slope_AR[:, :, None] * weight_AD[:, None]
         elif name == "scorer.0.weight":
-            gradients[name] = torch.bmm(residual_AB[:, None], row_ABD).mT
+            gradients[name] = weighted_sum(slope_AR, table)[:, :, None]
         else:
-            gradients[name] = residual_AB.sum(1, keepdim=True)
+            gradients[name] = slope_AR.sum(1, keepdim=True)
     return gradients, logit_AB
 
 

@@ -58,16 +58,30 @@ def run_reference(
     local = {name: tensor.clone() for name, tensor in local.items()}
     for round in range(1, num_rounds + 1):
         cohort = sorted(sample_cohort(federation.num_clients, participation, federation.seed, round))
-        uploads, weights = [], []
-        for client in cohort:
-            user = make_user(federation, training, population, client, round)
-            upload, own = reference.client(user, reference.download(server, client), take_row(local, client))
-            for name, tensor in own.items():
-                local[name][client] = tensor.detach()
-            uploads.append({name: tensor.detach().clone() for name, tensor in upload.items()})
-            weights.append(float(user.num_train))
-        server = reference.server(round, server, cohort, uploads, weights)
+        server = reference_round(reference, federation, training, population, round, cohort, server, local)
     return server, local
+
+
+def reference_round(
+    reference: Reference,
+    federation: Federation,
+    training: TrainingConfig,
+    population: Population,
+    round: int,
+    cohort: Sequence[int],
+    server: Tree,
+    local: Tree,
+) -> Tree:
+    """The server tensors after one round; ``local`` is written in place."""
+    uploads, weights = [], []
+    for client in cohort:
+        user = make_user(federation, training, population, client, round)
+        upload, own = reference.client(user, reference.download(server, client), take_row(local, client))
+        for name, tensor in own.items():
+            local[name][client] = tensor.detach()
+        uploads.append({name: tensor.detach().clone() for name, tensor in upload.items()})
+        weights.append(float(user.num_train))
+    return reference.server(round, server, cohort, uploads, weights)
 
 
 def make_user(
@@ -81,8 +95,9 @@ def make_user(
     )
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in epoch_batches(examples, examples.item_CB, training.batch_size, epoch):
-            yield batch.item_AB[0], batch.label_AB[0]
+        for batch in epoch_batches(examples, examples.item_CB, training.batch_size, range(epoch, epoch + 1)):
+            real_B = batch.weight_AB[0] > 0.0
+            yield batch.item_AB[0, real_B], batch.label_AB[0, real_B]
 
     return User(client, round, int(data.num_train_C[0]), batches, data.train_CT[0])
 

@@ -76,3 +76,5 @@ class FederatedMethod(NamedTuple):
     held-out item (int64, ``NOT_RANKED`` when it was not returned)."""
     views: tuple[str, ...]
     """Models that are evaluated and logged each round; the first one is the reported one."""
+    unread: tuple[str, ...] = ()
+    """Local tensors that ``client_update`` replaces without a look: it is not given them, which saves their copy."""

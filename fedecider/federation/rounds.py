@@ -143,6 +143,7 @@ def _train(
 ) -> tuple[Tree, Tree, list[dict], list[dict], float]:
     """Local training of the cohort and aggregation -> server, local, log per client, traffic, training seconds."""
     local = state.local
+    read = {name: tensor for name, tensor in local.items() if name not in method.unread}
     logs: list[dict] = []
     traffic: list[tuple[int, Traffic]] = []
     train_s = 0.0
@@ -151,7 +152,7 @@ def _train(
     def work(block: Block) -> tuple[Upload, Tree, list[dict], list[Traffic], float]:
         download = method.broadcast(round, state.server, block.clients)
         started = time.perf_counter()
-        upload, own, client_logs = method.client_update(round, download, _own(state.local, block), block)
+        upload, own, client_logs = method.client_update(round, download, _own(read, block), block)
         seconds = time.perf_counter() - started
         upload = protect(upload, download, round, cohort_size)
         check_upload(upload, state.local, block.clients)

@@ -94,12 +94,13 @@ def test_the_batched_runtime_equals_the_per_user_loop(name, variant, participati
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
+@pytest.mark.usefixtures("double")
 def test_block_size_does_not_matter(name, variant):
     method = toy_method(name, **variant)
     alone, first = run(method, block_clients=1)
     together, second = run(method, block_clients=7)
-    close(alone.server, together.server)
-    close(alone.local, together.local)
+    close(alone.server, together.server, 1e-9)
+    close(alone.local, together.local, 1e-9)
     for one, other in zip(first, second, strict=True):
         assert one["score"] == pytest.approx(other["score"], abs=1e-6)
         assert one["traffic"] == other["traffic"]

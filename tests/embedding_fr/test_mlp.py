@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_federation import toy_federation
 
-from embedding_fr.mlp import layer_sizes, mlp, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
 
 
 def test_forward_by_hand():
@@ -45,6 +45,25 @@ def test_equals_linear_layers_and_their_gradients():
         for number, layer in enumerate(layers):
             assert torch.allclose(leaves[f"f.{number}.weight"].grad[client], layer.weight.grad.T, atol=1e-5)
             assert torch.allclose(leaves[f"f.{number}.bias"].grad[client], layer.bias.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(5, 1), (5, 4, 3, 2), (5, 6, 1)])
+@pytest.mark.parametrize("num_common", [0, 2])
+def test_closed_form_equals_autograd(sizes, num_common):
+    leaves = {key: one.requires_grad_() for key, one in start_mlp(toy_federation(), "f", sizes, num_clients=3).items()}
+    row_CBF = torch.randn(3, 7, 5 - num_common, requires_grad=True)
+    client_CK = torch.randn(3, num_common, requires_grad=True) if num_common else None
+    weight_CBO = torch.randn(3, 7, sizes[-1])
+    (mlp(leaves, "f", row_CBF, client_CK) * weight_CBO).sum().backward()
+    with torch.no_grad():
+        hidden = mlp_layers(leaves, "f", row_CBF, client_CK)[:-1]
+        found = mlp_gradients(leaves, "f", hidden, weight_CBO.mT, client_CK)
+    assert set(found.layers) == set(leaves)
+    for key, leaf in leaves.items():
+        assert torch.allclose(found.layers[key], leaf.grad, atol=1e-5), key
+    assert torch.allclose(found.row_CBF, row_CBF.grad, atol=1e-5)
+    assert (found.client_CK is None) == (client_CK is None)
+    assert client_CK is None or torch.allclose(found.client_CK, client_CK.grad, atol=1e-5)
 
 
 def test_start_values_are_within_their_bound_and_named():

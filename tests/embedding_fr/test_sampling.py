@@ -74,7 +74,8 @@ def test_every_example_comes_once_per_epoch_and_weights_are_means():
     orders = []
     for epoch in range(2):
         seen = [[] for _ in order]
-        for batch in epoch_batches(examples, place_CB, 5, epoch):
+        for batch in epoch_batches(examples, place_CB, 5, range(epoch, epoch + 1)):
+            assert batch.last_A is not None and bool(batch.last_A.all())
             assert torch.allclose(batch.weight_AB.sum(1), torch.ones(batch.active))
             for row in range(batch.active):
                 real = batch.weight_AB[row] > 0
@@ -89,13 +90,43 @@ def test_every_example_comes_once_per_epoch_and_weights_are_means():
     assert orders[0] != orders[1]
 
 
+def test_clients_go_from_epoch_to_epoch_at_their_own_pace():
+    """What a client sees in epochs 1 to 3 with others in its block is what it sees alone, epoch by epoch."""
+    order = sorted(range(7), key=lambda client: -len(SEQUENCES[client]))
+    block = make_block(toy_population(), order)
+    examples = draw_examples(block.data, block.clients, NUM_ITEMS, 2, 0, 1)
+    row_CR, place_CB = touched_rows(examples.item_CB, NUM_ITEMS)
+    seen: list[list] = [[] for _ in order]
+    last: list[list] = [[] for _ in order]
+    for batch in epoch_batches(examples, place_CB, 5, range(1, 4)):
+        for row in range(batch.active):
+            real = batch.weight_AB[row] > 0
+            assert batch.weight_AB[row, real].tolist() == [pytest.approx(1.0 / int(real.sum()))] * int(real.sum())
+            seen[row].append(
+                (row_CR[row, batch.item_AB[row, real]].tolist(), batch.label_AB[row, real].tolist()),
+            )
+            last[row].append(batch.last_A is not None and bool(batch.last_A[row]))
+    for row, client in enumerate(order):
+        alone = examples_of(client)
+        place = torch.arange(alone.item_CB.shape[1])[None]
+        expected = []
+        for epoch in range(1, 4):
+            for batch in epoch_batches(alone, place, 5, range(epoch, epoch + 1)):
+                real = batch.weight_AB[0] > 0
+                items = alone.item_CB[0, batch.item_AB[0, real]].tolist()
+                expected.append((items, batch.label_AB[0, real].tolist()))
+        assert seen[row] == expected
+        steps = len(expected) // 3
+        assert last[row] == [False] * 2 * steps + [True] * steps
+
+
 def test_shuffles_are_uniform():
     """The first example of an epoch is each of the 9 examples of client 4 equally often."""
     one = examples_of(4)
     first = torch.zeros(9)
     for epoch in range(1800):
         place = torch.arange(one.item_CB.shape[1])[None]
-        batch = next(epoch_batches(one, place, 5, epoch))
+        batch = next(epoch_batches(one, place, 5, range(epoch, epoch + 1)))
         first[int(batch.item_AB[0, 0])] += 1
     assert stats.chisquare(first.numpy()).pvalue > 1e-4
 

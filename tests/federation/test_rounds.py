@@ -168,3 +168,22 @@ def test_a_cohort_is_packed_anew_and_positions_come_in_client_order():
     assert all(len(cohort) == 2 for cohort in packed)
     assert sum(state.local["seen"].tolist()) == 6
     assert sizes == [[2, 1, 3]] * 3  # clients 0, 1, 2 have 2, 1 and 3 points
+
+
+def test_a_tensor_that_training_does_not_read_is_not_copied_for_it():
+    inner, given = toy(), []
+
+    def client_update(round, download, own, block):
+        given.append(set(own))
+        upload, new, logs = inner.client_update(round, download, own, block)
+        return upload, {**new, "table": torch.full((len(block.clients), 2), float(round))}, logs
+
+    method = inner._replace(
+        init=lambda: (inner.init()[0], {**inner.init()[1], "table": torch.zeros(3, 2)}),
+        client_update=client_update,
+        unread=("table",),
+    )
+    state = run_rounds(method, blocks((0,), (1, 2)), RoundSettings(2, seed=3), summarise)
+    assert given == [{"seen"}] * 4
+    assert state.local["table"].tolist() == [[2.0, 2.0]] * 3  # and yet it is written
+    assert state.local["seen"].tolist() == [2, 2, 2]

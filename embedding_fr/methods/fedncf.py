@@ -88,6 +88,7 @@ def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batc
     logit_AB = out[:, 0]
     residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
     found = mlp_gradients(seen, "scorer", hidden, residual_AB[:, None], user_AD)
+    assert found.client_CK is not None
     gradients = {
         **found.layers,
         "user": found.client_CK,

@@ -75,7 +75,8 @@ def test_every_example_comes_once_per_epoch_and_weights_are_means():
     for epoch in range(2):
         seen = [[] for _ in order]
         for batch in epoch_batches(examples, place_CB, 5, range(epoch, epoch + 1)):
-            assert batch.last_A is not None and bool(batch.last_A.all())
+            assert batch.last_A is not None
+            assert bool(batch.last_A.all())
             assert torch.allclose(batch.weight_AB.sum(1), torch.ones(batch.active))
             for row in range(batch.active):
                 real = batch.weight_AB[row] > 0

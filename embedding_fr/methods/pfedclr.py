@@ -184,8 +184,8 @@ def full_logits(params: Tree, item: Tensor | None) -> Tensor:
 
 
 def full_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
-    """Closed form: with g_i as above ``dL/dp = sum g_i (q_i + w_i)``; a row of the table and that of the buffer have one
-    gradient, g_i p.
+    """Closed form: with g_i as above, ``dL/dp = sum g_i (q_i + w_i)``; a row of the table and that of the buffer have
+    one gradient, g_i p.
     """
     table, user, buffer = (params[name][: batch.active] for name in ("item_table", "user", "buffer"))
     both_ARD = table + buffer

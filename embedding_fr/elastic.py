@@ -16,7 +16,7 @@ from embedding_fr.merging import (
     Merge,
     Merging,
     Scorer,
-    merge_epoch,
+    merge_epochs,
     merged_table,
     open_merge,
     start_merging,
@@ -100,10 +100,8 @@ def trained_adapters(
     for name in {**download.shared, **download.per_client}:
         params[name] = received(download, name, len(block.clients))
     params[scorer.table] = start_CRD
-    for epoch in range(training.local_epochs if merging.learns else 0):
-        batches = list(epoch_batches(examples, place_CB, training.batch_size, range(epoch, epoch + 1)))
-        merge = merge_epoch(merge, scorer, params, batches)
-    return merge
+    batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
+    return merge_epochs(merge, scorer, params, batches)
 
 
 def replaced(download: Download, table: str, table_CID: Tensor, offsets: tuple[str, ...]) -> Download:

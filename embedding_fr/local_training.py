@@ -66,7 +66,7 @@ def train_batches(
     """Every batch updates the groups of tensors one after the other, in place. -> (C,) mean loss of each client.
 
     The loss is that of the batches of a client's last epoch as they came, before their step, without the regulariser;
-    without ``measure`` it is left at zero.
+    without ``measure``, or for a client without such a batch, it is zero.
     """
     first = next(iter(params.values()))
     loss_C, batches_C = first.new_zeros(len(first)), first.new_zeros(len(first))
@@ -96,7 +96,7 @@ def inner_products(row_CBD: Tensor, vector_CD: Tensor) -> Tensor:
 
 
 def dot_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
-    """:func:`plain_gradients` of :func:`dot_logits` in closed form, at a third of the time.
+    """:func:`plain_gradients` of :func:`dot_logits` in closed form, in a fraction of the time.
 
     With g_i = the sum of (sigmoid(p . q_i) - y) / batch size over the examples of item i: dL/dp = sum g_i q_i,
     dL/dq_i = g_i p.

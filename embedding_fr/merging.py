@@ -11,7 +11,7 @@ rows, D dims, F = 2 D features of an item, P parameters of an adapter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -175,8 +175,8 @@ def open_merge(
     return merge, last_CRD + step_CRD
 
 
-def merge_epoch(merge: Merge, scorer: Scorer, params: Tree, batches: Sequence[Batch]) -> Merge:
-    """One pass over the adapters, everything else frozen (equation 11); then the table in ``params`` takes the new
+def merge_epochs(merge: Merge, scorer: Scorer, params: Tree, batches: Iterable[Batch]) -> Merge:
+    """Steps of the adapters, everything else frozen (equation 11); then the table in ``params`` takes the new
     merge, and keeps what local steps have added to it.
 
     The loss is the mean cross-entropy of the method's own logits.

@@ -113,7 +113,8 @@ def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epochs:
     item_CEX = place_CB.new_empty(num_clients, num_epochs, num_columns)
     label_CEX = torch.empty(item_CEX.shape, device=device)
     for number, epoch in enumerate(epochs):
-        # Padded examples stand at the end of an order; they have weight 0, so any row will do for them.
+        # Padded examples stand at the end of an order, and a short batch reads on into what comes next: the next epoch
+        # or client. Both have weight 0, and their places are rows of every table of the block.
         order_CX = _shuffled(examples, epoch)
         item_CEX[:, number] = place_CB.gather(1, order_CX)
         label_CEX[:, number] = order_CX < examples.num_positive_C[:, None]
@@ -126,11 +127,13 @@ def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epochs:
     first_KC1 = ((first_C + epoch_KC) * num_columns + start_KC)[:, :, None]
     share_KC1 = 1.0 / left_KC1.to(label_F.dtype)
     last_KC = step_K1 >= steps_C * (num_epochs - 1)
-    column_B = torch.arange(min(batch_size, num_columns), device=device)
+    width_K = torch.where(step_K1 < steps_C * num_epochs, left_KC1[:, :, 0], 0).amax(1).tolist()
+    column_X = torch.arange(num_columns, device=device)
     steps, active = steps_C.tolist(), num_clients
     for step in range(steps[0] * num_epochs):
         while steps[active - 1] * num_epochs <= step:
             active -= 1
+        column_B = column_X[: width_K[step]]
         index_AB = (first_KC1[step, :active] + column_B).clamp_(max=len(item_F) - 1)
         yield Batch(
             active,

@@ -48,7 +48,7 @@ class LeaderboardConfig:
 
     Args:
         methods: Names separated by commas, or all; NAME/local with federation off, NAME/code as the public code.
-        protocols: Names separated by commas.
+        protocol: Names separated by commas.
         seeds: Runs of every line, seeds 0, 1, ...
         tune: Settings of each method's grid that are tried on validation with seed 0; 1 takes the first one, which for
             a federated method is the paper's. Under ``paper`` nothing is tuned.
@@ -62,7 +62,7 @@ class LeaderboardConfig:
     """
 
     methods: str = "all"
-    protocols: str = "strict,strict/sampled99"
+    protocol: str = "strict,strict/sampled99"
     seeds: int = 3
     tune: int = 3
     num_rounds: int = 100
@@ -85,7 +85,7 @@ class LeaderboardConfig:
         for name in self.protocol_names:
             get_protocol(name)
         if not self.protocol_names:
-            raise ValueError("got no protocols, expected one or more, such as strict,strict/sampled99")
+            raise ValueError("got no protocol, expected one or more, such as strict,strict/sampled99")
 
     @property
     def method_names(self) -> list[str]:
@@ -94,7 +94,7 @@ class LeaderboardConfig:
 
     @property
     def protocol_names(self) -> list[str]:
-        return list(dict.fromkeys(name.strip() for name in self.protocols.split(",") if name.strip()))
+        return list(dict.fromkeys(name.strip() for name in self.protocol.split(",") if name.strip()))
 
 
 class Cell(NamedTuple):

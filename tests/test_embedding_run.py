@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,17 @@ def test_memory_and_privacy_options_are_used(data, tmp_path):
     assert uploads[0] != uploads[1]
 
 
+@pytest.mark.parametrize("method", ["fedrap", "fedem", "fedrecgel", "pfedrec_em"])
+def test_uploads_of_any_method_can_be_bounded_and_noised(method, data, tmp_path):
+    words = ["--method", method, *data, *FAST, "--num_rounds", 2, "--clip", 0.5, "--delta", 1e-3]
+    for scale in (0.0, 1.0):
+        assert federate(*words, "--noise_scale", scale, "--output", tmp_path / str(scale)) == 0
+    bounded, noised = (read_json(tmp_path / str(scale) / "metrics.json") for scale in (0.0, 1.0))
+    assert noised["privacy"].startswith("epsilon")
+    assert not bounded["privacy"].startswith("epsilon")
+    assert bounded["valid"] != noised["valid"]
+
+
 def test_federation_off_uploads_nothing(data, tmp_path):
     words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 2, "--federation", "false"]
     assert federate(*words, "--output", tmp_path / "run") == 0
@@ -191,13 +203,26 @@ def test_bad_files_and_too_many_negatives_end_with_code_2(data, ratings, tmp_pat
     words = ["--dataset", "toy", "--source", "csv", "--raw", broken]
     assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
     assert "'user'" in capsys.readouterr().err
+    lens = tmp_path / "ml-100k"
+    lens.mkdir()
+    (lens / "u.data").write_text("1\t10\t5\t100\n" + "1\tten\t5\t101\n" * 2000)
+    words = ["--dataset", "ml-100k", "--raw", lens]
+    assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
+    printed = capsys.readouterr().err
+    assert re.search(r"more than \d+ bad lines, the last one at u.data:\d+: .*'ten'", printed)
+    (broken / "toy.csv").write_text("user,item\nu1,a\nu1,b\nu2,a\n")  # nothing is left to train on
+    words = ["--dataset", "toy", "--source", "csv", "--raw", broken, "--min_user_events", 1]
+    assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
+    assert "0 user(s) and 0 item(s) are left; expected at least 2 of each" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 
 def test_a_diverging_run_names_client_round_and_tensor(data, tmp_path, capsys):
     words = ["--method", "fedmf", *data, *FAST, "--learning_rate", "1e30", "--init_std", "1e10", "--num_rounds", 2]
     assert federate(*words, "--output", tmp_path / "run") == 2
-    assert "non-finite" in capsys.readouterr().err
+    assert re.search(r"got a non-finite (user|item_table|loss) for client \d+ in round 1,", capsys.readouterr().err)
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not left & {"metrics.json", "results.md", "rounds.jsonl", "per_user.parquet"}
 
 
 def leaderboard(*words) -> int:
@@ -206,7 +231,7 @@ def leaderboard(*words) -> int:
 
 def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tmp_path, capsys):
     words = ["--methods", "popularity,memoriser,ease,fedmf,fedmf/local", *data, "--num_rounds", 2, "--tune", 2]
-    words += ["--protocols", "strict,strict/sampled99,paper", "--seeds", 2, "--output", tmp_path / "board"]
+    words += ["--protocol", "strict,strict/sampled99,paper", "--seeds", 2, "--output", tmp_path / "board"]
     assert leaderboard(*words, "--only_cells", "true") == 0
     assert not (tmp_path / "board" / "leaderboard.md").exists()
     assert capsys.readouterr().out.count("validation ndcg@10") > 10

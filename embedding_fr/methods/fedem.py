@@ -30,7 +30,7 @@ from embedding_fr.merging import (
     Merging,
     Scorer,
     close_merge,
-    merge_epoch,
+    merge_epochs,
     merged_table,
     open_merge,
     start_merging,
@@ -169,7 +169,7 @@ def merged_method(federation: Federation, training: TrainingConfig, merging: Mer
         state, loss_C = fresh_state(optimiser, params), torch.zeros(len(row_CR))
         for epoch in range(training.local_epochs):
             batches = list(epoch_batches(examples, place_CB, training.batch_size, range(epoch, epoch + 1)))
-            merge = merge_epoch(merge, scorer, params, batches)
+            merge = merge_epochs(merge, scorer, params, batches)
             last = epoch == training.local_epochs - 1
             loss_C = train_batches(
                 Objective(dot_logits), params, [list(params)], batches, optimiser, state, dot_gradients, measure=last

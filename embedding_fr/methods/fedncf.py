@@ -16,7 +16,7 @@ from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
 from embedding_fr.local_training import Objective, add_rows, take
-from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gradients, start_mlp
 from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
@@ -92,6 +92,6 @@ def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batc
     gradients = {
         **found.layers,
         "user": found.client_CK,
-        "item_table": add_rows(table_ARD.shape, batch.item_AB, found.row_CBF),
+        "item_table": add_rows(table_ARD.shape, batch.item_AB, row_gradients(seen, "scorer", found)),
     }
     return {name: gradients[name] for name in names}, logit_AB

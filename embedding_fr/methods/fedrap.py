@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take
+from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.sampling import Batch, draw_examples, epoch_batches
 from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import normal, personal_table
@@ -204,7 +204,8 @@ def fedrap(federation: Federation, training: TrainingConfig, config: FedrapConfi
         return rank_users(logits(params, None)[0], block.data, split, federation.protocol)
 
     views = ("personal", "global") if config.keep_uploaded else ("global",)
-    return FederatedMethod("fedrap", init, broadcast, client_update, server_aggregate, positions, views)
+    unread = (UPLOADED,) if config.keep_uploaded else ()
+    return FederatedMethod("fedrap", init, broadcast, client_update, server_aggregate, positions, views, unread)
 
 
 def start_values(federation: Federation, training: TrainingConfig, config: FedrapConfig) -> tuple[Tree, Tree]:
@@ -251,19 +252,20 @@ def gradients(
     ``dD = e u^T - 2 lambda (D - C)``. Whole tables, since the regularisers touch every row.
     """
     mine = {name: tensor[: batch.active] for name, tensor in params.items()}
-    logit_AB, row_ABD = logits(mine, batch.item_AB)
+    score_AI, row_AID = logits(mine, None)
+    logit_AB = score_AI.gather(1, batch.item_AB)
     weight_AB = batch.weight_AB if config.variant == "code" else (batch.weight_AB > 0.0).to(logit_AB.dtype)
     error_AB = (torch.sigmoid(logit_AB) - batch.label_AB) * weight_AB
-    found = {"user": torch.bmm(error_AB[:, None], row_ABD)[:, 0]}
+    slope_AI = torch.zeros_like(score_AI).scatter_add_(1, batch.item_AB, error_AB)
+    found = {"user": weighted_sum(slope_AI, row_AID)}
     if "bias" in mine:
         found["bias"] = error_AB.sum(1)
     tables = {name: mine[name] for name in TABLES if name in mine}
-    num_items = next(iter(tables.values())).shape[1]
-    per_item = error_AB.new_zeros(batch.active, num_items)
-    fit_AID = per_item.scatter_add(1, batch.item_AB, error_AB)[:, :, None] * mine["user"][:, None]
+    fit_AID = slope_AI[:, :, None] * mine["user"][:, None]
     share_AI1 = None
     if config.variant == "code":
-        share_AI1 = per_item.scatter_add(1, batch.item_AB, weight_AB)[:, :, None] / row_ABD.shape[2]
+        share_AI = torch.zeros_like(score_AI).scatter_add_(1, batch.item_AB, weight_AB)
+        share_AI1 = share_AI[:, :, None] / row_AID.shape[2]
     found.update(dict.fromkeys(tables, fit_AID))
     if now.distance:
         push_AID = _push(tables, config.distance, share_AI1)

@@ -16,8 +16,16 @@ from torch.nn.functional import softplus
 from embedding_fr.averaged import Model, averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Gradients, Objective, check_finite, received, received_rows, take
-from embedding_fr.methods.fedncf import ncf_model
+from embedding_fr.local_training import (
+    Gradients,
+    Objective,
+    check_finite,
+    plain_gradients,
+    received,
+    received_rows,
+    take,
+)
+from embedding_fr.methods.fedncf import ncf_gradients, ncf_model
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
 from embedding_fr.sampling import Batch, Examples, draw_examples, epoch_batches, touched_rows
 from embedding_fr.sharpness import sharpness_aware
@@ -80,7 +88,9 @@ def fedrecgel(federation: Federation, training: TrainingConfig, config: Fedrecge
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
-    return averaged("fedrecgel", model, federation, training, optimiser=optimiser, gradients=_sharp(model, config))
+    return averaged(
+        "fedrecgel", model, federation, training, optimiser=optimiser, gradients=_sharp(model, config, ncf_gradients)
+    )
 
 
 def neumf_model(federation: Federation, training: TrainingConfig) -> Model:
@@ -127,8 +137,9 @@ def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> Batch:
     return batch._replace(weight_AB=torch.where(real_CB, 1.0 / size_CB.to(batch.label_AB.dtype), 0.0))
 
 
-def _sharp(model: Model, config: FedrecgelConfig) -> Gradients:
-    return sharpness_aware({tuple(model.private): config.private_radius, tuple(model.shared): config.shared_radius})
+def _sharp(model: Model, config: FedrecgelConfig, base: Gradients = plain_gradients) -> Gradients:
+    radius = {tuple(model.private): config.private_radius, tuple(model.shared): config.shared_radius}
+    return sharpness_aware(radius, base)
 
 
 def _gradient_averaged(federation: Federation, training: TrainingConfig, config: FedrecgelConfig) -> FederatedMethod:

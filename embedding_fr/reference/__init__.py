@@ -1,4 +1,7 @@
-"""Slow, plain per-user loops, one file per method: read them beside the paper, and hold the batched runtime to them."""
+"""Slow, plain per-user loops, one file per method: read them beside the paper, and hold the batched runtime to them.
+
+FedEASE and FedNear do not train: their tests compare them with the centralised solution in the place of a loop.
+"""
 
 from __future__ import annotations
 

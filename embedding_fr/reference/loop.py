@@ -58,11 +58,12 @@ def run_reference(
     local = {name: tensor.clone() for name, tensor in local.items()}
     for round in range(1, num_rounds + 1):
         cohort = sorted(sample_cohort(federation.num_clients, participation, federation.seed, round))
-        server = reference_round(reference, federation, training, population, round, cohort, server, local)
+        uploads, weights = reference_clients(reference, federation, training, population, round, cohort, server, local)
+        server = reference.server(round, server, cohort, uploads, weights)
     return server, local
 
 
-def reference_round(
+def reference_clients(
     reference: Reference,
     federation: Federation,
     training: TrainingConfig,
@@ -71,8 +72,8 @@ def reference_round(
     cohort: Sequence[int],
     server: Tree,
     local: Tree,
-) -> Tree:
-    """The server tensors after one round; ``local`` is written in place."""
+) -> tuple[list[Tree], list[float]]:
+    """Uploads and train items of the cohort in one round; ``local`` is written in place."""
     uploads, weights = [], []
     for client in cohort:
         user = make_user(federation, training, population, client, round)
@@ -81,7 +82,7 @@ def reference_round(
             local[name][client] = tensor.detach()
         uploads.append({name: tensor.detach().clone() for name, tensor in upload.items()})
         weights.append(float(user.num_train))
-    return reference.server(round, server, cohort, uploads, weights)
+    return uploads, weights
 
 
 def make_user(

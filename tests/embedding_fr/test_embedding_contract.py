@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.methods import METHODS
 from embedding_fr.reference import REFERENCES
 from embedding_fr.reference.loop import run_reference
 from fedecider.evaluation.protocols import PROTOCOLS
+from fedecider.federation.state import is_mapped
 
 VARIANTS: dict[str, list[dict]] = {
     "fedmf": [{"weighting": "uniform"}],
@@ -117,6 +118,26 @@ def test_same_seed_same_bits_another_seed_other_ones(name, variant):
         torch.manual_seed(99)  # the global generator has no influence
         second, _ = run(toy_method(name, **variant))
     for left, right in ((first.server, second.server), (first.local, second.local)):
+        assert all(torch.equal(left[key], right[key]) for key in left)
+    if name in REFERENCES:  # the others solve, and draw nothing
+        other, _ = run(toy_method(name, toy_federation(seed=1), **variant), toy_population(seed=1), seed=1)
+        moved = [key for key in first.server if not torch.equal(first.server[key], other.server[key])]
+        moved += [key for key in first.local if not torch.equal(first.local[key], other.local[key])]
+        assert moved
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
+def test_personal_tables_in_files_give_the_same_bits(name, variant):
+    """With no memory for them every personal table is mapped from a file, and read when its client is at work."""
+    states = []
+    for table_bytes in (1 << 20, 1):
+        method = toy_method(name, toy_federation()._replace(table_bytes=table_bytes), **variant)
+        states.append(run(method, participation=0.5)[0])
+    memory, mapped = states
+    assert not any(is_mapped(tensor) for tensor in memory.local.values())
+    large = {key for key, one in memory.local.items() if one.dim() == 3 and one.shape[1] == NUM_ITEMS}
+    assert {key for key, one in mapped.local.items() if is_mapped(one)} == large
+    for left, right in ((memory.server, mapped.server), (memory.local, mapped.local)):
         assert all(torch.equal(left[key], right[key]) for key in left)
 
 

@@ -15,7 +15,7 @@ from embedding_fr.merging import (
     Scorer,
     close_merge,
     dot_adapter_gradients,
-    merge_epoch,
+    merge_epochs,
     merged_logits,
     merged_table,
     open_merge,
@@ -114,7 +114,7 @@ def test_a_pass_moves_adapters_only_and_the_table_keeps_what_local_steps_added(s
     merging, own, received, row, merge, params, batch = block(scheme)
     before = {name: tensor.clone() for name, tensor in {**params, **merge.adapter}.items()}
     trained = params["item_table"] - own[LAST][torch.arange(3)[:, None], row.clamp(min=0)] - merge.step_CRD
-    after = merge_epoch(merge, Scorer(dot_logits), params, [batch])
+    after = merge_epochs(merge, Scorer(dot_logits), params, [batch])
     assert torch.equal(params["user"], before["user"])
     assert not torch.equal(after.adapter[ADAPTER][:2], before[ADAPTER][:2])
     assert torch.equal(after.adapter[ADAPTER][2], before[ADAPTER][2])  # not active
@@ -125,7 +125,7 @@ def test_a_pass_moves_adapters_only_and_the_table_keeps_what_local_steps_added(s
 
 def test_rows_that_no_example_touches_are_merged_too():
     merging, own, received, row, merge, params, batch = block()
-    merge = merge_epoch(merge, Scorer(dot_logits), params, [batch])
+    merge = merge_epochs(merge, Scorer(dot_logits), params, [batch])
     table, kept, rho = close_merge(merge, row, params["item_table"])
     merged, expected_rho = merged_table(merging, {LAST: own[LAST], **merge.adapter}, received)
     assert torch.equal(rho, expected_rho)
@@ -146,7 +146,7 @@ def test_set_rows_leaves_padding_out():
 def test_a_fixed_weight_is_in_the_table_from_the_start_and_passes_change_nothing():
     _, own, received, row, merge, params, batch = block("SM")
     start = params["item_table"].clone()
-    assert merge_epoch(merge, Scorer(dot_logits), params, [batch]) is merge
+    assert merge_epochs(merge, Scorer(dot_logits), params, [batch]) is merge
     assert torch.equal(params["item_table"], start)
     place = torch.arange(3)[:, None], row.clamp(min=0)
     assert torch.allclose(merge.step_CRD, 0.4 * (received - own[LAST])[place])

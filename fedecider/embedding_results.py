@@ -23,6 +23,7 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.launch import Launch
 from fedecider.progress import console
+from fedecider.report.analyses import activity_table, popularity_table
 from fedecider.report.figures import save_figure, validation_curves
 from fedecider.report.tables import ResultRow, ResultTable, caption, markdown_table, result_row, rich_table
 from fedecider.run_folder import RunFolder
@@ -65,6 +66,7 @@ def write_embedding_results(
         "best_valid_ndcg@10": state.best_score,
         "privacy": privacy_line(settings),
         "test": _plain(rows, interactions.name),
+        **group_tables(interactions, {**lines, **references}),
         "valid": _plain(result_rows(interactions.name, valid_lines, valid_references), interactions.name),
         "seconds": seconds(records),
         "bytes": traffic_totals(records),
@@ -125,6 +127,17 @@ def result_rows(name: str, lines: Mapping[str, Tensor], references: Mapping[str,
         result_row(label, {name: position_U}, stream(0, "bootstrap"), kinds[label])
         for label, position_U in {**lines, **references}.items()
     ]
+
+
+def group_tables(interactions: Interactions, lines: Lines) -> dict[str, Any]:
+    """``activity``: five equal groups of users by train events; ``popularity``: test cases by the train events of the
+    held-out item. Per group its size, span and each line's metrics with intervals."""
+    domains = {interactions.name: interactions}
+    positions = {label: {interactions.name: position_U} for label, position_U in lines.items()}
+    return {
+        "activity": activity_table(domains, positions)["domains"][interactions.name],
+        "popularity": popularity_table(domains, positions)["shares"][interactions.name],
+    }
 
 
 def privacy_line(settings: EmbeddingSettings) -> str:

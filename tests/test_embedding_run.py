@@ -67,6 +67,12 @@ def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, cap
     metrics = read_json(tmp_path / "run" / "metrics.json")
     assert set(metrics["test"]) == {"fedmf", "popularity", "memoriser"}
     assert metrics["protocol"] == "strict"
+    assert sum(group["num_users"] for group in metrics["activity"]) == metrics["num_users"]
+    assert len({group["num_users"] for group in metrics["activity"]}) <= 2
+    assert sum(group["num_cases"] for group in metrics["popularity"].values()) == metrics["num_users"]
+    parts = [(group["num_users"], group["lines"]["fedmf"]["hit@5"]["mean"]) for group in metrics["activity"]]
+    whole = sum(count * mean for count, mean in parts) / metrics["num_users"]
+    assert whole == pytest.approx(metrics["test"]["fedmf"]["hit@5"]["mean"])
     assert 0.0 < metrics["chance_hit@10"] < 0.12
     assert metrics["seconds"]["wall_s"] > 0
     assert metrics["privacy"].startswith("no guarantee")

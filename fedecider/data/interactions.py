@@ -49,6 +49,11 @@ class Interactions:
         _check(self)
 
     @property
+    def clients(self) -> Interactions:
+        """Users and sequences under the name that a :class:`fedecider.data.domain.Domain` has for them."""
+        return self
+
+    @property
     def num_users(self) -> int:
         return len(self.users)
 

@@ -17,6 +17,7 @@ from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
 from fedecider.data.domain import Domain, test_target, train_part
+from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
 from fedecider.evaluation.statistics import bootstrap_interval
 from fedecider.federation.streams import stream
@@ -127,7 +128,7 @@ def _pearson(first: Tensor, second: Tensor) -> float:
 # ---- groups of users and of items ----------------------------------------------------------------------------------
 
 
-def activity_table(domains: Mapping[str, Domain], positions: Positions) -> dict[str, Any]:
+def activity_table(domains: Mapping[str, Domain | Interactions], positions: Positions) -> dict[str, Any]:
     """Domain -> five equal groups of users by train events (ties by user key), each line's metrics with intervals.
 
     Per bucket: ``num_users``, ``train_events`` [least, most], ``lines``: line -> metric -> interval. Fewer groups when
@@ -153,7 +154,7 @@ def activity_table(domains: Mapping[str, Domain], positions: Positions) -> dict[
     return {"domains": tables, "wins": wins, "ties": len(buckets) - sum(wins.values())}
 
 
-def popularity_table(domains: Mapping[str, Domain], positions: Positions) -> dict[str, Any]:
+def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Positions) -> dict[str, Any]:
     """Domain -> groups of test cases by the training frequency of their target, each line's metrics with intervals.
 
     The frequency counts the train events of the domain's client users and nothing else. ``shares``: the test cases are
@@ -196,14 +197,14 @@ def popularity_table(domains: Mapping[str, Domain], positions: Positions) -> dic
     return result
 
 
-def train_counts(domain: Domain) -> Tensor:
+def train_counts(domain: Domain | Interactions) -> Tensor:
     """(I,) int64: how often each item occurs in the train parts of the client users."""
     events = [item for sequence in domain.clients.sequences for item in train_part(sequence)]
     return torch.bincount(torch.tensor(events, dtype=torch.int64), minlength=len(domain.item_keys))
 
 
 def _inactive(
-    domains: Mapping[str, Domain], counts: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    domains: Mapping[str, Domain | Interactions], counts: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Domain -> (U,) bool; the catalogues are laid end to end, so equal keys of two domains stay two items."""
     keys = [f"{key}\x1f{name}" for name, domain in domains.items() for key in domain.item_keys]

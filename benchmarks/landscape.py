@@ -54,8 +54,9 @@ def main() -> None:
     ]
     for seed in range(args.seeds):
         for name, radii in RADII.items():
-            lines += rows(interactions, name, radii, args.rounds, args.init_std, seed)
-            print("\n".join(lines[-2:]), flush=True)
+            found = rows(interactions, name, radii, args.rounds, args.init_std, seed)
+            lines += found
+            print("\n".join(found), flush=True)
     text = "\n".join(lines)
     if args.output:
         Path(args.output).write_text(text + "\n")

@@ -30,11 +30,12 @@ def write_leaderboard(
 ) -> Path:
     """Write ``leaderboard.md``, ``.csv``, ``.json``, ``per_user.parquet`` and ``convergence.html``; -> the Markdown."""
     per_protocol = {name: [line for line in lines if line.protocol == name] for name in config.protocol_names}
-    sections, rows = [], []
+    sections, rows, pairs = [], [], {}
     for name, own in per_protocol.items():
         protocol = get_protocol(name)
         table = [_row(line, interactions) for line in own]
         comparisons = compare(interactions, own)
+        pairs[name] = [{**c._asdict(), "difference": c.difference._asdict()} for c in comparisons]
         best = _best(table)
         for row in table:
             row["against_best"] = _against(row["method"], best, comparisons)
@@ -43,7 +44,8 @@ def write_leaderboard(
         sections.append(_markdown(protocol, table, winners, interactions, config))
         rows += table
     _write_csv(rows, root / "leaderboard.csv")
-    write_json(root / "leaderboard.json", {"dataset": interactions.name, "card": interactions.card, "rows": rows})
+    content = {"dataset": interactions.name, "card": interactions.card, "rows": rows, "comparisons": pairs}
+    write_json(root / "leaderboard.json", content)
     write_per_user(root / "per_user.parquet", _records(interactions, lines))
     _write_curves(lines, root)
     path = root / "leaderboard.md"

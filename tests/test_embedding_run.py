@@ -247,6 +247,10 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
         assert expected in text
     rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
     assert len(rows) == 15
+    pairs = read_json(tmp_path / "board" / "leaderboard.json")["comparisons"]
+    assert {name: len(found) for name, found in pairs.items()} == dict.fromkeys(pairs, 2 * 6)  # 4 lines, 2 metrics
+    assert set(pairs) == {"strict", "strict/sampled99", "paper"}
+    assert all(0.0 < one["p_value"] <= one["p_holm"] <= 1.0 for found in pairs.values() for one in found)
     assert {row["against_best"] for row in rows} <= {"best", "not distinguishable", "below", "canary"}
     assert (tmp_path / "board" / "convergence.html").is_file()
     lines = (tmp_path / "board" / "leaderboard.csv").read_text().splitlines()

@@ -3,9 +3,9 @@
     python benchmarks/landscape.py --output benchmarks/results/DATE-landscape.md
 
 The same network, settings and seeds for all lines; only the radii of the sharpness-aware steps differ, and with both at
-0 it is FedNCF. Table 4 of FedRecGEL gives such means at half widths of 1e-4 to 10 without saying along which
-directions: here along two random ones, and along the gradient and a random one, all of length 1 over the shared
-tensors.
+0 it is FedNCF. Table 4 of FedRecGEL gives such means at magnitudes of 1e-4 to 10 for "two dimensions of the model
+parameters" perturbed at random: here two random directions, and the gradient and a random one, all of length 1 over the
+shared tensors.
 """
 
 from __future__ import annotations

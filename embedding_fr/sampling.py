@@ -115,7 +115,7 @@ def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epochs:
     for number, epoch in enumerate(epochs):
         # Padded examples stand at the end of an order, and a short batch reads on into what comes next: the next epoch
         # or client. Both have weight 0, and their places are rows of every table of the block.
-        order_CX = _shuffled(examples, epoch)
+        order_CX = shuffled(examples, epoch)
         item_CEX[:, number] = place_CB.gather(1, order_CX)
         label_CEX[:, number] = order_CX < examples.num_positive_C[:, None]
     item_F, label_F = item_CEX.view(-1), label_CEX.view(-1)
@@ -151,7 +151,7 @@ def sort_rows(value_CB: Tensor) -> Tensor:
     return value_CB.sort(1).values
 
 
-def _shuffled(examples: Examples, epoch: int) -> Tensor:
+def shuffled(examples: Examples, epoch: int) -> Tensor:
     """(C, B) a uniform order of the real examples of each client, padded ones last."""
     num_columns = examples.item_CB.shape[1]
     column_B = torch.arange(num_columns, device=examples.item_CB.device)

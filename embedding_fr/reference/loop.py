@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embedding_fr.blocks import Federation, Population, make_block
 from embedding_fr.config import TrainingConfig
-from embedding_fr.sampling import Examples, draw_examples, epoch_batches
+from embedding_fr.sampling import Examples, draw_examples, shuffled
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import sample_cohort
 from fedecider.federation.wire import take_row
@@ -95,10 +95,11 @@ def make_user(
         data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
     )
 
+    item_B, count = examples.item_CB[0], int(examples.count_C[0])
+
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in epoch_batches(examples, examples.item_CB, training.batch_size, range(epoch, epoch + 1)):
-            real_B = batch.weight_AB[0] > 0.0
-            yield batch.item_AB[0, real_B], batch.label_AB[0, real_B]
+        for chosen_B in shuffled(examples, epoch)[0, :count].split(training.batch_size):
+            yield item_B[chosen_B], (chosen_B < examples.num_positive_C[0]).to(torch.get_default_dtype())
 
     return User(client, round, int(data.num_train_C[0]), batches, data.train_CT[0])
 

@@ -284,8 +284,6 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
         processes=launch.processes,
         on_round=show,
     )
-    if run.tracker:
-        launch.accelerator.end_training()
     write_embedding_results(settings, setup, interactions, state, folder, launch)
     launch.accelerator.wait_for_everyone()
     return root

@@ -155,8 +155,6 @@ def _rounds(
         processes=launch.processes,
         on_round=show,
     )
-    if config.tracker:
-        launch.accelerator.end_training()
     return state
 
 

@@ -15,7 +15,10 @@ from fedecider.federation.parties import Processes
 
 
 class Launch(NamedTuple):
-    """Where this process runs."""
+    """Where this process runs; as a context it finishes trackers and leaves the process group at the end.
+
+    A process that ends inside its group may be aborted by the group's threads.
+    """
 
     accelerator: Accelerator
     processes: Processes
@@ -24,6 +27,12 @@ class Launch(NamedTuple):
     @property
     def is_main(self) -> bool:
         return self.processes.index == 0
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.accelerator.end_training()
 
 
 def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> Launch:

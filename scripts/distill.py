@@ -21,7 +21,8 @@ the student in --cache, where scripts/federate.py finds it when it is called wit
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         settings = parse_settings(DESCRIPTION, argv)
-        build_foundation(settings.run, start(settings.run.num_threads))
+        with start(settings.run.num_threads) as launch:
+            build_foundation(settings.run, launch)
 
     return run(work)
 

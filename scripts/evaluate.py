@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, EvaluateConfig), argv, EvaluateConfig)
         settings = recorded_settings(Path(config.run), config.data)
-        launch = start(settings.run.num_threads)
-        results = verify(Path(config.run), settings, config.split, launch.device)
+        with start(settings.run.num_threads) as launch:
+            results = verify(Path(config.run), settings, config.split, launch.device)
         names = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
         table = Table(title=f"{config.split} metrics of {config.run} ({settings.run.protocol})", show_edge=False)
         for column in ("domain", *names, "largest difference"):

@@ -25,11 +25,11 @@ Methods of the embedding line (fedmf, fedrap, ...) take a rating data set instea
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         settings = parse_run(DESCRIPTION, argv)
-        launch = start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs")
-        if isinstance(settings, EmbeddingSettings):
-            federate_embedding(settings, launch)
-        else:
-            federate(settings, launch)
+        with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
+            if isinstance(settings, EmbeddingSettings):
+                federate_embedding(settings, launch)
+            else:
+                federate(settings, launch)
 
     return run(work)
 

@@ -23,11 +23,11 @@ scripts/distill.py and scripts/federate.py find them when they are called with t
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         settings = parse_settings(DESCRIPTION, argv)
-        launch = start(settings.run.num_threads)
-        with launch.accelerator.main_process_first():
-            stage = pretrain_stage(settings.run, load_data(settings.run), launch.device, quiet=not launch.is_main)
-        if launch.is_main:
-            console.print(f"{'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
+        with start(settings.run.num_threads) as launch:
+            with launch.accelerator.main_process_first():
+                stage = pretrain_stage(settings.run, load_data(settings.run), launch.device, quiet=not launch.is_main)
+            if launch.is_main:
+                console.print(f"{'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
 
     return run(work)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernels import Kernel
 from embedding_fr.local_training import (
     Gradients,
     Logits,
@@ -24,10 +25,10 @@ from embedding_fr.local_training import (
     plain_gradients,
     received,
     received_rows,
-    train_batches,
+    train_epochs,
 )
-from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
-from embedding_fr.stacked import Optimiser, fresh_state
+from embedding_fr.sampling import draw_examples, touched_rows
+from embedding_fr.stacked import Optimiser
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -54,14 +55,15 @@ def averaged(
     groups: Sequence[Sequence[str]] | None = None,
     uniform: bool = False,
     gradients: Gradients = plain_gradients,
+    kernel: Kernel | None = None,
     penalty: Callable[[Tree], Penalty] | None = None,
 ) -> FederatedMethod:
     """Local epochs on (shared, private), then ``theta <- sum_u w_u theta_u / sum_u w_u`` over the shared tensors.
 
-    ``groups`` are updated one after the other on every batch (default: everything at once); ``uniform`` weighs clients
-    alike instead of by train items; ``penalty`` makes a regulariser from the parameters at the start of the round. The
-    optimiser's state is fresh in every round. View ``global``: the shared tensors after aggregation with the private
-    ones of the client.
+    ``groups`` are updated one after the other on every batch (default: everything at once); ``uniform`` weighs
+    clients alike instead of by train items; ``kernel`` is the compiled form of the plain objective; ``penalty`` makes
+    a regulariser from the parameters at the start of the round. The optimiser's state is fresh in every round. View
+    ``global``: the shared tensors after aggregation with the private ones of the client.
     """
     names = [*model.shared, *model.private]
     groups = groups or [names]
@@ -86,9 +88,7 @@ def averaged(
                 else received(download, shared, len(block.clients)).clone()
             )
         objective = Objective(model.logits, penalty(params) if penalty else None)
-        state = fresh_state(optimiser, params)
-        batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
-        loss_C = train_batches(objective, params, groups, batches, optimiser, state, gradients)
+        loss_C = train_epochs(objective, params, groups, examples, place_CB, training, optimiser, gradients, kernel)
         check_finite(params, loss_C, block.clients, round)
         upload = Upload(
             block.clients,

@@ -19,6 +19,8 @@ class TrainingConfig:
         num_negatives: Negatives drawn per positive, anew in every round.
         weight_decay: L2 term of every local step; of item tables that are held by rows it reaches only the rows that
             the client touches in this round.
+        compiled: On a CPU, train with compiled code, one client after the other, where the method has it; without, in
+            blocks of clients with PyTorch, as on a GPU. Results differ by rounding.
     """
 
     embedding_size: int = 16
@@ -29,6 +31,7 @@ class TrainingConfig:
     batch_size: int = 256
     num_negatives: int = 4
     weight_decay: float = 0.0
+    compiled: bool = True
 
     def __post_init__(self) -> None:
         for name in ("embedding_size", "local_epochs", "batch_size", "num_negatives"):

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from embedding_fr.sampling import Batch
-from embedding_fr.stacked import Optimiser, apply_step
+from embedding_fr.config import TrainingConfig
+from embedding_fr.kernels import Kernel, train_compiled
+from embedding_fr.sampling import Batch, Examples, epoch_batches
+from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 from fedecider.federation.method import Download, Tree
 
 Logits = Callable[[Tree, Tensor | None], Tensor]
@@ -51,6 +53,30 @@ def plain_gradients(objective: Objective, params: Tree, names: Sequence[str], ba
         seeds.append(torch.ones_like(value_A))
     gradients = torch.autograd.grad(outputs, list(leaves.values()), seeds, materialize_grads=True)
     return dict(zip(names, gradients, strict=True)), logit_AB.detach()
+
+
+def train_epochs(
+    objective: Objective,
+    params: Tree,
+    groups: Sequence[Sequence[str]],
+    examples: Examples,
+    place_CB: Tensor,
+    training: TrainingConfig,
+    optimiser: Optimiser,
+    gradients: Gradients = plain_gradients,
+    kernel: Kernel | None = None,
+    first_epoch: int = 0,
+) -> Tensor:
+    """:func:`train_batches` over the shuffled local epochs from ``first_epoch`` on, with a fresh optimiser. -> (C,)
+
+    ``kernel`` is the compiled function that says the same as objective and gradients; it is taken on a CPU unless
+    ``training.compiled`` is off.
+    """
+    if kernel is not None and training.compiled and kernel.runs(params):
+        return train_compiled(kernel, params, groups, examples, place_CB, training, optimiser, first_epoch)
+    epochs = range(first_epoch, first_epoch + training.local_epochs)
+    batches = epoch_batches(examples, place_CB, training.batch_size, epochs)
+    return train_batches(objective, params, groups, batches, optimiser, fresh_state(optimiser, params), gradients)
 
 
 def train_batches(

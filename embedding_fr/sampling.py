@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embedding_fr import compiled
 from embedding_fr.blocks import UserData
 from fedecider.federation.streams import below, client_keys, counter_draws
-
-_COLUMN = (1 << 24) - 1
-"""Low bits of a sort key: the column it stands for (a client has at most 16 million examples)."""
 
 
 class Examples(NamedTuple):
@@ -82,6 +80,10 @@ def complement(avoid_CA: Tensor, draw_CB: Tensor) -> Tensor:
     below_CA = avoid_CA - torch.arange(avoid_CA.shape[1], device=avoid_CA.device)
     # A padded entry could fall below a real draw after the subtraction, so padding is lifted out of reach.
     below_CA = torch.cummax(below_CA, 1).values
+    if draw_CB.device.type == "cpu":  # torch's search takes twice as long
+        item_CB = torch.empty_like(draw_CB)
+        compiled.complement(below_CA.numpy(), draw_CB.numpy(), item_CB.numpy())
+        return item_CB
     return draw_CB + torch.searchsorted(below_CA, draw_CB, right=True)
 
 
@@ -155,6 +157,6 @@ def shuffled(examples: Examples, epoch: int) -> Tensor:
     """(C, B) a uniform order of the real examples of each client, padded ones last."""
     num_columns = examples.item_CB.shape[1]
     column_B = torch.arange(num_columns, device=examples.item_CB.device)
-    key_CB = (counter_draws(examples.key_C, num_columns, epoch << 32) >> 1 & ~_COLUMN) | column_B
+    key_CB = (counter_draws(examples.key_C, num_columns, epoch << 32) >> 1 & ~compiled.COLUMN) | column_B
     padded_CB = column_B >= examples.count_C[:, None]
-    return sort_rows(key_CB | (padded_CB.to(torch.int64) << 62)) & _COLUMN
+    return sort_rows(key_CB | (padded_CB.to(torch.int64) << 62)) & compiled.COLUMN

@@ -14,13 +14,13 @@ from torch import Tensor
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Logits, Objective, check_finite, inner_products, received, take, train_batches
+from embedding_fr.local_training import Logits, Objective, check_finite, inner_products, received, take, train_epochs
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mix_in_place, squared_distances, start_server
-from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
+from embedding_fr.sampling import draw_examples, touched_rows
 from embedding_fr.similarity import code_weights, first_components
-from embedding_fr.stacked import Optimiser, fresh_state
+from embedding_fr.stacked import Optimiser
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 
@@ -65,9 +65,8 @@ def code_method(
         frozen = {"sent": take(download.per_client[TABLE], row), "has_mix": download.per_client[PERSONAL]}
         trained = {"user": own["user"].clone(), ADAPTER: own[ADAPTER].clone(), TABLE: take(start_CID, row)}
         params, objective = {**trained, **frozen}, Objective(merging_logits(merging))
-        batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
-        state = fresh_state(optimiser, params)
-        loss_C = train_batches(objective, params, [[ADAPTER], ["user", TABLE]], batches, optimiser, state)
+        groups = [[ADAPTER], ["user", TABLE]]
+        loss_C = train_epochs(objective, params, groups, examples, place_CB, training, optimiser)
         check_finite(trained, loss_C, block.clients, round)
         table_CID = set_rows(start_CID, row_CR, trained[TABLE])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})

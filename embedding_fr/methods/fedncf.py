@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
+from embedding_fr.compiled import train_mlp
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernels import Kernel
 from embedding_fr.local_training import Objective, add_rows, take
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gradients, start_mlp
 from embedding_fr.sampling import Batch
@@ -57,7 +60,10 @@ def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfi
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
-    return averaged("fedncf", model, federation, training, optimiser=optimiser, gradients=ncf_gradients)
+    network = tuple(name for name in model.shared if name != "item_table")
+    sizes = np.array([2 * training.embedding_size, *layer_sizes(config.hidden_sizes), 1])
+    kernel = Kernel(train_mlp, ("item_table",), (("user",), network), (sizes,))
+    return averaged("fedncf", model, federation, training, optimiser=optimiser, gradients=ncf_gradients, kernel=kernel)
 
 
 def ncf_model(federation: Federation, training: TrainingConfig, hidden_sizes: str) -> Model:

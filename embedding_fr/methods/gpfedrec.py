@@ -16,13 +16,13 @@ from torch import Tensor
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
-from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_batches
+from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_epochs
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
-from embedding_fr.stacked import Optimiser, fresh_state
+from embedding_fr.sampling import draw_examples, touched_rows
+from embedding_fr.stacked import Optimiser
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -127,9 +127,8 @@ def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecC
             return weight * gap_ARD.square().sum((1, 2)) / num_numbers
 
         params = {**{name: tensor.clone() for name, tensor in own.items()}, "item_table": start_CRD}
-        state = fresh_state(optimiser, params)
-        batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
-        loss_C = train_batches(Objective(model.logits, pull), params, [list(params)], batches, optimiser, state)
+        objective = Objective(model.logits, pull)
+        loss_C = train_epochs(objective, params, [list(params)], examples, place_CB, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         steps_C = training.local_epochs * -(-examples.count_C // training.batch_size)
         rate = 2.0 * optimiser.learning_rate["item_table"] * weight / num_numbers

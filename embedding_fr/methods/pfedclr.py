@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.compiled import train_linear, train_low_rank
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernels import Kernel
 from embedding_fr.local_training import (
     Gradients,
     Logits,
@@ -27,12 +29,12 @@ from embedding_fr.local_training import (
     received_rows,
     row_slopes,
     take,
-    train_batches,
+    train_epochs,
     weighted_sum,
 )
 from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import Batch, Examples, draw_examples, epoch_batches, touched_rows
-from embedding_fr.stacked import Optimiser, fresh_state
+from embedding_fr.sampling import Batch, Examples, draw_examples, touched_rows
+from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal, personal_table
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -76,6 +78,7 @@ class Stage(NamedTuple):
     names: tuple[str, ...]
     logits: Logits
     gradients: Gradients
+    kernel: Kernel | None = None
 
 
 def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> FederatedMethod:
@@ -196,9 +199,11 @@ def full_gradients(objective: Objective, params: Tree, names: Sequence[str], bat
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
-    table = Stage(("item_table",), dot_logits, dot_gradients)
+    dot, low_rank = ("item_table",), ("item_table", "buffer_a")
+    table = Stage(("item_table",), dot_logits, dot_gradients, Kernel(train_linear, dot, (("user",),)))
+    names, kernel = ("user", "buffer_a", "buffer_b"), Kernel(train_low_rank, low_rank, (("user",), ("buffer_b",)))
     return {
-        "clr": (table, Stage(("user", "buffer_a", "buffer_b"), low_rank_logits, low_rank_gradients)),
+        "clr": (table, Stage(names, low_rank_logits, low_rank_gradients, kernel)),
         "cf": (table, Stage(("user", "buffer"), full_logits, full_gradients)),
         "af": (Stage(("user", "item_table", "buffer"), full_logits, full_gradients),),
     }[config.variant]
@@ -214,10 +219,10 @@ def _train(
     first_epoch: int,
 ) -> Tensor:
     """Local epochs of one stage, in place, with a fresh optimiser -> (C,) loss of the last epoch."""
-    epochs = range(first_epoch, first_epoch + training.local_epochs)
-    batches = epoch_batches(examples, place_CB, training.batch_size, epochs)
-    state = fresh_state(optimiser, params)
-    return train_batches(Objective(stage.logits), params, [stage.names], batches, optimiser, state, stage.gradients)
+    objective, groups = Objective(stage.logits), [stage.names]
+    return train_epochs(
+        objective, params, groups, examples, place_CB, training, optimiser, stage.gradients, stage.kernel, first_epoch
+    )
 
 
 _TABLES = ("buffer_a", "buffer")

@@ -1,0 +1,398 @@
+"""A client's whole local training as compiled code for the CPU: one client after the other, in its own caches.
+
+The stacked PyTorch code of a method says the same thing for a block of clients on any device; a CPU is spared its
+memory traffic and its thousands of small calls. Numba compiles a function at its first call and keeps the result in
+``__pycache__`` (or ``NUMBA_CACHE_DIR``). Examples, gradients and optimiser steps are those of
+:mod:`embedding_fr.local_training`, up to rounding; a client's result depends on nothing but the client.
+:mod:`embedding_fr.kernels` calls these functions. They stand in one file since Numba's cache does not see that a
+function in another file has changed.
+
+Shape legend: C clients of a block, B examples of a client, E epochs, R touched rows, D dims, K columns of a low-rank
+factor, A avoided items, X draws; within one client: S examples of a batch, P numbers of a flat parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+compiled = numba.njit(
+    cache=True,
+    nogil=True,  # clients are shared out among threads
+    error_model="numpy",  # a division by zero is not an exception: with one, loops are not vectorised
+    fastmath={"contract", "reassoc", "nsz", "arcp"},  # sums in any order; NaN and infinity stay what they are
+)
+
+COLUMN = (1 << 24) - 1
+"""Low bits of a sort key: the column it stands for (a client has at most 16 million examples)."""
+_STEP, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
+_GRADIENT, _MEAN, _SQUARE = 0, 1, 2
+"""Rows of the work space of a parameter: its gradient and the moments of Adam."""
+
+
+class Schedule(NamedTuple):
+    """What the clients of a block go through. ``train_*`` functions step the tensors that they take, in their order."""
+
+    place_CB: np.ndarray
+    """int64 row of each example in its client's table."""
+    num_positive_C: np.ndarray
+    count_C: np.ndarray
+    order_CEB: np.ndarray
+    """int64: the low bits are the order of the examples in each epoch."""
+    batch_size: int
+    group_GT: np.ndarray
+    """bool: which tensors step together; every batch goes through all groups."""
+    rate_T: np.ndarray
+    """float64 learning rate of each tensor."""
+    weight_decay: float
+    adam: bool
+    """Adam with fresh moments; else plain SGD."""
+    first: int
+    stride: int
+    """Clients first, first + stride, ... are trained: the share of one thread."""
+
+
+@compiled
+def complement(below_CA, draw_CX, item_CX):
+    """:func:`embedding_fr.sampling.complement` of clients whose avoided items have ``below_CA`` items below them."""
+    num_avoided = below_CA.shape[1]
+    for client in range(len(draw_CX)):
+        below = below_CA[client]
+        for column in range(draw_CX.shape[1]):
+            draw, low, high = draw_CX[client, column], 0, num_avoided
+            while low < high:
+                middle = (low + high) >> 1
+                if below[middle] <= draw:
+                    low = middle + 1
+                else:
+                    high = middle
+            item_CX[client, column] = draw + low
+
+
+@compiled
+def order_keys(key_C, count_C, first_epoch, key_CEB):
+    """The sort keys of :func:`embedding_fr.sampling.shuffled` for the epochs from ``first_epoch`` on."""
+    for client in range(len(key_C)):
+        for number in range(key_CEB.shape[1]):
+            first = ((first_epoch + number) << 32) + 1
+            for column in range(count_C[client]):
+                value = key_C[client] + (first + column) * _STEP  # fedecider.federation.streams.counter_draws
+                value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * _MIX_1
+                value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+                value = (value ^ ((value >> 31) & 0x1FFFFFFFF)) & 0x7FFFFFFFFFFFFFFF
+                key_CEB[client, number, column] = (value >> 1 & ~COLUMN) | column
+            key_CEB[client, number, count_C[client] :] = 1 << 62
+
+
+@compiled
+def take_batch(schedule, client, order_B, begin, row_S, label_S):
+    """Rows and labels of the batch that begins at ``begin`` -> how many they are."""
+    now = min(schedule.batch_size, schedule.count_C[client] - begin)
+    for i in range(now):
+        example = order_B[begin + i] & COLUMN
+        row_S[i] = schedule.place_CB[client, example]
+        label_S[i] = example < schedule.num_positive_C[client]
+    return now
+
+
+@compiled
+def step(schedule, tensor, steps, param_P, work_3P):
+    """One step of tensor number ``tensor``, in place; ``steps`` counts from 1 (Adam: Kingma and Ba, 2015)."""
+    number = param_P.dtype.type
+    gradient, mean, square = work_3P[_GRADIENT], work_3P[_MEAN], work_3P[_SQUARE]
+    decay, rate = number(schedule.weight_decay), schedule.rate_T[tensor]
+    if not schedule.adam:
+        for i in range(len(param_P)):
+            param_P[i] -= number(rate) * (gradient[i] + decay * param_P[i])
+        return
+    scale, unbiased = number(rate / (1.0 - 0.9**steps)), number(1.0 / math.sqrt(1.0 - 0.999**steps))
+    old_1, new_1, old_2, new_2, eps = number(0.9), number(0.1), number(0.999), number(0.001), number(1e-8)
+    for i in range(len(param_P)):
+        slope = gradient[i] + decay * param_P[i]
+        first = old_1 * mean[i] + new_1 * slope
+        second = old_2 * square[i] + new_2 * slope * slope
+        mean[i], square[i] = first, second
+        param_P[i] -= scale * first / (np.sqrt(second) * unbiased + eps)
+
+
+@compiled
+def cross_entropy(logit_S, label_S, now):
+    """Mean of ``softplus(z) - y z``."""
+    total = 0.0
+    for i in range(now):
+        z = logit_S[i]
+        total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - label_S[i] * z
+    return total / now
+
+
+@compiled
+def to_slopes(logit_S, label_S, now):
+    """Logits become the derivatives of the mean cross-entropy by them, ``(sigmoid(z) - y) / S``, in place."""
+    one = logit_S.dtype.type(1.0)
+    share = one / logit_S.dtype.type(now)
+    for i in range(now):
+        logit_S[i] = (one / (one + np.exp(-logit_S[i])) - label_S[i]) * share
+
+
+@compiled
+def row_sums(slope_R, row_S, slope_S, now):
+    """The slope of each row: the sum over its examples."""
+    slope_R[:] = 0
+    for i in range(now):
+        slope_R[row_S[i]] += slope_S[i]
+
+
+@compiled
+def outer(gradient_P, slope_R, vector_D):
+    """``g_r v`` for each row r, one after the other."""
+    dims = len(vector_D)
+    for r in range(len(slope_R)):
+        for d in range(dims):
+            gradient_P[r * dims + d] = slope_R[r] * vector_D[d]
+
+
+@compiled
+def train_linear(table_CRD, scorer_CP, schedule):
+    """Score ``q_i . w``, or with P = D + 1 numbers ``q_i . w + b``. -> (C,) mean loss over the last epoch."""
+    num_clients, _, dims = table_CRD.shape
+    number, biased = table_CRD.dtype.type, scorer_CP.shape[1] > dims
+    loss_C = np.zeros(num_clients, table_CRD.dtype)
+    row, logit = np.empty(schedule.batch_size, np.int64), np.empty(schedule.batch_size, table_CRD.dtype)
+    label = np.empty_like(logit)
+    for client in range(schedule.first, num_clients, schedule.stride):
+        count = schedule.count_C[client]
+        num_rows = schedule.place_CB[client, :count].max() + 1
+        table, scorer = table_CRD[client, :num_rows], scorer_CP[client]
+        flat, slope = table.reshape(num_rows * dims), np.empty(num_rows, table.dtype)
+        table_work, scorer_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, len(scorer)), table.dtype)
+        steps, num_epochs = 0, schedule.order_CEB.shape[1]
+        for epoch in range(num_epochs):
+            for begin in range(0, count, schedule.batch_size):
+                now = take_batch(schedule, client, schedule.order_CEB[client, epoch], begin, row, label)
+                steps += 1
+                for group in range(len(schedule.group_GT)):
+                    steps_table, steps_scorer = schedule.group_GT[group]
+                    for i in range(now):
+                        total = scorer[dims] if biased else number(0.0)
+                        for d in range(dims):
+                            total += table[row[i], d] * scorer[d]
+                        logit[i] = total
+                    if group == 0 and epoch == num_epochs - 1:
+                        loss_C[client] += cross_entropy(logit, label, now)
+                    to_slopes(logit, label, now)
+                    if steps_scorer:
+                        gradient = scorer_work[_GRADIENT]
+                        gradient[:] = 0
+                        for i in range(now):
+                            for d in range(dims):
+                                gradient[d] += logit[i] * table[row[i], d]
+                        if biased:
+                            gradient[dims] = logit[:now].sum()
+                    if steps_table:
+                        row_sums(slope, row, logit, now)
+                        outer(table_work[_GRADIENT], slope, scorer[:dims])
+                        step(schedule, 0, steps, flat, table_work)
+                    if steps_scorer:
+                        step(schedule, 1, steps, scorer, scorer_work)
+        loss_C[client] /= -(-count // schedule.batch_size)
+    return loss_C
+
+
+@compiled
+def train_low_rank(table_CRD, left_CRK, user_CD, right_CP, schedule):
+    """Score ``p . (q_i + B^T a_i)``; p, the rows a_i of ``left`` and B (K, D) in ``right`` step, the table is frozen.
+    -> (C,) mean loss over the last epoch.
+    """
+    num_clients, _, dims = table_CRD.shape
+    rank, number = left_CRK.shape[2], table_CRD.dtype.type
+    loss_C = np.zeros(num_clients, table_CRD.dtype)
+    row, logit = np.empty(schedule.batch_size, np.int64), np.empty(schedule.batch_size, table_CRD.dtype)
+    label, seen, weighted = np.empty_like(logit), np.empty(rank, logit.dtype), np.empty(rank, logit.dtype)
+    for client in range(schedule.first, num_clients, schedule.stride):
+        count = schedule.count_C[client]
+        num_rows = schedule.place_CB[client, :count].max() + 1
+        table, left, user, right = table_CRD[client], left_CRK[client, :num_rows], user_CD[client], right_CP[client]
+        flat, slope = left.reshape(num_rows * rank), np.empty(num_rows, table.dtype)
+        left_work, user_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, dims), table.dtype)
+        right_work = np.zeros((3, len(right)), table.dtype)
+        by_user, by_right = user_work[_GRADIENT], right_work[_GRADIENT]
+        steps, num_epochs = 0, schedule.order_CEB.shape[1]
+        for epoch in range(num_epochs):
+            for begin in range(0, count, schedule.batch_size):
+                now = take_batch(schedule, client, schedule.order_CEB[client, epoch], begin, row, label)
+                steps += 1
+                for k in range(rank):
+                    seen[k] = (right[k * dims : (k + 1) * dims] * user).sum()
+                for i in range(now):
+                    total = number(0.0)
+                    for d in range(dims):
+                        total += table[row[i], d] * user[d]
+                    for k in range(rank):
+                        total += left[row[i], k] * seen[k]
+                    logit[i] = total
+                if epoch == num_epochs - 1:
+                    loss_C[client] += cross_entropy(logit, label, now)
+                to_slopes(logit, label, now)
+                by_user[:] = 0
+                weighted[:] = 0
+                for i in range(now):
+                    for d in range(dims):
+                        by_user[d] += logit[i] * table[row[i], d]
+                    for k in range(rank):
+                        weighted[k] += logit[i] * left[row[i], k]
+                outer(by_right, weighted, user)
+                for k in range(rank):
+                    for d in range(dims):
+                        by_user[d] += weighted[k] * right[k * dims + d]
+                row_sums(slope, row, logit, now)
+                outer(left_work[_GRADIENT], slope, seen)
+                step(schedule, 1, steps, flat, left_work)
+                step(schedule, 2, steps, user, user_work)
+                step(schedule, 3, steps, right, right_work)
+        loss_C[client] /= -(-count // schedule.batch_size)
+    return loss_C
+
+
+@compiled
+def add_products(out_OS, in_IS, weight, in_stride, out_stride, now):
+    """``out[o] += sum_i w[i, o] in[i]``, where w is flat with these strides: eight rows at a time."""
+    num_in = len(in_IS)
+    for o in range(len(out_OS)):
+        out, i = out_OS[o], 0
+        while i + 8 <= num_in:
+            at = o * out_stride + i * in_stride
+            w0, w1 = weight[at], weight[at + in_stride]
+            w2, w3 = weight[at + 2 * in_stride], weight[at + 3 * in_stride]
+            w4, w5 = weight[at + 4 * in_stride], weight[at + 5 * in_stride]
+            w6, w7 = weight[at + 6 * in_stride], weight[at + 7 * in_stride]
+            r0, r1, r2, r3 = in_IS[i], in_IS[i + 1], in_IS[i + 2], in_IS[i + 3]
+            r4, r5, r6, r7 = in_IS[i + 4], in_IS[i + 5], in_IS[i + 6], in_IS[i + 7]
+            for b in range(now):
+                out[b] += (w0 * r0[b] + w1 * r1[b] + w2 * r2[b] + w3 * r3[b]) + (
+                    w4 * r4[b] + w5 * r5[b] + w6 * r6[b] + w7 * r7[b]
+                )
+            i += 8
+        while i < num_in:
+            w0, r0 = weight[o * out_stride + i * in_stride], in_IS[i]
+            for b in range(now):
+                out[b] += w0 * r0[b]
+            i += 1
+
+
+@compiled
+def weight_gradient(gradient, in_IS, slope_OS, now):
+    """``g[i, o] = sum_b in[i, b] slope[o, b]``, flat in row-major order: four rows at a time."""
+    num_in, num_out, zero = len(in_IS), len(slope_OS), slope_OS.dtype.type(0.0)
+    for o in range(num_out):
+        slope, i = slope_OS[o], 0
+        while i + 4 <= num_in:
+            r0, r1, r2, r3 = in_IS[i], in_IS[i + 1], in_IS[i + 2], in_IS[i + 3]
+            s0, s1, s2, s3 = zero, zero, zero, zero
+            for b in range(now):
+                s0 += r0[b] * slope[b]
+                s1 += r1[b] * slope[b]
+                s2 += r2[b] * slope[b]
+                s3 += r3[b] * slope[b]
+            gradient[i * num_out + o], gradient[(i + 1) * num_out + o] = s0, s1
+            gradient[(i + 2) * num_out + o], gradient[(i + 3) * num_out + o] = s2, s3
+            i += 4
+        while i < num_in:
+            r0, s0 = in_IS[i], zero
+            for b in range(now):
+                s0 += r0[b] * slope[b]
+            gradient[i * num_out + o] = s0
+            i += 1
+
+
+@compiled
+def forward(network, sizes, user_D, hidden, now):
+    """Outputs of layer l in ``hidden[l + 1]``; the user's features enter the first layer's offset."""
+    at, num_layers = 0, len(sizes) - 1
+    for layer in range(num_layers):
+        num_in, num_out, common = sizes[layer], sizes[layer + 1], len(user_D) if layer == 0 else 0
+        weight, bias = network[at : at + num_in * num_out], network[at + num_in * num_out :]
+        out = hidden[layer + 1, :num_out]
+        for o in range(num_out):
+            offset = bias[o]
+            for k in range(common):
+                offset += user_D[k] * weight[k * num_out + o]
+            out[o, :now] = offset
+        add_products(out, hidden[layer, : num_in - common], weight[common * num_out :], num_out, 1, now)
+        if layer < num_layers - 1:
+            for o in range(num_out):
+                for i in range(now):
+                    out[o, i] = max(out[o, i], out.dtype.type(0.0))
+        at += (num_in + 1) * num_out
+
+
+@compiled
+def backward(network, sizes, user_D, hidden, slopes, by_network, by_user, now):
+    """Gradients by network and user, and by the features of the rows in ``slopes[0]``; ``slopes[l + 1]`` holds the
+    derivatives by the output of layer l, those of the last one are given.
+    """
+    at = len(network)
+    for layer in range(len(sizes) - 2, -1, -1):
+        num_in, num_out, common = sizes[layer], sizes[layer + 1], len(user_D) if layer == 0 else 0
+        at -= (num_in + 1) * num_out
+        weight, by_bias = network[at : at + num_in * num_out], by_network[at + num_in * num_out :]
+        slope, below = slopes[layer + 1, :num_out], slopes[layer, : num_in - common]
+        for o in range(num_out):
+            by_bias[o] = slope[o, :now].sum()
+        for k in range(common):
+            by_user[k] = 0
+            for o in range(num_out):
+                by_network[at + k * num_out + o] = user_D[k] * by_bias[o]
+                by_user[k] += weight[k * num_out + o] * by_bias[o]
+        weight_gradient(by_network[at + common * num_out :], hidden[layer, : num_in - common], slope, now)
+        below[:, :now] = 0
+        add_products(below, slope, weight[common * num_out :], 1, num_out, now)
+        if layer > 0:
+            for j in range(num_in):
+                for i in range(now):
+                    below[j, i] = below[j, i] if hidden[layer, j, i] > 0 else below.dtype.type(0.0)
+
+
+@compiled
+def train_mlp(table_CRD, user_CD, network_CP, sizes, schedule):
+    """Score ``mlp([p, q_i])`` of the widths ``sizes``: ``network`` holds weight (in, out) and bias of one layer after
+    the other; everything steps together. -> (C,) mean loss over the last epoch.
+    """
+    num_clients, _, dims = table_CRD.shape
+    loss_C = np.zeros(num_clients, table_CRD.dtype)
+    row, label = np.empty(schedule.batch_size, np.int64), np.empty(schedule.batch_size, table_CRD.dtype)
+    hidden = np.empty((len(sizes), sizes.max(), schedule.batch_size), table_CRD.dtype)
+    slopes = np.empty_like(hidden)
+    for client in range(schedule.first, num_clients, schedule.stride):
+        count = schedule.count_C[client]
+        num_rows = schedule.place_CB[client, :count].max() + 1
+        table, user, network = table_CRD[client, :num_rows], user_CD[client], network_CP[client]
+        flat = table.reshape(num_rows * dims)
+        table_work, user_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, len(user)), table.dtype)
+        network_work, by_table = np.zeros((3, len(network)), table.dtype), table_work[_GRADIENT]
+        steps, num_epochs = 0, schedule.order_CEB.shape[1]
+        for epoch in range(num_epochs):
+            for begin in range(0, count, schedule.batch_size):
+                now = take_batch(schedule, client, schedule.order_CEB[client, epoch], begin, row, label)
+                steps += 1
+                for i in range(now):
+                    for d in range(dims):
+                        hidden[0, d, i] = table[row[i], d]
+                forward(network, sizes, user, hidden, now)
+                logit = slopes[len(sizes) - 1, 0]
+                logit[:now] = hidden[len(sizes) - 1, 0, :now]
+                if epoch == num_epochs - 1:
+                    loss_C[client] += cross_entropy(logit, label, now)
+                to_slopes(logit, label, now)
+                backward(network, sizes, user, hidden, slopes, network_work[_GRADIENT], user_work[_GRADIENT], now)
+                by_table[:] = 0
+                for i in range(now):
+                    for d in range(dims):
+                        by_table[row[i] * dims + d] += slopes[0, d, i]
+                step(schedule, 0, steps, flat, table_work)
+                step(schedule, 1, steps, user, user_work)
+                step(schedule, 2, steps, network, network_work)
+        loss_C[client] /= -(-count // schedule.batch_size)
+    return loss_C

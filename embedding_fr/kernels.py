@@ -1,0 +1,81 @@
+"""Local training of a block by the compiled functions of :mod:`embedding_fr.compiled`: which tensors they take.
+
+Shape legend: C clients of a block, R touched rows, D dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embedding_fr.compiled import Schedule, order_keys
+from embedding_fr.config import TrainingConfig
+from embedding_fr.sampling import Examples
+from embedding_fr.stacked import Optimiser
+from fedecider.federation.method import Tree
+
+
+class Kernel(NamedTuple):
+    """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``."""
+
+    train: Callable[..., np.ndarray]
+    tables: tuple[str, ...]
+    """Names of tensors (C, R, D)."""
+    vectors: tuple[tuple[str, ...], ...]
+    """Names of tensors that are handed over one after the other, as one vector per client."""
+    constants: tuple = ()
+
+    def runs(self, params: Tree) -> bool:
+        """Whether this is the way to train these parameters: on the CPU, in one of the types it is compiled for."""
+        table = params[self.tables[0]]
+        return table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64)
+
+
+def train_compiled(
+    kernel: Kernel,
+    params: Tree,
+    groups: Sequence[Sequence[str]],
+    examples: Examples,
+    place_CB: Tensor,
+    training: TrainingConfig,
+    optimiser: Optimiser,
+    first_epoch: int,
+) -> Tensor:
+    """What :func:`embedding_fr.local_training.train_epochs` says, by ``kernel``; ``params`` are changed in place."""
+    tensors = [(name,) for name in kernel.tables] + list(kernel.vectors)
+    vectors = [torch.cat([params[name].flatten(1) for name in names], 1) for names in kernel.vectors]
+    order_CEB = np.empty((len(place_CB), training.local_epochs, place_CB.shape[1]), np.int64)
+    order_keys(examples.key_C.numpy(), examples.count_C.numpy(), first_epoch, order_CEB)
+    order_CEB.sort(axis=2)
+    schedule = Schedule(
+        place_CB.numpy(),
+        examples.num_positive_C.numpy(),
+        examples.count_C.numpy(),
+        order_CEB,
+        training.batch_size,
+        np.array([[names[0] in group for names in tensors] for group in groups]),
+        np.array([optimiser.learning_rate.get(names[0], 0.0) for names in tensors]),
+        optimiser.weight_decay,
+        optimiser.kind == "adam",
+        first=0,
+        stride=torch.get_num_threads(),
+    )
+    arrays = [*(params[name].numpy() for name in kernel.tables), *(vector.numpy() for vector in vectors)]
+
+    def share(first: int) -> np.ndarray:
+        return kernel.train(*arrays, *kernel.constants, schedule._replace(first=first))
+
+    if schedule.stride == 1:
+        losses = [share(0)]
+    else:
+        with ThreadPoolExecutor(schedule.stride) as threads:
+            losses = list(threads.map(share, range(schedule.stride)))
+    for names, vector in zip(kernel.vectors, vectors, strict=True):
+        for name, part in zip(names, vector.split([params[name][0].numel() for name in names], 1), strict=True):
+            params[name].copy_(part.view_as(params[name]))
+    return torch.from_numpy(sum(losses))

@@ -58,18 +58,17 @@ class Schedule(NamedTuple):
 @compiled
 def complement(below_CA, draw_CX, item_CX):
     """:func:`embedding_fr.sampling.complement` of clients whose avoided items have ``below_CA`` items below them."""
-    num_avoided = below_CA.shape[1]
     for client in range(len(draw_CX)):
-        below = below_CA[client]
-        for column in range(draw_CX.shape[1]):
-            draw, low, high = draw_CX[client, column], 0, num_avoided
-            while low < high:
-                middle = (low + high) >> 1
-                if below[middle] <= draw:
-                    low = middle + 1
-                else:
-                    high = middle
-            item_CX[client, column] = draw + low
+        below, draw, found = below_CA[client], draw_CX[client], item_CX[client]
+        found[:] = 0
+        left = len(below)
+        while left > 1:  # one level of all searches after the other, without a branch: the processor does eight at once
+            half = left >> 1
+            for x in range(len(draw)):
+                found[x] += half if below[np.uint64(found[x] + half - 1)] <= draw[x] else 0
+            left -= half
+        for x in range(len(draw)):
+            found[x] += draw[x] + (below[np.uint64(found[x])] <= draw[x])
 
 
 @compiled
@@ -119,22 +118,21 @@ def step(schedule, tensor, steps, param_P, work_3P):
 
 
 @compiled
-def cross_entropy(logit_S, label_S, now):
-    """Mean of ``softplus(z) - y z``."""
-    total = 0.0
+def to_slopes(logit_S, label_S, now):
+    """Logits z become the derivatives of the mean cross-entropy by them, ``(sigmoid(z) - y) / S``, in place.
+    -> the mean cross-entropy, ``softplus(z) - y z``.
+    """
+    one, zero = logit_S.dtype.type(1.0), logit_S.dtype.type(0.0)
+    share, total, product = one / logit_S.dtype.type(now), 0.0, 1.0
     for i in range(now):
         z = logit_S[i]
-        total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - label_S[i] * z
-    return total / now
-
-
-@compiled
-def to_slopes(logit_S, label_S, now):
-    """Logits become the derivatives of the mean cross-entropy by them, ``(sigmoid(z) - y) / S``, in place."""
-    one = logit_S.dtype.type(1.0)
-    share = one / logit_S.dtype.type(now)
-    for i in range(now):
-        logit_S[i] = (one / (one + np.exp(-logit_S[i])) - label_S[i]) * share
+        small = np.exp(-abs(z))
+        total += max(z, zero) - label_S[i] * z
+        product *= 1.0 + small  # one logarithm of many factors of at most 2
+        if product > 1e300:
+            total, product = total + math.log(product), 1.0
+        logit_S[i] = ((one if z >= zero else small) / (one + small) - label_S[i]) * share
+    return (total + math.log(product)) / now
 
 
 @compiled
@@ -180,9 +178,9 @@ def train_linear(table_CRD, scorer_CP, schedule):
                         for d in range(dims):
                             total += table[row[i], d] * scorer[d]
                         logit[i] = total
+                    loss = to_slopes(logit, label, now)
                     if group == 0 and epoch == num_epochs - 1:
-                        loss_C[client] += cross_entropy(logit, label, now)
-                    to_slopes(logit, label, now)
+                        loss_C[client] += loss
                     if steps_scorer:
                         gradient = scorer_work[_GRADIENT]
                         gradient[:] = 0
@@ -233,9 +231,9 @@ def train_low_rank(table_CRD, left_CRK, user_CD, right_CP, schedule):
                     for k in range(rank):
                         total += left[row[i], k] * seen[k]
                     logit[i] = total
+                loss = to_slopes(logit, label, now)
                 if epoch == num_epochs - 1:
-                    loss_C[client] += cross_entropy(logit, label, now)
-                to_slopes(logit, label, now)
+                    loss_C[client] += loss
                 by_user[:] = 0
                 weighted[:] = 0
                 for i in range(now):
@@ -383,9 +381,9 @@ def train_mlp(table_CRD, user_CD, network_CP, sizes, schedule):
                 forward(network, sizes, user, hidden, now)
                 logit = slopes[len(sizes) - 1, 0]
                 logit[:now] = hidden[len(sizes) - 1, 0, :now]
+                loss = to_slopes(logit, label, now)
                 if epoch == num_epochs - 1:
-                    loss_C[client] += cross_entropy(logit, label, now)
-                to_slopes(logit, label, now)
+                    loss_C[client] += loss
                 backward(network, sizes, user, hidden, slopes, network_work[_GRADIENT], user_work[_GRADIENT], now)
                 by_table[:] = 0
                 for i in range(now):

@@ -22,7 +22,7 @@ from embedding_fr.merging import (
     start_merging,
 )
 from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Update, Upload
 from fedecider.federation.wire import dense
 
 
@@ -49,7 +49,7 @@ def elastic(
         server, local = method.init()
         return server, {**local, **start_merging(merging, server[scorer.table], federation)}
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
         merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
         added = {LAST: own[LAST], **merge.adapter}
         merged_CID, rho_C = merged_table(merging, added, merge.received_CID)

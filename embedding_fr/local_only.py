@@ -12,8 +12,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.tables import personal_table
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.wire import dense
+from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
 
 KEPT = "kept."
 """Prefix of the local tensors that hold a client's own last upload."""
@@ -43,14 +42,16 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download({})
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
         mine, kept = _split(own)
         received = Download({}, {name: tensor.to(federation.device) for name, tensor in kept.items()})
         upload, new, logs = method.client_update(round, received, mine, block)
-        stays = dense(upload, received).tensors
-        _check_names(method.name, stays, kept)
-        new |= {KEPT + name: tensor for name, tensor in stays.items()}
-        return upload._replace(tensors={}, rows={}, payload={}), new, logs
+        _check_names(method.name, upload.tensors, kept)
+        stays = {
+            KEPT + name: RowUpdate(upload.rows[name], tensor) if name in upload.rows else tensor
+            for name, tensor in upload.tensors.items()
+        }
+        return upload._replace(tensors={}, rows={}, payload={}), {**new, **stays}, logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         for _ in uploads:  # the runner does its work while the uploads are read

@@ -37,7 +37,7 @@ from embedding_fr.sampling import Batch, Examples, draw_examples, touched_rows
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal, personal_table
 from fedecider.federation.aggregate import weighted_mean
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrCon
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(server)
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
         examples = draw_examples(
             block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
         )
@@ -127,7 +127,7 @@ def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrCon
         logs = {"loss": losses[-1].tolist(), **({"table_loss": losses[0].tolist()} if len(stages) > 1 else {})}
         return (
             upload,
-            {name: _kept(name, tensor, params[name], row_CR) for name, tensor in own.items()},
+            {name: RowUpdate(row_CR, params[name]) if name in _TABLES else params[name] for name in own},
             [dict(zip(logs, client, strict=True)) for client in zip(*logs.values(), strict=True)],
         )
 
@@ -231,11 +231,3 @@ _TABLES = ("buffer_a", "buffer")
 def _held(name: str, own: Tensor, row_CR: Tensor) -> Tensor:
     """What a client trains of an own tensor: the touched rows of a table, a copy of anything else."""
     return take(own, row_CR.clamp(min=0)) if name in _TABLES else own.clone()
-
-
-def _kept(name: str, own: Tensor, new: Tensor, row_CR: Tensor) -> Tensor:
-    """``new``; for a table a copy of ``own`` (C, I, ...) with the rows ``row_CR`` (-1 pads) from ``new``."""
-    if name not in _TABLES:
-        return new
-    client, place = (row_CR >= 0).nonzero(as_tuple=True)
-    return own.index_put((client, row_CR[client, place]), new[client, place])

@@ -32,13 +32,15 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
         total += float(weight_C.sum())
         for name, tensor in upload.tensors.items():
             dtypes[name] = tensor.dtype
+            if not bool(finite_C.all()):
+                tensor = torch.nan_to_num(tensor)  # what has no weight must not turn the sum into NaN
             own_C = weight_C.to(tensor.device)
             if name in upload.rows:
                 by_rows.add(name)
                 changed = sums.setdefault(name, torch.zeros_like(fallback[name], dtype=torch.float64))
                 _add_rows(changed, tensor, upload.rows[name], fallback[name], own_C)
                 continue
-            kept = torch.nan_to_num(tensor.double()) * own_C.view(-1, *[1] * (tensor.dim() - 1))
+            kept = tensor.double() * own_C.view(-1, *[1] * (tensor.dim() - 1))
             sums[name] = sums[name] + kept.sum(0) if name in sums else kept.sum(0)
     if total == 0.0:
         return fallback
@@ -48,11 +50,11 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
 
 def _add_rows(changed: Tensor, value: Tensor, row_CR: Tensor, base: Tensor, weight_C: Tensor) -> None:
     """``changed[r] += w_c (value - base[r])`` for every row r that client c holds."""
-    flat = row_CR.reshape(-1)
-    weight = (weight_C[:, None] * (row_CR >= 0)).reshape(-1, *[1] * (base.dim() - 1))
-    row = flat.clamp(min=0)
-    step = torch.nan_to_num(value.reshape(-1, *base.shape[1:]) - base[row]).double() * weight
-    changed.index_add_(0, row, step)
+    row, weight = row_CR.clamp(min=0).reshape(-1), (weight_C[:, None] * (row_CR >= 0)).reshape(-1)
+    ones = [1] * (base.dim() - 1)
+    changed.index_add_(0, row, value.reshape(-1, *base.shape[1:]) * weight.view(-1, *ones))
+    weight_I = torch.zeros(len(base), dtype=weight.dtype, device=base.device).index_add_(0, row, weight)
+    changed -= weight_I.view(-1, *ones) * base
 
 
 def finite_clients(upload: Upload) -> torch.Tensor:

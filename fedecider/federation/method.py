@@ -5,7 +5,7 @@ Shape legend: C clients of a block, N all clients of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -56,6 +56,21 @@ class Upload(NamedTuple):
     """Rows in full of tables in ``rows`` that were not downloaded, such as gradients: every other row is zero."""
 
 
+class RowUpdate(NamedTuple):
+    """New own rows of tables (N, I, ...) of the local state that need not be built to be written."""
+
+    rows: Tensor
+    """(C, R) int64 rows of each client's table that change, -1 pads."""
+    values: Tensor
+    """(C, R, ...) what they become."""
+    others: Tensor | None = None
+    """(I, ...) what every other row becomes, alike for all clients; None: those stay as they are."""
+
+
+Update = Mapping[str, Tensor | RowUpdate]
+"""New own rows of the local state by name."""
+
+
 class FederatedMethod(NamedTuple):
     """A federated algorithm as pure functions; hyper-parameters and the seed are closed over.
 
@@ -67,7 +82,7 @@ class FederatedMethod(NamedTuple):
     """() -> server tree, local tree (every local tensor leads with N)."""
     broadcast: Callable[[int, Tree, Tensor], Download]
     """round, server, clients (C,) -> download for the training of this round."""
-    client_update: Callable[[int, Download, Tree, Block], tuple[Upload, Tree, list[dict]]]
+    client_update: Callable[[int, Download, Tree, Block], tuple[Upload, Update, list[dict]]]
     """round, download, own rows, block -> upload, new own rows, one log record per client."""
     server_aggregate: Callable[[int, Tree, Iterable[Upload]], Tree]
     """round, server, uploads in client order -> new server tree. Consumes the uploads as a stream."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
 from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, save_state, snapshot
@@ -149,7 +149,7 @@ def _train(
     train_s = 0.0
     cohort_size = sum(len(block.clients) for block in blocks)
 
-    def work(block: Block) -> tuple[Upload, Tree, list[dict], list[Traffic], float]:
+    def work(block: Block) -> tuple[Upload, Update, list[dict], list[Traffic], float]:
         download = method.broadcast(round, state.server, block.clients)
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(read, block), block)
@@ -161,8 +161,8 @@ def _train(
     def uploads() -> Iterator[Upload]:
         nonlocal train_s
         for block, (upload, own, client_logs, client_traffic, seconds) in in_client_order(blocks, work, processes):
-            for name, tensor in own.items():
-                local[name][block.clients] = tensor.to(local[name])
+            for name, update in own.items():
+                _write(local[name], block.clients, update)
             clients = block.clients.tolist()
             logs.extend({"client": client, **log} for client, log in zip(clients, client_logs, strict=True))
             traffic.extend(zip(clients, client_traffic, strict=True))
@@ -172,6 +172,19 @@ def _train(
     server = method.server_aggregate(round, state.server, uploads())
     logs.sort(key=itemgetter("client"))
     return server, local, logs, group_traffic(sorted(traffic, key=itemgetter(0))), train_s
+
+
+def _write(state: Tensor, clients: Tensor, update: Tensor | RowUpdate) -> None:
+    """The clients' new rows of a local tensor (N, ...), in place."""
+    if not isinstance(update, RowUpdate):
+        state[clients] = update.to(state)
+        return
+    if update.others is not None:
+        state[clients] = update.others.to(state)
+    flat = update.rows + clients.to(update.rows)[:, None] * state.shape[1]
+    real = (update.rows.reshape(-1) >= 0).nonzero()[:, 0]
+    values = update.values.flatten(0, 1).index_select(0, real)
+    state.view(-1, *state.shape[2:]).index_copy_(0, flat.reshape(-1)[real].to(state.device), values.to(state))
 
 
 def _whole(blocks: Sequence[Block]) -> Pack:

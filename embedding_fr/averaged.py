@@ -27,7 +27,7 @@ from embedding_fr.local_training import (
     received_rows,
     train_epochs,
 )
-from embedding_fr.sampling import draw_examples, touched_rows
+from embedding_fr.sampling import round_examples
 from embedding_fr.stacked import Optimiser
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -75,10 +75,7 @@ def averaged(
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples = draw_examples(
-            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-        )
-        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        examples, row_CR, place_CB = round_examples(federation, training, block, round)
         params = {name: tensor.clone() for name, tensor in own.items()}
         for shared in model.shared:
             table = shared in model.tables

@@ -8,7 +8,7 @@ memory traffic and its thousands of small calls. Numba compiles a function at it
 function in another file has changed.
 
 Shape legend: C clients of a block, B examples of a client, E epochs, R touched rows, D dims, K columns of a low-rank
-factor, A avoided items, X draws; within one client: S examples of a batch, P numbers of a flat parameter.
+factor, T train items, A avoided items; within one client: S examples of a batch, P numbers of a flat parameter.
 """
 
 from __future__ import annotations
@@ -56,19 +56,56 @@ class Schedule(NamedTuple):
 
 
 @compiled
-def complement(below_CA, draw_CX, item_CX):
-    """:func:`embedding_fr.sampling.complement` of clients whose avoided items have ``below_CA`` items below them."""
-    for client in range(len(draw_CX)):
-        below, draw, found = below_CA[client], draw_CX[client], item_CX[client]
-        found[:] = 0
-        left = len(below)
+def counter_draw(key, number):
+    """Draw ``number`` (from 0) of a stream: :func:`fedecider.federation.streams.counter_draws`."""
+    value = key + (number + 1) * _STEP
+    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return (value ^ ((value >> 31) & 0x1FFFFFFFF)) & 0x7FFFFFFFFFFFFFFF
+
+
+@compiled
+def draw_items(train_CT, num_positive_C, avoid_CA, num_avoid_C, key_C, count_C, num_items, item_CB):
+    """The items of :func:`embedding_fr.sampling.draw_examples`: train items, then negatives, then ``num_items``."""
+    draws = np.empty(item_CB.shape[1], np.int64)
+    below = np.empty(avoid_CA.shape[1], np.int64)
+    for client in range(len(item_CB)):
+        positives, count, avoided = num_positive_C[client], count_C[client], num_avoid_C[client]
+        item_CB[client, :positives] = train_CT[client, :positives]
+        item_CB[client, count:] = num_items
+        for j in range(avoided):
+            below[j] = avoid_CA[client, j] - j  # allowed items below the avoided one
+        draw, found = draws[positives:count], item_CB[client, positives:count]
+        for x in range(len(draw)):
+            draw[x] = ((counter_draw(key_C[client], positives + x) >> 31) * (num_items - avoided)) >> 32
+            found[x] = 0
+        left = avoided
         while left > 1:  # one level of all searches after the other, without a branch: the processor does eight at once
             half = left >> 1
             for x in range(len(draw)):
                 found[x] += half if below[np.uint64(found[x] + half - 1)] <= draw[x] else 0
             left -= half
         for x in range(len(draw)):
-            found[x] += draw[x] + (below[np.uint64(found[x])] <= draw[x])
+            found[x] += draw[x] + (avoided > 0 and below[np.uint64(found[x])] <= draw[x])
+
+
+@compiled
+def number_rows(key_CB, num_items, row_CB, place_CB):
+    """From sorted keys ``item << 32 | example``: distinct items of each client (-1 pads), the place of each example
+    among them. -> the largest number of rows; padded examples share one.
+    """
+    largest = 0
+    for client in range(len(key_CB)):
+        row, last = -1, -1
+        for i in range(key_CB.shape[1]):
+            item = key_CB[client, i] >> 32
+            if item != last:
+                row, last = row + 1, item
+                row_CB[client, row] = item if item < num_items else -1
+            place_CB[client, key_CB[client, i] & 0xFFFFFFFF] = row
+        row_CB[client, row + 1 :] = -1
+        largest = max(largest, row + 1)
+    return largest
 
 
 @compiled
@@ -76,13 +113,9 @@ def order_keys(key_C, count_C, first_epoch, key_CEB):
     """The sort keys of :func:`embedding_fr.sampling.shuffled` for the epochs from ``first_epoch`` on."""
     for client in range(len(key_C)):
         for number in range(key_CEB.shape[1]):
-            first = ((first_epoch + number) << 32) + 1
+            first = (first_epoch + number) << 32
             for column in range(count_C[client]):
-                value = key_C[client] + (first + column) * _STEP  # fedecider.federation.streams.counter_draws
-                value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * _MIX_1
-                value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * _MIX_2
-                value = (value ^ ((value >> 31) & 0x1FFFFFFFF)) & 0x7FFFFFFFFFFFFFFF
-                key_CEB[client, number, column] = (value >> 1 & ~COLUMN) | column
+                key_CEB[client, number, column] = (counter_draw(key_C[client], first + column) >> 1 & ~COLUMN) | column
             key_CEB[client, number, count_C[client] :] = 1 << 62
 
 
@@ -144,6 +177,38 @@ def row_sums(slope_R, row_S, slope_S, now):
 
 
 @compiled
+def dot_rows(logit_S, table_RD, row_S, vector_D, now):
+    """``z_i += q_r . v`` for the row r of each example, two at a time."""
+    dims, zero = table_RD.shape[1], logit_S.dtype.type(0.0)
+    for i in range(0, now - 1, 2):
+        r, s, first, second = row_S[i], row_S[i + 1], zero, zero
+        for d in range(dims):
+            first += table_RD[r, d] * vector_D[d]
+            second += table_RD[s, d] * vector_D[d]
+        logit_S[i] += first
+        logit_S[i + 1] += second
+    if now % 2:
+        for d in range(dims):
+            logit_S[now - 1] += table_RD[row_S[now - 1], d] * vector_D[d]
+
+
+@compiled
+def add_rows(total_D, table_RD, row_S, weight_S, now):
+    """``t += sum_i w_i q_r`` over the row r of each example, four at a time."""
+    dims, i = table_RD.shape[1], 0
+    while i + 4 <= now:
+        r0, r1, r2, r3 = row_S[i], row_S[i + 1], row_S[i + 2], row_S[i + 3]
+        w0, w1, w2, w3 = weight_S[i], weight_S[i + 1], weight_S[i + 2], weight_S[i + 3]
+        for d in range(dims):
+            total_D[d] += (w0 * table_RD[r0, d] + w1 * table_RD[r1, d]) + (w2 * table_RD[r2, d] + w3 * table_RD[r3, d])
+        i += 4
+    while i < now:
+        for d in range(dims):
+            total_D[d] += weight_S[i] * table_RD[row_S[i], d]
+        i += 1
+
+
+@compiled
 def outer(gradient_P, slope_R, vector_D):
     """``g_r v`` for each row r, one after the other."""
     dims = len(vector_D)
@@ -173,20 +238,15 @@ def train_linear(table_CRD, scorer_CP, schedule):
                 steps += 1
                 for group in range(len(schedule.group_GT)):
                     steps_table, steps_scorer = schedule.group_GT[group]
-                    for i in range(now):
-                        total = scorer[dims] if biased else number(0.0)
-                        for d in range(dims):
-                            total += table[row[i], d] * scorer[d]
-                        logit[i] = total
+                    logit[:now] = scorer[dims] if biased else number(0.0)
+                    dot_rows(logit, table, row, scorer, now)
                     loss = to_slopes(logit, label, now)
                     if group == 0 and epoch == num_epochs - 1:
                         loss_C[client] += loss
                     if steps_scorer:
                         gradient = scorer_work[_GRADIENT]
                         gradient[:] = 0
-                        for i in range(now):
-                            for d in range(dims):
-                                gradient[d] += logit[i] * table[row[i], d]
+                        add_rows(gradient[:dims], table, row, logit, now)
                         if biased:
                             gradient[dims] = logit[:now].sum()
                     if steps_table:
@@ -224,23 +284,16 @@ def train_low_rank(table_CRD, left_CRK, user_CD, right_CP, schedule):
                 steps += 1
                 for k in range(rank):
                     seen[k] = (right[k * dims : (k + 1) * dims] * user).sum()
-                for i in range(now):
-                    total = number(0.0)
-                    for d in range(dims):
-                        total += table[row[i], d] * user[d]
-                    for k in range(rank):
-                        total += left[row[i], k] * seen[k]
-                    logit[i] = total
+                logit[:now] = number(0.0)
+                dot_rows(logit, table, row, user, now)
+                dot_rows(logit, left, row, seen, now)
                 loss = to_slopes(logit, label, now)
                 if epoch == num_epochs - 1:
                     loss_C[client] += loss
                 by_user[:] = 0
                 weighted[:] = 0
-                for i in range(now):
-                    for d in range(dims):
-                        by_user[d] += logit[i] * table[row[i], d]
-                    for k in range(rank):
-                        weighted[k] += logit[i] * left[row[i], k]
+                add_rows(by_user, table, row, logit, now)
+                add_rows(weighted, left, row, logit, now)
                 outer(by_right, weighted, user)
                 for k in range(rank):
                     for d in range(dims):

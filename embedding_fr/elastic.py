@@ -21,7 +21,7 @@ from embedding_fr.merging import (
     open_merge,
     start_merging,
 )
-from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
+from embedding_fr.sampling import epoch_batches, round_examples
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Update, Upload
 from fedecider.federation.wire import dense
 
@@ -87,10 +87,7 @@ def trained_adapters(
     block: Block,
 ) -> Merge:
     """The round's merge after ``local_epochs`` passes over the adapters, on the examples that training will see."""
-    examples = draw_examples(
-        block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-    )
-    row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+    examples, row_CR, place_CB = round_examples(federation, training, block, round)
     received_CID = received(download, scorer.table, len(block.clients))
     received_CRD = received_rows(download, scorer.table, row_CR)
     merge, start_CRD = open_merge(merging, training, own, received_CID, received_CRD, row_CR)

@@ -15,7 +15,7 @@ from embedding_fr.averaged import Model
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
 from embedding_fr.local_training import Objective, plain_gradients
-from embedding_fr.sampling import Batch, draw_examples, epoch_batches, touched_rows
+from embedding_fr.sampling import Batch, epoch_batches, round_examples
 from fedecider.federation.method import Block, Tree
 from fedecider.federation.streams import stream
 
@@ -118,10 +118,7 @@ def _batches(
     """Per block: parameters, the touched rows, and all examples, each of weight 1 / (examples of all blocks)."""
     num_examples = sum(int(block.data.num_train_C.sum()) for block in blocks) * (1 + training.num_negatives)
     for block in blocks:
-        examples = draw_examples(
-            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-        )
-        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        examples, row_CR, place_CB = round_examples(federation, training, block, round)
         (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], range(1))
         batch = batch._replace(weight_AB=(batch.weight_AB > 0.0).to(batch.weight_AB) / num_examples)
         params = {name: local[name][block.clients].to(federation.device) for name in model.private}

@@ -192,7 +192,8 @@ def received_rows(download: Download, name: str, row_CR: Tensor) -> Tensor:
     row = row_CR.clamp(min=0)
     if name in download.per_client:
         return take(download.per_client[name], row).clone()
-    return download.shared[name][row]
+    table = download.shared[name]
+    return table.index_select(0, row.view(-1)).view(*row.shape, *table.shape[1:])
 
 
 def check_finite(params: Tree, loss_C: Tensor, clients: Tensor, round: int) -> None:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from embedding_fr import compiled
-from embedding_fr.blocks import UserData
+from embedding_fr.blocks import Federation, UserData
+from embedding_fr.config import TrainingConfig
+from fedecider.federation.method import Block
 from fedecider.federation.streams import below, client_keys, counter_draws
 
 
@@ -44,6 +46,44 @@ class Batch(NamedTuple):
     """(A,) bool: whose last epoch this batch belongs to; None where it is nobody's."""
 
 
+def round_examples(
+    federation: Federation, training: TrainingConfig, block: Block, round: int
+) -> tuple[Examples, Tensor, Tensor]:
+    """:func:`draw_examples` of a block and :func:`touched_rows`: examples, rows (C, R), the examples' places (C, B).
+
+    Compiled on a CPU, unless ``training.compiled`` is off; the numbers are the same.
+    """
+    negatives, num_items = training.num_negatives, federation.num_items
+    if training.compiled and block.data.train_CT.device.type == "cpu":
+        return _compiled_examples(block, num_items, negatives, federation.seed, round)
+    examples = draw_examples(block.data, block.clients, num_items, negatives, federation.seed, round)
+    return examples, *touched_rows(examples.item_CB, num_items)
+
+
+def _compiled_examples(
+    block: Block, num_items: int, num_negatives: int, seed: int, round: int
+) -> tuple[Examples, Tensor, Tensor]:
+    data = block.data
+    check_pool(data, block.clients, num_items, num_negatives)
+    num_columns = data.train_CT.shape[1] * (1 + num_negatives)
+    count_C, key_C = data.num_train_C * (1 + num_negatives), client_keys(block.clients, seed, "negatives", round)
+    item_CB, row_CB, place_CB = torch.empty(3, len(count_C), num_columns, dtype=torch.int64)
+    compiled.draw_items(
+        data.train_CT.numpy(),
+        data.num_train_C.numpy(),
+        data.avoid_CA.numpy(),
+        data.num_avoid_C.numpy(),
+        key_C.numpy(),
+        count_C.numpy(),
+        num_items,
+        item_CB.numpy(),
+    )
+    key_CB = np.sort((item_CB.numpy() << 32) | np.arange(num_columns), axis=1)
+    num_rows = compiled.number_rows(key_CB, num_items, row_CB.numpy(), place_CB.numpy())
+    examples = Examples(item_CB, data.num_train_C, count_C, client_keys(block.clients, seed, "order", round))
+    return examples, row_CB[:, :num_rows].contiguous(), place_CB
+
+
 def draw_examples(
     data: UserData, clients: Tensor, num_items: int, num_negatives: int, seed: int, round: int
 ) -> Examples:
@@ -51,13 +91,8 @@ def draw_examples(
 
     Raises ``ValueError`` when more negatives are asked for than there are items to draw from.
     """
-    client_C = clients.to(data.train_CT.device)
-    num_pool_C = num_items - data.num_avoid_C
-    if num_negatives > int(num_pool_C.min()):
-        raise ValueError(
-            f"got num_negatives {num_negatives}, expected at most {int(num_pool_C.min())}: client "
-            f"{int(clients[int(num_pool_C.argmin())])} has no more items that may be negatives"
-        )
+    check_pool(data, clients, num_items, num_negatives)
+    client_C, num_pool_C = clients.to(data.train_CT.device), num_items - data.num_avoid_C
     num_positive_C = data.num_train_C
     num_columns = data.train_CT.shape[1] * (1 + num_negatives)
     draw_CB = counter_draws(client_keys(client_C, seed, "negatives", round), num_columns)
@@ -71,6 +106,16 @@ def draw_examples(
     return Examples(item_CB, num_positive_C, count_C, client_keys(client_C, seed, "order", round))
 
 
+def check_pool(data: UserData, clients: Tensor, num_items: int, num_negatives: int) -> None:
+    """``ValueError`` when more negatives are asked for than a client has items to draw from."""
+    num_pool_C = num_items - data.num_avoid_C
+    if num_negatives > int(num_pool_C.min()):
+        raise ValueError(
+            f"got num_negatives {num_negatives}, expected at most {int(num_pool_C.min())}: client "
+            f"{int(clients[int(num_pool_C.argmin())])} has no more items that may be negatives"
+        )
+
+
 def complement(avoid_CA: Tensor, draw_CB: Tensor) -> Tensor:
     """The ``draw``-th smallest item outside the avoided ones: uniform draws give uniform items of the complement.
 
@@ -80,10 +125,6 @@ def complement(avoid_CA: Tensor, draw_CB: Tensor) -> Tensor:
     below_CA = avoid_CA - torch.arange(avoid_CA.shape[1], device=avoid_CA.device)
     # A padded entry could fall below a real draw after the subtraction, so padding is lifted out of reach.
     below_CA = torch.cummax(below_CA, 1).values
-    if draw_CB.device.type == "cpu":  # in an eighth of the time that torch's search takes
-        item_CB = torch.empty_like(draw_CB)
-        compiled.complement(below_CA.numpy(), draw_CB.numpy(), item_CB.numpy())
-        return item_CB
     return draw_CB + torch.searchsorted(below_CA, draw_CB, right=True)
 
 

@@ -38,7 +38,7 @@ from embedding_fr.merging import (
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
-from embedding_fr.sampling import draw_examples, epoch_batches, touched_rows
+from embedding_fr.sampling import epoch_batches, round_examples
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.stacked import Optimiser, fresh_state
 from fedecider.federation.aggregate import weighted_mean
@@ -159,10 +159,7 @@ def merged_method(federation: Federation, training: TrainingConfig, merging: Mer
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples = draw_examples(
-            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-        )
-        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        examples, row_CR, place_CB = round_examples(federation, training, block, round)
         sent_CID, sent_CRD = received(download, TABLE, len(row_CR)), received_rows(download, TABLE, row_CR)
         merge, start_CRD = open_merge(merging, training, own, sent_CID, sent_CRD, row_CR)
         params = {"user": own["user"].clone(), TABLE: start_CRD}

@@ -18,7 +18,7 @@ from embedding_fr.local_training import Logits, Objective, check_finite, inner_p
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mix_in_place, squared_distances, start_server
-from embedding_fr.sampling import draw_examples, touched_rows
+from embedding_fr.sampling import round_examples
 from embedding_fr.similarity import code_weights, first_components
 from embedding_fr.stacked import Optimiser
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -56,10 +56,7 @@ def code_method(
         return Download({}, {TABLE: server[TABLE][clients], PERSONAL: server[PERSONAL][clients]})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples = draw_examples(
-            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-        )
-        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        examples, row_CR, place_CB = round_examples(federation, training, block, round)
         start_CID, rho_C = current_table(merging, download, own)
         row = row_CR.clamp(min=0)
         frozen = {"sent": take(download.per_client[TABLE], row), "has_mix": download.per_client[PERSONAL]}

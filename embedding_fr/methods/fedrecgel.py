@@ -27,7 +27,7 @@ from embedding_fr.local_training import (
 )
 from embedding_fr.methods.fedncf import ncf_gradients, ncf_model
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
-from embedding_fr.sampling import Batch, Examples, draw_examples, epoch_batches, touched_rows
+from embedding_fr.sampling import Batch, Examples, epoch_batches, round_examples
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 from embedding_fr.tables import normal
@@ -167,10 +167,7 @@ def _gradient_averaged(federation: Federation, training: TrainingConfig, config:
         return Download({name: server[name] for name in model.shared})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples = draw_examples(
-            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-        )
-        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        examples, row_CR, place_CB = round_examples(federation, training, block, round)
         own = {name: tensor.clone() for name, tensor in own.items()}
         params = {name: own[name] for name in model.private}
         for name in model.shared:

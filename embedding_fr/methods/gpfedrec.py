@@ -21,7 +21,7 @@ from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import draw_examples, touched_rows
+from embedding_fr.sampling import round_examples
 from embedding_fr.stacked import Optimiser
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -113,10 +113,7 @@ def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecC
         return Download({"item_table": table_ID}, {"graph_offset": server["graph_table"][clients] - table_ID})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples = draw_examples(
-            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-        )
-        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        examples, row_CR, place_CB = round_examples(federation, training, block, round)
         start_CRD = received_rows(download, "item_table", row_CR)
         goal_CRD = start_CRD + received_rows(download, "graph_offset", row_CR)
         real_CR1 = (row_CR >= 0)[:, :, None]

@@ -33,7 +33,7 @@ from embedding_fr.local_training import (
     weighted_sum,
 )
 from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import Batch, Examples, draw_examples, touched_rows
+from embedding_fr.sampling import Batch, Examples, round_examples
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal, personal_table
 from fedecider.federation.aggregate import weighted_mean
@@ -105,10 +105,7 @@ def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrCon
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
-        examples = draw_examples(
-            block.data, block.clients, federation.num_items, training.num_negatives, federation.seed, round
-        )
-        row_CR, place_CB = touched_rows(examples.item_CB, federation.num_items)
+        examples, row_CR, place_CB = round_examples(federation, training, block, round)
         own = {name: tensor.to(federation.device) for name, tensor in own.items()}  # a table in a file is read
         params = {name: _held(name, tensor, row_CR) for name, tensor in own.items()}
         params["item_table"] = received_rows(download, "item_table", row_CR)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from fedecider.federation.method import Tree, Upload
+from fedecider.federation.rows import add_rows
 
 
 def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = False) -> Tree:
@@ -38,7 +38,8 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
             if name in upload.rows:
                 by_rows.add(name)
                 changed = sums.setdefault(name, torch.zeros_like(fallback[name], dtype=torch.float64))
-                _add_rows(changed, tensor, upload.rows[name], fallback[name], own_C)
+                weight_I = add_rows(changed, upload.rows[name], tensor, own_C)
+                changed -= weight_I.view(-1, *[1] * (changed.dim() - 1)) * fallback[name]
                 continue
             kept = tensor.double() * own_C.view(-1, *[1] * (tensor.dim() - 1))
             sums[name] = sums[name] + kept.sum(0) if name in sums else kept.sum(0)
@@ -46,15 +47,6 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
         return fallback
     means = {name: value / total for name, value in sums.items()}
     return {name: (mean + fallback[name] if name in by_rows else mean).to(dtypes[name]) for name, mean in means.items()}
-
-
-def _add_rows(changed: Tensor, value: Tensor, row_CR: Tensor, base: Tensor, weight_C: Tensor) -> None:
-    """``changed[r] += w_c (value - base[r])`` for every row r that client c holds."""
-    row, weight = row_CR.clamp(min=0).reshape(-1), (weight_C[:, None] * (row_CR >= 0)).reshape(-1)
-    ones = [1] * (base.dim() - 1)
-    changed.index_add_(0, row, value.reshape(-1, *base.shape[1:]) * weight.view(-1, *ones))
-    weight_I = torch.zeros(len(base), dtype=weight.dtype, device=base.device).index_add_(0, row, weight)
-    changed -= weight_I.view(-1, *ones) * base
 
 
 def finite_clients(upload: Upload) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
+from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, save_state, snapshot
 from fedecider.federation.wire import Traffic, check_upload, group_traffic, measure
 
@@ -83,7 +84,7 @@ def run_rounds(
             break  # tested before a round, so that a run that was stopped here does not go on when it is resumed
         started = time.perf_counter()
         cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
-        present = pack(sorted(cohort))
+        present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
         server, local, clients, traffic, train_s = _train(method, round, state, present, protect, processes)
         trained = time.perf_counter()
         scores = {
@@ -162,7 +163,10 @@ def _train(
         nonlocal train_s
         for block, (upload, own, client_logs, client_traffic, seconds) in in_client_order(blocks, work, processes):
             for name, update in own.items():
-                _write(local[name], block.clients, update)
+                if isinstance(update, RowUpdate):
+                    write_rows(local[name], block.clients, update)
+                else:
+                    local[name][block.clients] = update.to(local[name])
             clients = block.clients.tolist()
             logs.extend({"client": client, **log} for client, log in zip(clients, client_logs, strict=True))
             traffic.extend(zip(clients, client_traffic, strict=True))
@@ -172,19 +176,6 @@ def _train(
     server = method.server_aggregate(round, state.server, uploads())
     logs.sort(key=itemgetter("client"))
     return server, local, logs, group_traffic(sorted(traffic, key=itemgetter(0))), train_s
-
-
-def _write(state: Tensor, clients: Tensor, update: Tensor | RowUpdate) -> None:
-    """The clients' new rows of a local tensor (N, ...), in place."""
-    if not isinstance(update, RowUpdate):
-        state[clients] = update.to(state)
-        return
-    if update.others is not None:
-        state[clients] = update.others.to(state)
-    flat = update.rows + clients.to(update.rows)[:, None] * state.shape[1]
-    real = (update.rows.reshape(-1) >= 0).nonzero()[:, 0]
-    values = update.values.flatten(0, 1).index_select(0, real)
-    state.view(-1, *state.shape[2:]).index_copy_(0, flat.reshape(-1)[real].to(state.device), values.to(state))
 
 
 def _whole(blocks: Sequence[Block]) -> Pack:

@@ -99,6 +99,8 @@ def measure(download: Download, upload: Upload) -> list[Traffic]:
     plain = {name: tensor_bytes(tensor) for name, tensor in received.items()}
     header_up = header_bytes(received)
     payload = {name: size_C.tolist() for name, size_C in upload.payload.items()}
+    if not payload and not download.sent_rows:
+        return [Traffic(down[0][0], plain, down[0][1], header_up)] * num_clients
     return [
         Traffic(sizes_down, plain | {name: sizes[row] for name, sizes in payload.items()}, header_down, header_up)
         for row, (sizes_down, header_down) in enumerate(down)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedding_fr import compiled
 from embedding_fr.blocks import Federation, UserData
+from embedding_fr.compiled import draws
 from embedding_fr.config import TrainingConfig
 from fedecider.federation.method import Block
 from fedecider.federation.streams import below, client_keys, counter_draws
@@ -68,7 +68,7 @@ def _compiled_examples(
     num_columns = data.train_CT.shape[1] * (1 + num_negatives)
     count_C, key_C = data.num_train_C * (1 + num_negatives), client_keys(block.clients, seed, "negatives", round)
     item_CB, row_CB, place_CB = torch.empty(3, len(count_C), num_columns, dtype=torch.int64)
-    compiled.draw_items(
+    draws.draw_items(
         data.train_CT.numpy(),
         data.num_train_C.numpy(),
         data.avoid_CA.numpy(),
@@ -79,7 +79,7 @@ def _compiled_examples(
         item_CB.numpy(),
     )
     key_CB = np.sort((item_CB.numpy() << 32) | np.arange(num_columns), axis=1)
-    num_rows = compiled.number_rows(key_CB, num_items, row_CB.numpy(), place_CB.numpy())
+    num_rows = draws.number_rows(key_CB, num_items, row_CB.numpy(), place_CB.numpy())
     examples = Examples(item_CB, data.num_train_C, count_C, client_keys(block.clients, seed, "order", round))
     return examples, row_CB[:, :num_rows].contiguous(), place_CB
 
@@ -198,6 +198,6 @@ def shuffled(examples: Examples, epoch: int) -> Tensor:
     """(C, B) a uniform order of the real examples of each client, padded ones last."""
     num_columns = examples.item_CB.shape[1]
     column_B = torch.arange(num_columns, device=examples.item_CB.device)
-    key_CB = (counter_draws(examples.key_C, num_columns, epoch << 32) >> 1 & ~compiled.COLUMN) | column_B
+    key_CB = (counter_draws(examples.key_C, num_columns, epoch << 32) >> 1 & ~draws.COLUMN) | column_B
     padded_CB = column_B >= examples.count_C[:, None]
-    return sort_rows(key_CB | (padded_CB.to(torch.int64) << 62)) & compiled.COLUMN
+    return sort_rows(key_CB | (padded_CB.to(torch.int64) << 62)) & draws.COLUMN

@@ -94,7 +94,8 @@ def run_rounds(
         groups = scores[method.views[0]]
         score = sum(group[settings.select_by] for group in groups) / len(groups)
         if score > state.best_score:
-            state = state._replace(best_round=round, best_score=score, best_server=server, best_local=snapshot(local))
+            best_local = snapshot(local, state.best_local)
+            state = state._replace(best_round=round, best_score=score, best_server=server, best_local=best_local)
         state = state._replace(round=round, server=server, local=local)
         seconds = {
             "train_s": train_s,  # summed over clients

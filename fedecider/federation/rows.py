@@ -1,7 +1,6 @@
 """Tables held by the rows that changed: written into the local state, added up on the server.
 
-On a CPU both are compiled (Numba), one client after the other while its table is in the cache; the numbers are those
-of the PyTorch code for other devices.
+On a CPU both are compiled (Numba), one client after the other while its table is in the cache.
 
 Shape legend: N clients of the run, C clients of a block, I rows of a table, R rows that a client holds, F numbers of a
 row.
@@ -9,49 +8,48 @@ row.
 
 from __future__ import annotations
 
-import numba
 import torch
 from torch import Tensor
 
+from fedecider.federation.compiling import compiled
 from fedecider.federation.method import RowUpdate
 
 
 def write_rows(table: Tensor, clients: Tensor, update: RowUpdate) -> None:
     """The new rows of the block's clients in a table (N, I, ...) of the local state, in place."""
-    table_NIF = table.view(*table.shape[:2], -1)
-    value_CRF = update.values.to(table).flatten(2)
-    others = update.others
-    if table.device.type == "cpu":
-        other_IF = table_NIF[0, :0] if others is None else others.to(table).flatten(1)
-        row_CR = update.rows.cpu()
-        _write(table_NIF.numpy(), clients.numpy(), row_CR.numpy(), value_CRF.numpy(), other_IF.numpy())
-        return
-    if others is not None:
-        table[clients] = others.to(table)
-    flat_CR = update.rows + clients.to(update.rows)[:, None] * table.shape[1]
-    real = update.rows >= 0
-    table_NIF.view(-1, table_NIF.shape[2]).index_copy_(0, flat_CR[real], value_CRF[real])
+    table_NIF, value_CRF = _flat(table, 2), _flat(update.values.to(table), 2)
+    row_CR = update.rows.to(table.device)
+    other_IF = table_NIF[0, :0] if update.others is None else _flat(update.others.to(table), 1)
+    if _is_compiled(table):
+        write_compiled(table_NIF.numpy(), clients.numpy(), row_CR.numpy(), value_CRF.numpy(), other_IF.numpy())
+    else:
+        write_stacked(table_NIF, clients.to(table.device), row_CR, value_CRF, other_IF)
 
 
 def add_rows(total: Tensor, row_CR: Tensor, value: Tensor, weight_C: Tensor) -> Tensor:
     """``total[r] += w_c x`` (I, ...), float64, for every row r and its value x that client c holds (-1 pads), in place.
     -> (I,) sum of the weights of each row.
     """
-    total_IF, value_CRF = total.view(len(total), -1), value.flatten(2)
+    total_IF, value_CRF = _flat(total, 1), _flat(value, 2)
     weight_I = torch.zeros(len(total), dtype=torch.float64, device=total.device)
-    if total.device.type == "cpu":
-        _add(total_IF.numpy(), weight_I.numpy(), row_CR.numpy(), value_CRF.numpy(), weight_C.numpy())
-        return weight_I
-    row, weight = row_CR.clamp(min=0).reshape(-1), (weight_C[:, None] * (row_CR >= 0)).reshape(-1)
-    total_IF.index_add_(0, row, value_CRF.flatten(0, 1) * weight[:, None])
-    return weight_I.index_add_(0, row, weight)
+    if _is_compiled(value):
+        add_compiled(total_IF.numpy(), weight_I.numpy(), row_CR.numpy(), value_CRF.numpy(), weight_C.numpy())
+    else:
+        add_stacked(total_IF, weight_I, row_CR, value_CRF, weight_C)
+    return weight_I
 
 
-_compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
+def _flat(tensor: Tensor, lead: int) -> Tensor:
+    """The same numbers with one dimension after the ``lead`` first ones: (N, I) becomes (N, I, 1)."""
+    return tensor.view(*tensor.shape[:lead], -1)
 
 
-@_compiled
-def _write(table_NIF, client_C, row_CR, value_CRF, other_IF):
+def _is_compiled(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+
+
+@compiled
+def write_compiled(table_NIF, client_C, row_CR, value_CRF, other_IF):
     for c in range(len(client_C)):
         own = table_NIF[client_C[c]]
         if len(other_IF):
@@ -62,14 +60,27 @@ def _write(table_NIF, client_C, row_CR, value_CRF, other_IF):
                     own[row_CR[c, r], f] = value_CRF[c, r, f]
 
 
-@_compiled
-def _add(total_IF, weight_I, row_CR, value_CRF, weight_C):
+def write_stacked(table_NIF: Tensor, client_C: Tensor, row_CR: Tensor, value_CRF: Tensor, other_IF: Tensor) -> None:
+    """What :func:`write_compiled` does, on any device."""
+    if len(other_IF):
+        table_NIF[client_C] = other_IF
+    real_CR, flat_CR = row_CR >= 0, row_CR + client_C[:, None] * table_NIF.shape[1]
+    table_NIF.view(-1, table_NIF.shape[2]).index_copy_(0, flat_CR[real_CR], value_CRF[real_CR])
+
+
+@compiled
+def add_compiled(total_IF, weight_I, row_CR, value_CRF, weight_C):
     for c in range(len(row_CR)):
-        if weight_C[c] == 0.0:
-            continue
         for r in range(row_CR.shape[1]):
             row = row_CR[c, r]
             if row >= 0:
                 weight_I[row] += weight_C[c]
                 for f in range(total_IF.shape[1]):
                     total_IF[row, f] += weight_C[c] * value_CRF[c, r, f]
+
+
+def add_stacked(total_IF: Tensor, weight_I: Tensor, row_CR: Tensor, value_CRF: Tensor, weight_C: Tensor) -> None:
+    """What :func:`add_compiled` does, on any device."""
+    row, weight = row_CR.clamp(min=0).reshape(-1), (weight_C[:, None] * (row_CR >= 0)).reshape(-1)
+    total_IF.index_add_(0, row, value_CRF.flatten(0, 1) * weight[:, None])
+    weight_I.index_add_(0, row, weight)

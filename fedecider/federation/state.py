@@ -73,8 +73,13 @@ def load_state(folder: Path, fingerprint: str) -> RunState | None:
     return RunState(numbers["round"], best_round=numbers["best_round"], best_score=numbers["best_score"], **trees)
 
 
-def snapshot(tree: Tree) -> Tree:
-    """A copy that later updates of ``tree`` leave alone; memory-mapped tensors are copied into files of their own."""
+def snapshot(tree: Tree, older: Tree | None = None) -> Tree:
+    """A copy that later updates of ``tree`` leave alone; memory-mapped tensors are copied into files of their own.
+
+    ``older`` is a snapshot that nobody needs any more: its memory and files are used again.
+    """
+    if older is not None:
+        return {name: older[name].copy_(tensor) for name, tensor in tree.items()}
     return {
         name: mapped_like(tensor).copy_(tensor) if is_mapped(tensor) else tensor.clone()
         for name, tensor in tree.items()

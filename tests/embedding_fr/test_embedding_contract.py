@@ -52,7 +52,10 @@ VARIANTS: dict[str, list[dict]] = {
     "fedrap_em": [{"scheme": "DM"}],
 }
 CASES = [(name, variant) for name in METHODS for variant in ({}, *VARIANTS.get(name, []))]
-REFERENCE_CASES = [(name, variant) for name, variant in CASES if name in REFERENCES]
+COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr")
+"""Methods with compiled local training."""
+REFERENCE_CASES = [(name, variant, {}) for name, variant in CASES if name in REFERENCES]
+REFERENCE_CASES += [(name, variant, {"compiled": False}) for name, variant in CASES if name in COMPILED]
 identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731
 
 
@@ -73,11 +76,11 @@ def close(left, right, tolerance=1e-5):
         )
 
 
-@pytest.mark.parametrize(("name", "variant"), REFERENCE_CASES, ids=identify)
+@pytest.mark.parametrize(("name", "variant", "changes"), REFERENCE_CASES, ids=identify)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.usefixtures("double")
-def test_the_batched_runtime_equals_the_per_user_loop(name, variant, participation):
-    federation, training, population = toy_federation(), toy_training(name), toy_population()
+def test_the_batched_runtime_equals_the_per_user_loop(name, variant, changes, participation):
+    federation, training, population = toy_federation(), toy_training(name, **changes), toy_population()
     method = toy_method(name, federation, training, **variant)
     reference = REFERENCES[name](federation, training, METHODS[name].config(**variant))
     server, local = run_reference(method, reference, federation, training, population, 3, participation)

@@ -7,7 +7,9 @@ from embedding_fr.config import TrainingConfig
 from embedding_fr.methods import METHODS
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import STRICT, Protocol
+from fedecider.federation.method import RowUpdate
 from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rows import write_rows
 
 NUM_ITEMS = 14
 SEQUENCES = [
@@ -39,6 +41,17 @@ def toy_training(name: str, **changes) -> TrainingConfig:
 def toy_method(name: str, federation=None, training=None, **config):
     method = METHODS[name]
     return method.build(federation or toy_federation(), training or toy_training(name), method.config(**config))
+
+
+def own_after(own, update):
+    """A client's own rows after an update, tables in full."""
+    after = {name: tensor.clone() for name, tensor in own.items()}
+    for name, new in update.items():
+        if isinstance(new, RowUpdate):
+            write_rows(after[name], torch.arange(len(new.rows)), new)
+        else:
+            after[name] = new
+    return after
 
 
 def run(method, population=None, rounds=3, *, block_clients=3, participation=1.0, seed=0, **options):

@@ -113,6 +113,17 @@ def test_best_round_is_the_earliest_maximum():
     assert (state.best_round, state.best_score) == (1, 0.25)
 
 
+def test_the_best_round_s_local_state_is_a_copy_and_each_better_round_overwrites_it():
+    def summarise(positions):
+        return [{"ndcg@10": next(given)}]
+
+    for scores, best in (([0.1, 0.3, 0.2], 2), ([0.3, 0.2, 0.1], 1), ([0.1, 0.2, 0.3], 3)):
+        given = iter(scores)
+        state = run_rounds(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), summarise)
+        assert state.best_local["seen"].tolist() == [best] * 3
+        assert state.local["seen"].tolist() == [3] * 3
+
+
 def test_records_are_strict_json_with_traffic(tmp_path):
     run(rounds=1, recorder=Recorder(tmp_path / "rounds.jsonl"))
     record = json.loads((tmp_path / "rounds.jsonl").read_text())

@@ -1,6 +1,6 @@
-"""Local training of a block by the compiled functions of :mod:`embedding_fr.compiled`: which tensors they take.
+"""Local training of a block by a function of :mod:`embedding_fr.compiled.training`: which tensors it takes.
 
-Shape legend: C clients of a block, R touched rows, D dims.
+Shape legend: C clients of a block, B examples of a client, E epochs, R touched rows, D dims.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedding_fr.compiled import Schedule, order_keys
+from embedding_fr.compiled.draws import order_keys
+from embedding_fr.compiled.training import Schedule
 from embedding_fr.config import TrainingConfig
 from embedding_fr.sampling import Examples
 from embedding_fr.stacked import Optimiser

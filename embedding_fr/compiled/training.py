@@ -1,14 +1,7 @@
-"""A client's whole local training as compiled code for the CPU: one client after the other, in its own caches.
-
-The stacked PyTorch code of a method says the same thing for a block of clients on any device; a CPU is spared its
-memory traffic and its thousands of small calls. Numba compiles a function at its first call and keeps the result in
-``__pycache__`` (or ``NUMBA_CACHE_DIR``). Examples, gradients and optimiser steps are those of
-:mod:`embedding_fr.local_training`, up to rounding; a client's result depends on nothing but the client.
-:mod:`embedding_fr.kernels` calls these functions. They stand in one file since Numba's cache does not see that a
-function in another file has changed.
+"""A client's local epochs, compiled: gradients in closed form, Adam or SGD, batch after batch.
 
 Shape legend: C clients of a block, B examples of a client, E epochs, R touched rows, D dims, K columns of a low-rank
-factor, T train items, A avoided items; within one client: S examples of a batch, P numbers of a flat parameter.
+factor; within one client: S examples of a batch, P numbers of a flat parameter.
 """
 
 from __future__ import annotations
@@ -16,19 +9,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-compiled = numba.njit(
-    cache=True,
-    nogil=True,  # clients are shared out among threads
-    error_model="numpy",  # a division by zero is not an exception: with one, loops are not vectorised
-    fastmath={"contract", "reassoc", "nsz", "arcp"},  # sums in any order; NaN and infinity stay what they are
+from embedding_fr.compiled.draws import COLUMN
+from fedecider.federation import compiling
+
+compiled = compiling.compiled(
+    fastmath={"contract", "reassoc", "nsz", "arcp"}  # sums in any order; NaN and infinity stay what they are
 )
 
-COLUMN = (1 << 24) - 1
-"""Low bits of a sort key: the column it stands for (a client has at most 16 million examples)."""
-_STEP, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
 _GRADIENT, _MEAN, _SQUARE = 0, 1, 2
 """Rows of the work space of a parameter: its gradient and the moments of Adam."""
 
@@ -53,70 +42,6 @@ class Schedule(NamedTuple):
     first: int
     stride: int
     """Clients first, first + stride, ... are trained: the share of one thread."""
-
-
-@compiled
-def counter_draw(key, number):
-    """Draw ``number`` (from 0) of a stream: :func:`fedecider.federation.streams.counter_draws`."""
-    value = key + (number + 1) * _STEP
-    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * _MIX_1
-    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * _MIX_2
-    return (value ^ ((value >> 31) & 0x1FFFFFFFF)) & 0x7FFFFFFFFFFFFFFF
-
-
-@compiled
-def draw_items(train_CT, num_positive_C, avoid_CA, num_avoid_C, key_C, count_C, num_items, item_CB):
-    """The items of :func:`embedding_fr.sampling.draw_examples`: train items, then negatives, then ``num_items``."""
-    draws = np.empty(item_CB.shape[1], np.int64)
-    below = np.empty(avoid_CA.shape[1], np.int64)
-    for client in range(len(item_CB)):
-        positives, count, avoided = num_positive_C[client], count_C[client], num_avoid_C[client]
-        item_CB[client, :positives] = train_CT[client, :positives]
-        item_CB[client, count:] = num_items
-        for j in range(avoided):
-            below[j] = avoid_CA[client, j] - j  # allowed items below the avoided one
-        draw, found = draws[positives:count], item_CB[client, positives:count]
-        for x in range(len(draw)):
-            draw[x] = ((counter_draw(key_C[client], positives + x) >> 31) * (num_items - avoided)) >> 32
-            found[x] = 0
-        left = avoided
-        while left > 1:  # one level of all searches after the other, without a branch: the processor does eight at once
-            half = left >> 1
-            for x in range(len(draw)):
-                found[x] += half if below[np.uint64(found[x] + half - 1)] <= draw[x] else 0
-            left -= half
-        for x in range(len(draw)):
-            found[x] += draw[x] + (avoided > 0 and below[np.uint64(found[x])] <= draw[x])
-
-
-@compiled
-def number_rows(key_CB, num_items, row_CB, place_CB):
-    """From sorted keys ``item << 32 | example``: distinct items of each client (-1 pads), the place of each example
-    among them. -> the largest number of rows; padded examples share one.
-    """
-    largest = 0
-    for client in range(len(key_CB)):
-        row, last = -1, -1
-        for i in range(key_CB.shape[1]):
-            item = key_CB[client, i] >> 32
-            if item != last:
-                row, last = row + 1, item
-                row_CB[client, row] = item if item < num_items else -1
-            place_CB[client, key_CB[client, i] & 0xFFFFFFFF] = row
-        row_CB[client, row + 1 :] = -1
-        largest = max(largest, row + 1)
-    return largest
-
-
-@compiled
-def order_keys(key_C, count_C, first_epoch, key_CEB):
-    """The sort keys of :func:`embedding_fr.sampling.shuffled` for the epochs from ``first_epoch`` on."""
-    for client in range(len(key_C)):
-        for number in range(key_CEB.shape[1]):
-            first = (first_epoch + number) << 32
-            for column in range(count_C[client]):
-                key_CEB[client, number, column] = (counter_draw(key_C[client], first + column) >> 1 & ~COLUMN) | column
-            key_CEB[client, number, count_C[client] :] = 1 << 62
 
 
 @compiled

@@ -1,0 +1,129 @@
+"""Compiled local training against the stacked code: the same draws exactly, the same steps up to rounding."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
+
+from embedding_fr import local_training
+from embedding_fr.blocks import make_block
+from embedding_fr.compiled.draws import COLUMN, order_keys
+from embedding_fr.compiled.training import to_slopes
+from embedding_fr.sampling import draw_examples, round_examples, shuffled
+
+STEPS = [
+    ("fedmf", {}, {}),
+    ("fedmf", {}, {"embedding_size": 19, "batch_size": 3, "weight_decay": 0.05}),
+    ("fedmf", {}, {"embedding_size": 1, "batch_size": 1000, "item_learning_rate": 0.02}),
+    ("pfedrec", {}, {"local_epochs": 3, "weight_decay": 0.05}),
+    ("pfedrec", {"variant": "code"}, {"embedding_size": 7, "weight_decay": 0.05, "learning_rate": 0.01}),
+    ("pfedclr", {}, {"embedding_size": 9, "weight_decay": 0.05}),
+    ("pfedclr", {"rank": 5, "buffer_learning_rate": 0.003}, {"item_learning_rate": 0.02, "batch_size": 4}),
+    ("fedncf", {}, {"embedding_size": 9, "learning_rate": 0.02, "weight_decay": 0.05}),
+    ("fedncf", {"hidden_sizes": "7,11,3"}, {"batch_size": 17, "learning_rate": 0.02, "item_learning_rate": 0.1}),
+    ("fedncf", {"hidden_sizes": ""}, {"batch_size": 1, "learning_rate": 0.02}),
+]
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(("name", "variant", "changes"), STEPS)
+@pytest.mark.usefixtures("double")
+def test_every_kernel_takes_the_steps_of_the_stacked_code(name, variant, changes):
+    states, losses = [], []
+    for compiled in (True, False):
+        training = toy_training(name, compiled=compiled, **changes)
+        state, records = run(toy_method(name, training=training, **variant), rounds=2)
+        states.append(state)
+        losses.append([list(log.values()) for record in records for log in record["clients"]])
+    for left, right in ((states[0].server, states[1].server), (states[0].local, states[1].local)):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert torch.allclose(left[key], right[key], rtol=1e-9, atol=1e-9), key
+    assert np.allclose(losses[0], losses[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf"])
+def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name):
+    before = torch.get_num_threads()
+    one, _ = run(toy_method(name), block_clients=1)
+    torch.set_num_threads(3)
+    try:
+        other, _ = run(toy_method(name), block_clients=7)
+    finally:
+        torch.set_num_threads(before)
+    for key in one.local:
+        assert torch.equal(one.local[key], other.local[key]), key
+
+
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf"])
+def test_a_cpu_takes_the_compiled_code_unless_it_is_off(name, monkeypatch):
+    taken = []
+
+    def spy(kernel, *rest):
+        taken.append(kernel.train)
+        return torch.zeros(len(rest[2].count_C))
+
+    monkeypatch.setattr(local_training, "train_compiled", spy)
+    run(toy_method(name, training=toy_training(name, compiled=False)), rounds=1)
+    assert not taken
+    run(toy_method(name), rounds=1)
+    assert taken
+
+
+@given(
+    histories=st.lists(st.lists(st.integers(0, 19), min_size=3, max_size=16, unique=True), min_size=1, max_size=6),
+    negatives=st.integers(1, 4),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_draws_rows_and_places_are_those_of_the_stacked_code(histories, negatives, seed):
+    federation = toy_federation(num_clients=len(histories), num_items=20, seed=seed)
+    order = sorted(range(len(histories)), key=lambda client: -len(histories[client]))
+    block = make_block(toy_population(sequences=histories, num_items=20), order)
+    drawn = [
+        round_examples(federation, toy_training("fedmf", num_negatives=negatives, compiled=compiled), block, 2)
+        for compiled in (True, False)
+    ]
+    for left, right in zip((*drawn[0][0], *drawn[0][1:]), (*drawn[1][0], *drawn[1][1:]), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_orders_are_those_of_the_stacked_code():
+    population = toy_population()
+    order = sorted(range(7), key=lambda client: -int(population.num_train_N[client]))
+    block = make_block(population, order)
+    examples = draw_examples(block.data, block.clients, NUM_ITEMS, 3, 0, 4)
+    key_CEB = np.empty((7, 3, examples.item_CB.shape[1]), np.int64)
+    order_keys(examples.key_C.numpy(), examples.count_C.numpy(), 5, key_CEB)
+    key_CEB.sort(axis=2)
+    for number in range(3):
+        expected_CB = shuffled(examples, 5 + number)
+        for row, count in enumerate(examples.count_C.tolist()):
+            assert (key_CEB[row, number, :count] & COLUMN).tolist() == expected_CB[row, :count].tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_slopes_and_loss_of_any_logit(dtype):
+    logit, label = np.array([-800.0, 800.0, 0.0, 2.0, -2.0], dtype), np.array([0.0, 1.0, 1.0, 0.0, 1.0], dtype)
+    loss = to_slopes(logit, label, 5)
+    assert loss == pytest.approx((np.log(2.0) + 2.0 * np.log1p(np.exp(2.0))) / 5, rel=1e-6)
+    assert logit * 5 == pytest.approx([0.0, 0.0, -0.5, 0.880797, -0.880797], abs=1e-6)
+    assert to_slopes(np.full(1, -800.0, dtype), np.ones(1, dtype), 1) == pytest.approx(800.0)
+    many = np.zeros(5000, dtype)  # the product of 5,000 factors of 2 is beyond every number
+    assert to_slopes(many, np.ones_like(many), 5000) == pytest.approx(np.log(2.0), rel=1e-6)
+    assert np.isnan(to_slopes(np.full(2, np.nan, dtype), np.ones(2, dtype), 2))
+
+
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf"])
+def test_a_diverging_client_is_named(name):
+    training = toy_training(name, learning_rate=1e38)
+    with pytest.raises(ValueError, match=r"got a non-finite .* for client \d+ in round \d.*lower learning_rate"):
+        run(toy_method(name, training=training), rounds=3)

@@ -1,0 +1,52 @@
+"""Tables held by rows: the compiled code and the one for any device write and add the same."""
+
+import pytest
+import torch
+
+from fedecider.federation.method import RowUpdate
+from fedecider.federation.rows import add_rows, add_stacked, write_rows, write_stacked
+from fedecider.federation.state import mapped_like
+
+ROWS = torch.tensor([[1, 3, -1], [0, -1, -1]])
+VALUES = torch.arange(12.0).view(2, 3, 2) + 50.0
+CLIENTS = torch.tensor([2, 0])
+
+
+def table():
+    return torch.arange(24.0).view(3, 4, 2)
+
+
+@pytest.mark.parametrize("others", [None, -torch.arange(8.0).view(4, 2)])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_rows_are_written_and_the_others_stay_or_become_one_table(others, mapped):
+    own = mapped_like(table()).copy_(table()) if mapped else table()
+    write_rows(own, CLIENTS, RowUpdate(ROWS, VALUES, others))
+    expected = table()
+    if others is not None:
+        expected[CLIENTS] = others
+    expected[2, 1], expected[2, 3], expected[0, 0] = VALUES[0, 0], VALUES[0, 1], VALUES[1, 0]
+    assert torch.equal(own, expected)
+    again, kept = table(), torch.zeros(0, 2) if others is None else others
+    write_stacked(again, CLIENTS, ROWS, VALUES, kept)
+    assert torch.equal(again, expected)
+
+
+def test_rows_of_one_number_each_and_of_another_type():
+    own = torch.zeros(3, 4, dtype=torch.bfloat16)
+    write_rows(own, CLIENTS, RowUpdate(ROWS, VALUES[:, :, 0]))
+    assert own[2].tolist() == [0.0, 50.0, 0.0, 52.0]
+    single = torch.zeros(3, 4)
+    write_rows(single, CLIENTS, RowUpdate(ROWS, VALUES[:, :, 0].double()))
+    assert single[0].tolist() == [56.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weighted_rows_are_added_in_double_precision(dtype):
+    weight_C, total = torch.tensor([0.5, 3.0], dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64)
+    weight_I = add_rows(total, ROWS, VALUES.to(dtype), weight_C)
+    assert weight_I.tolist() == [3.0, 0.5, 0.0, 0.5]
+    assert total.tolist() == [[1 + 3 * 56, 1 + 3 * 57], [26.0, 26.5], [1.0, 1.0], [27.0, 27.5]]
+    again, count = torch.ones(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    add_stacked(again, count, ROWS, VALUES.to(dtype), weight_C)
+    assert torch.equal(again, total)
+    assert torch.equal(count, weight_I)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 def heading(script: str, threads: int, commit: str = "") -> list[str]:
     """Markdown list items; no host name and no path but the script's."""
-    libraries = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft"))
+    libraries = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft", "numba")
+    )
     return [
         f"- Date: {datetime.date.today().isoformat()}",
         f"- Commit: {commit or git_commit()}",

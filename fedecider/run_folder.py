@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedecider.federation.record import write_json
 from fedecider.stages import as_plain, content_key
 
-LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
 
 
 PLACES = ("output", "resume", "cache", "data", "tracker", "encoder")

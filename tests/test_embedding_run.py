@@ -86,8 +86,9 @@ def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, cap
     assert "3 rounds" not in (tmp_path / "run" / "results.md").read_text()
 
 
-def test_resuming_gives_the_uninterrupted_run(data, tmp_path):
-    common = ["--method", "fedmf", *data, *FAST, "--checkpoint_every", 1]
+@pytest.mark.parametrize("words", [["fedmf"], ["pfedclr", "--participation", 0.6, "--memory_gb", 0.00002]])
+def test_resuming_gives_the_uninterrupted_run(words, data, tmp_path):
+    common = ["--method", *words, *data, *FAST, "--checkpoint_every", 1]
     assert federate(*common, "--num_rounds", 4, "--output", tmp_path / "whole") == 0
     folder = tmp_path / "parts"
 
@@ -112,8 +113,9 @@ def test_resuming_gives_the_uninterrupted_run(data, tmp_path):
     assert again["last_round"] == 4
 
 
-def test_two_processes_give_what_one_gives(data, tmp_path):
-    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", "2", "--memory_gb", "0.00002"]
+@pytest.mark.parametrize("method", ["fedmf", "pfedclr"])
+def test_two_processes_give_what_one_gives(method, data, tmp_path):
+    words = ["--method", method, *data, *FAST, "--num_rounds", "2", "--memory_gb", "0.00002"]
     words += ["--tracker", "tensorboard"]  # it ends after the last evaluation, which both processes take part in
     for count in (1, 2):
         launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count), "--standalone"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedding_fr.compiled.draws import order_keys
+from embedding_fr.compiled.draws import COLUMN, order_keys
 from embedding_fr.compiled.training import Schedule
 from embedding_fr.config import TrainingConfig
 from embedding_fr.sampling import Examples
@@ -25,11 +25,16 @@ class Kernel(NamedTuple):
     """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``."""
 
     train: Callable[..., np.ndarray]
+    gradients: Callable
+    """The stacked gradients that it stands for, of an objective without a regulariser."""
     tables: tuple[str, ...]
     """Names of tensors (C, R, D)."""
     vectors: tuple[tuple[str, ...], ...]
-    """Names of tensors that are handed over one after the other, as one vector per client."""
+    """Names of tensors that are handed over one after the other, as one vector per client: they step together, at one
+    rate."""
     constants: tuple = ()
+    alternates: bool = False
+    """Whether it knows groups of tensors that step one after the other."""
 
     def runs(self, params: Tree) -> bool:
         """Whether this is the way to train these parameters: on the CPU, in one of the types it is compiled for."""
@@ -49,10 +54,15 @@ def train_compiled(
 ) -> Tensor:
     """What :func:`embedding_fr.local_training.train_epochs` says, by ``kernel``; ``params`` are changed in place."""
     tensors = [(name,) for name in kernel.tables] + list(kernel.vectors)
+    assert kernel.alternates or len(groups) == 1, "this function steps all tensors at once"
+    for names in tensors:
+        assert len({optimiser.learning_rate.get(name) for name in names}) == 1, f"{names} step at one rate"
+        assert all(len({name in group for name in names}) == 1 for group in groups), f"{names} step together"
     vectors = [torch.cat([params[name].flatten(1) for name in names], 1) for names in kernel.vectors]
     order_CEB = np.empty((len(place_CB), training.local_epochs, place_CB.shape[1]), np.int64)
     order_keys(examples.key_C.numpy(), examples.count_C.numpy(), first_epoch, order_CEB)
     order_CEB.sort(axis=2)
+    order_CEB &= COLUMN
     schedule = Schedule(
         place_CB.numpy(),
         examples.num_positive_C.numpy(),

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embedding_fr.compiled.draws import COLUMN
 from fedecider.federation import compiling
 
 compiled = compiling.compiled(
@@ -30,7 +29,7 @@ class Schedule(NamedTuple):
     num_positive_C: np.ndarray
     count_C: np.ndarray
     order_CEB: np.ndarray
-    """int64: the low bits are the order of the examples in each epoch."""
+    """int64 order of the examples in each epoch."""
     batch_size: int
     group_GT: np.ndarray
     """bool: which tensors step together; every batch goes through all groups."""
@@ -49,7 +48,7 @@ def take_batch(schedule, client, order_B, begin, row_S, label_S):
     """Rows and labels of the batch that begins at ``begin`` -> how many they are."""
     now = min(schedule.batch_size, schedule.count_C[client] - begin)
     for i in range(now):
-        example = order_B[begin + i] & COLUMN
+        example = order_B[begin + i]
         row_S[i] = schedule.place_CB[client, example]
         label_S[i] = example < schedule.num_positive_C[client]
     return now
@@ -148,7 +147,8 @@ def train_linear(table_CRD, scorer_CP, schedule):
     num_clients, _, dims = table_CRD.shape
     number, biased = table_CRD.dtype.type, scorer_CP.shape[1] > dims
     loss_C = np.zeros(num_clients, table_CRD.dtype)
-    row, logit = np.empty(schedule.batch_size, np.int64), np.empty(schedule.batch_size, table_CRD.dtype)
+    size = min(schedule.batch_size, schedule.place_CB.shape[1])
+    row, logit = np.empty(size, np.int64), np.empty(size, table_CRD.dtype)
     label = np.empty_like(logit)
     for client in range(schedule.first, num_clients, schedule.stride):
         count = schedule.count_C[client]
@@ -192,7 +192,8 @@ def train_low_rank(table_CRD, left_CRK, user_CD, right_CP, schedule):
     num_clients, _, dims = table_CRD.shape
     rank, number = left_CRK.shape[2], table_CRD.dtype.type
     loss_C = np.zeros(num_clients, table_CRD.dtype)
-    row, logit = np.empty(schedule.batch_size, np.int64), np.empty(schedule.batch_size, table_CRD.dtype)
+    size = min(schedule.batch_size, schedule.place_CB.shape[1])
+    row, logit = np.empty(size, np.int64), np.empty(size, table_CRD.dtype)
     label, seen, weighted = np.empty_like(logit), np.empty(rank, logit.dtype), np.empty(rank, logit.dtype)
     for client in range(schedule.first, num_clients, schedule.stride):
         count = schedule.count_C[client]
@@ -338,8 +339,9 @@ def train_mlp(table_CRD, user_CD, network_CP, sizes, schedule):
     """
     num_clients, _, dims = table_CRD.shape
     loss_C = np.zeros(num_clients, table_CRD.dtype)
-    row, label = np.empty(schedule.batch_size, np.int64), np.empty(schedule.batch_size, table_CRD.dtype)
-    hidden = np.empty((len(sizes), sizes.max(), schedule.batch_size), table_CRD.dtype)
+    size = min(schedule.batch_size, schedule.place_CB.shape[1])
+    row, label = np.empty(size, np.int64), np.empty(size, table_CRD.dtype)
+    hidden = np.empty((len(sizes), sizes.max(), size), table_CRD.dtype)
     slopes = np.empty_like(hidden)
     for client in range(schedule.first, num_clients, schedule.stride):
         count = schedule.count_C[client]

@@ -196,11 +196,12 @@ def full_gradients(objective: Objective, params: Tree, names: Sequence[str], bat
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
-    dot, low_rank = ("item_table",), ("item_table", "buffer_a")
-    table = Stage(("item_table",), dot_logits, dot_gradients, Kernel(train_linear, dot, (("user",),)))
-    names, kernel = ("user", "buffer_a", "buffer_b"), Kernel(train_low_rank, low_rank, (("user",), ("buffer_b",)))
+    dot = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
+    low_rank = Kernel(train_low_rank, low_rank_gradients, ("item_table", "buffer_a"), (("user",), ("buffer_b",)))
+    table = Stage(("item_table",), dot_logits, dot_gradients, dot)
+    names = ("user", "buffer_a", "buffer_b")
     return {
-        "clr": (table, Stage(names, low_rank_logits, low_rank_gradients, kernel)),
+        "clr": (table, Stage(names, low_rank_logits, low_rank_gradients, low_rank)),
         "cf": (table, Stage(("user", "buffer"), full_logits, full_gradients)),
         "af": (Stage(("user", "item_table", "buffer"), full_logits, full_gradients),),
     }[config.variant]

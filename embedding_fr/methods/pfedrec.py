@@ -86,7 +86,7 @@ def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecCon
         groups=groups,
         uniform=True,
         gradients=linear_gradients,
-        kernel=Kernel(train_linear, ("item_table",), (groups[0],)),
+        kernel=Kernel(train_linear, linear_gradients, ("item_table",), (groups[0],), alternates=True),
     )
     return with_personal_view(method, federation)
 

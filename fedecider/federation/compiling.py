@@ -12,8 +12,8 @@ def compiled(function: Callable | None = None, **options: Any) -> Callable:
     """``numba.njit`` with what all our functions need; further options as keywords.
 
     The result of a compilation is kept in ``__pycache__``, the user's cache folder or ``NUMBA_CACHE_DIR``; where none
-    can be written every process compiles anew. Numba does not see that a function in another file has changed, so
-    functions that call each other stand in one file.
+    can be written every process compiles anew. Numba does not see that a function or a constant in another file has
+    changed, so what belongs together stands in one file, and whoever changes these options empties the caches.
     """
     if function is None:
         return lambda function: compiled(function, **options)

@@ -60,10 +60,10 @@ def run_rounds(
     After each round every view of the method is evaluated on the validation split; ``summarise`` turns the
     positions of all clients (in client order) into the metrics of each reported group: one per domain, or one for a
     thousand users. The round with the best mean ``select_by`` of the first view (earliest on ties) is kept.
-    ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole. ``protect`` bounds and noises what
-    leaves a client (:mod:`fedecider.federation.privacy`). With several processes every
-    process sees the same uploads in the same order, so all of them hold the same state; only process 0 writes
-    ``checkpoints``. Local state is updated in place and copied only when its round is the best so far.
+    ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole. ``protect``
+    bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`). With several processes every process
+    sees the same uploads in the same order, so all of them hold the same state; only process 0 writes ``checkpoints``.
+    Local state is updated in place and copied only when its round is the best so far.
 
     Raises:
         ValueError: a cohort is empty, or a loss is not finite (told by the method, which knows the tensor).

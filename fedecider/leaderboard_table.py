@@ -136,7 +136,7 @@ def _markdown(
         cells += [row["against_best"], row["setting"]]
         rounds = row["rounds_run" if last else "round"] if "round" in row else []
         cells += [", ".join(map(str, rounds)) or "-"]
-        cells += [f"{row['seconds_per_round']:.2f}" if "seconds_per_round" in row else "-"]
+        cells += [f"{row['seconds_per_round']:.3f}" if "seconds_per_round" in row else "-"]
         if last:
             names = [f"{name}, best round" for name in COMPARED]
             cells += [" / ".join(f"{row[name]:.3f}" for name in names) if names[0] in row else "-"]

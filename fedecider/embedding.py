@@ -29,7 +29,7 @@ from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.federation.state import RunState
 from fedecider.launch import Launch
 from fedecider.progress import console
-from fedecider.run_folder import RunFolder, check_run, default_name, fingerprint, open_run, provenance
+from fedecider.run_folder import RunFolder, check_run, default_name, fingerprint, forget_unstarted, open_run, provenance
 from fedecider.stages import as_plain
 
 
@@ -275,15 +275,20 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
             line = f"round {record['round']}/{run.num_rounds}: valid ndcg@10 {scores}{losses} | {seconds}"
             console.print(line, highlight=False, soft_wrap=True)
 
-    state = train(
-        settings,
-        setup,
-        recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
-        checkpoints=folder.checkpoints,
-        key=fingerprint(record),
-        processes=launch.processes,
-        on_round=show,
-    )
+    try:
+        state = train(
+            settings,
+            setup,
+            recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
+            checkpoints=folder.checkpoints,
+            key=fingerprint(record),
+            processes=launch.processes,
+            on_round=show,
+        )
+    except ValueError:
+        if launch.is_main:
+            forget_unstarted(folder)
+        raise
     write_embedding_results(settings, setup, interactions, state, folder, launch)
     launch.accelerator.wait_for_everyone()
     return root

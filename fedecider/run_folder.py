@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +101,14 @@ def open_run(root: Path, record: dict[str, Any]) -> RunFolder:
         root.mkdir(parents=True, exist_ok=True)
         write_json(folder.record, as_plain(record))
     return folder
+
+
+def forget_unstarted(folder: RunFolder) -> None:
+    """Remove a run that has no round yet: nothing of it can be gone on with, and its folder can be used again."""
+    if not folder.rounds.exists():
+        folder.record.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that holds something else stays
+            folder.root.rmdir()
 
 
 def read_run(root: Path) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from embedding_fr import averaged
+from embedding_fr.local_training import check_finite
 from embedding_fr.methods import METHODS
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
@@ -111,6 +113,23 @@ def test_resuming_gives_the_uninterrupted_run(words, data, tmp_path):
     again, whole = (read_json(tmp_path / name / "metrics.json") for name in ("parts", "whole"))
     assert again["test"] == whole["test"]
     assert again["last_round"] == 4
+
+
+def test_a_run_that_diverges_at_once_leaves_nothing_and_a_later_one_keeps_its_rounds(data, tmp_path, capsys):
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 3, "--output", tmp_path / "run"]
+    assert federate(*words, "--learning_rate", "1e30", "--init_std", "1e10") == 2
+    assert re.search(r"got a non-finite (user|item_table|loss) for client \d+ in round 1,", capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+    def late(params, loss_C, clients, round):
+        check_finite(params, loss_C * float("nan") if round == 2 else loss_C, clients, round)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(averaged, "check_finite", late)
+        assert federate(*words, "--checkpoint_every", 1) == 2
+    assert "non-finite loss for client" in capsys.readouterr().err
+    assert [record["round"] for record in read_records(tmp_path / "run" / "rounds.jsonl")] == [1]
+    assert federate(*words, "--checkpoint_every", 1, "--resume", "true") == 0
 
 
 @pytest.mark.parametrize("method", ["fedmf", "pfedclr"])
@@ -224,14 +243,6 @@ def test_bad_files_and_too_many_negatives_end_with_code_2(data, ratings, tmp_pat
     assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
     assert "0 user(s) and 0 item(s) are left; expected at least 2 of each" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
-
-
-def test_a_diverging_run_names_client_round_and_tensor(data, tmp_path, capsys):
-    words = ["--method", "fedmf", *data, *FAST, "--learning_rate", "1e30", "--init_std", "1e10", "--num_rounds", 2]
-    assert federate(*words, "--output", tmp_path / "run") == 2
-    assert re.search(r"got a non-finite (user|item_table|loss) for client \d+ in round 1,", capsys.readouterr().err)
-    left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert not left & {"metrics.json", "results.md", "rounds.jsonl", "per_user.parquet"}
 
 
 def leaderboard(*words) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TrainingConfig
 from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
-from embedding_fr.sampling import Batch, draw_examples, epoch_batches
+from embedding_fr.sampling import Batch, epoch_batches, round_examples
 from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import normal, personal_table
 from fedecider.federation.aggregate import weighted_mean
@@ -306,9 +306,9 @@ def _train(
     params: Tree, federation: Federation, training: TrainingConfig, config: FedrapConfig, block: Block, round: int
 ) -> Tensor:
     """Local epochs in place -> (C,) mean cross-entropy per example of the last epoch, without the regularisers."""
-    num_items, now = federation.num_items, round_settings(training, config, round)
-    examples = draw_examples(block.data, block.clients, num_items, training.num_negatives, federation.seed, round)
-    place_CB = examples.item_CB.clamp(max=num_items - 1)  # padding has weight 0: any row will do
+    now = round_settings(training, config, round)
+    examples, _, _ = round_examples(federation, training, block, round)
+    place_CB = examples.item_CB.clamp(max=federation.num_items - 1)  # padding has weight 0: any row will do
     shrinks = config.variant == "paper" and config.sparsity == "l1" and COMMON in params
     decay_C = params["user"].new_ones(len(block.clients))
     loss_C, batches_C = torch.zeros_like(decay_C), torch.zeros_like(decay_C)

@@ -14,15 +14,15 @@ from pathlib import Path
 import provenance
 import torch
 
-from fedecider.commands import parse_settings
-from fedecider.evaluation.baselines import decayed_cooccurrence, last_item_cooccurrence, popularity
+from fedecider.baselines.counts import decayed_cooccurrence, last_item_cooccurrence, popularity
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.federate import Settings, load_data
 from fedecider.federation.record import read_json
-from fedecider.foundation import client_tasks, load_ids, pretrain_stage
-from fedecider.methods.recommender import rank_task
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.foundation import client_tasks, load_ids, pretrain_stage
+from fedecider.llm.setup import Settings, load_data
 from idgen.backbone import load_backbone
+from idgen.ranking import rank_task
 from idgen.tokenizer import load_tokenizer
 
 WORDS = ["--pretrain.tokenizer_kind", "word", "--pretrain.keywords.min_words", "2"]

@@ -25,14 +25,15 @@ import torch
 from provenance import heading
 
 from embedding_fr.blocks import Federation
+from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.reference import REFERENCES
 from embedding_fr.reference.loop import reference_clients, run_reference
-from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
-from fedecider.embedding import EmbeddingRunConfig, EmbeddingSettings, set_up, train
-from fedecider.embedding_results import traffic_totals
+from embedding_fr.results import traffic_totals
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.protocols import STRICT
-from fedecider.leaderboard import LeaderboardConfig, run_settings
 
 PUBLIC_CODE_S = {"fedem": 37.0, "fedrap": 45.0, "pfedrec": 9.0, "fedrecgel": 2.1}
 """Seconds per round of the papers' public code on ML-100K at the papers' settings, one thread of a similar machine."""

@@ -40,12 +40,14 @@ from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
 from fedecider.lora.directions import update_norms
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender, rank_task
+from fedecider.methods.recommender import TrainingConfig, build_recommender
 from idgen.backbone import train_backbone
 from idgen.decode import constrained_beam_search
+from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
 from idgen.prompts import prompt_texts
-from idgen.samples import SampleConfig, Task, build_task, eval_batches, train_batches
+from idgen.ranking import RankingConfig, rank_task
+from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
 from idgen.training import TrainConfig
 

@@ -17,16 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedecider.commands import parse_settings
+from fedecider.baselines.counts import decayed_cooccurrence
 from fedecider.data.domain import Domain
-from fedecider.evaluation.baselines import decayed_cooccurrence
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.federate import build_foundation, make_recommender
 from fedecider.federation.streams import stream
-from fedecider.launch import start
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.setup import build_foundation, make_recommender
 from fedecider.lora.adapters import adapter_parameters, adapter_shapes, initial_adapters
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.recommender import Recommender
+from fedecider.running.launch import start
 
 
 def counts(domain: Domain) -> dict[str, Tensor]:

@@ -14,16 +14,17 @@ import argparse
 from pathlib import Path
 
 import torch
+from landscape_losses import MAGNITUDES, gradient_direction, mean_losses, random_direction, training_loss
 from provenance import heading
 
 from embedding_fr.blocks import Federation
-from embedding_fr.landscape import MAGNITUDES, gradient_direction, mean_losses, random_direction, training_loss
+from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.methods.fedncf import ncf_model
-from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
-from fedecider.embedding import set_up, train, user_positions
+from embedding_fr.setup import set_up, train, user_positions
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
-from fedecider.leaderboard import LeaderboardConfig, run_settings
 
 RADII = {
     "none (FedNCF)": (0.0, 0.0),

@@ -19,15 +19,16 @@ from torch import Tensor
 
 from embedding_fr.config import TrainingConfig
 from embedding_fr.methods import METHODS
-from fedecider.cli import from_plain
-from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
-from fedecider.embedding import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train, user_positions
-from fedecider.evaluation.baselines import decayed_cooccurrence
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train, user_positions
+from fedecider.baselines.counts import decayed_cooccurrence
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
 from fedecider.evaluation.statistics import bootstrap_interval, paired_permutation_test
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
+from fedecider.running.cli import from_plain
 
 SETS: dict[str, dict[str, Any]] = {
     "ml-100k": {},

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from provenance import heading
 
-from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
-from fedecider.embedding import set_up, train, user_positions
+from embedding_fr.leaderboard import LeaderboardConfig, run_settings
+from embedding_fr.setup import set_up, train, user_positions
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.leaderboard import LeaderboardConfig, run_settings
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fedmf", {}),

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from embedding_fr.compiled.kernel import Kernel, train_compiled
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernel import Kernel, train_compiled
 from embedding_fr.sampling import Batch, Examples, epoch_batches
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 from fedecider.federation.method import Download, Tree

@@ -9,12 +9,12 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 
 from collections.abc import Sequence
 
-from fedecider.cli import build_parser, parse, run
-from fedecider.compare import CompareConfig, fill, locked, plan
-from fedecider.compare_page import write_page_of
-from fedecider.compare_table import collect, write_table
-from fedecider.federate import load_data
-from fedecider.run_folder import git_commit
+from fedecider.comparison.collect import collect, write_table
+from fedecider.comparison.page import write_page_of
+from fedecider.comparison.plan import CompareConfig, fill, locked, plan
+from fedecider.llm.setup import load_data
+from fedecider.running.cli import build_parser, parse, run
+from fedecider.running.run_folder import git_commit
 
 DESCRIPTION = """Methods x seeds x domains of the LLM line in one table, with equal tuning budgets on validation,
 intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several processes may share it."""

@@ -9,10 +9,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 
 from collections.abc import Sequence
 
-from fedecider.cli import run
-from fedecider.commands import parse_settings
-from fedecider.federate import build_foundation
-from fedecider.launch import start
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.setup import build_foundation
+from fedecider.running.cli import run
+from fedecider.running.launch import start
 
 DESCRIPTION = """Distil the backbone of scripts/pretrain.py (run first where it is missing) to half its depth and keep
 the student in --cache, where scripts/federate.py finds it when it is called with the same settings."""

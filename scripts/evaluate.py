@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from fedecider.cli import build_parser, parse, run
-from fedecider.commands import recorded_settings
-from fedecider.launch import start
-from fedecider.progress import console
-from fedecider.verify import EvaluateConfig, verify
+from fedecider.llm.commands import recorded_settings
+from fedecider.llm.verify import EvaluateConfig, verify
+from fedecider.running.cli import build_parser, parse, run
+from fedecider.running.launch import start
+from fedecider.running.progress import console
 
 DESCRIPTION = """Load backbone and adapters of a run with transformers and peft alone, rank the held-out items again and
 compare with metrics.json; exit code 2 when a test metric differs by more than --tolerance."""

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import torch
 
-from fedecider.cli import build_parser, parse, run
-from fedecider.data.interactions import InteractionsConfig, load_interactions
-from fedecider.leaderboard import LeaderboardConfig, fill
-from fedecider.leaderboard_table import write_leaderboard
-from fedecider.run_folder import git_commit
+from embedding_fr.leaderboard import LeaderboardConfig, fill
+from embedding_fr.leaderboard_table import write_leaderboard
+from fedecider.data.interactions import load_interactions
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.running.cli import build_parser, parse, run
+from fedecider.running.run_folder import git_commit
 
 DESCRIPTION = """Run and rank all methods of the embedding line on one data set, with equal tuning budgets on
 validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""

@@ -9,8 +9,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 
 from collections.abc import Sequence
 
-from fedecider.cli import build_parser, parse, run
 from fedecider.data.prepare import PrepareConfig, prepare
+from fedecider.running.cli import build_parser, parse, run
 
 DESCRIPTION = (
     "Read the original files of a public data set and write a prepared folder per domain (Parquet, data card)."

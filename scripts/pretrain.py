@@ -9,12 +9,12 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 
 from collections.abc import Sequence
 
-from fedecider.cli import run
-from fedecider.commands import parse_settings
-from fedecider.federate import load_data
-from fedecider.foundation import pretrain_stage
-from fedecider.launch import start
-from fedecider.progress import console
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.foundation import pretrain_stage
+from fedecider.llm.setup import load_data
+from fedecider.running.cli import run
+from fedecider.running.launch import start
+from fedecider.running.progress import console
 
 DESCRIPTION = """Train tokenizer, ID generator and backbone on the public pools and keep them in --cache, where
 scripts/distill.py and scripts/federate.py find them when they are called with the same settings."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from fedecider.cli import build_parser, parse, run
-from fedecider.progress import console
-from fedecider.recommend import RecommendConfig, load, recommend
+from fedecider.llm.recommend import RecommendConfig, load, recommend
+from fedecider.running.cli import build_parser, parse, run
+from fedecider.running.progress import console
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
 

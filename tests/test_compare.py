@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedecider import compare
-from fedecider.compare import CompareConfig, plan
-from fedecider.compare_table import latex_table
+from fedecider.comparison import plan as planning
+from fedecider.comparison.collect import latex_table
+from fedecider.comparison.plan import CompareConfig, plan
 from fedecider.evaluation.statistics import Interval
 from fedecider.report.tables import ResultRow
 
@@ -124,8 +124,8 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
 def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     config = CompareConfig(**{**TABLE, "lines": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
-    monkeypatch.setattr(compare, "REPOSITORY", playground)  # no scripts there
-    assert compare.fill(config, plan(config)) == []
+    monkeypatch.setattr(planning, "REPOSITORY", playground)  # no scripts there
+    assert planning.fill(config, plan(config)) == []
     out = " ".join(capsys.readouterr().out.split())
     assert "failed: exit code 2" in out
     assert "left out: fedavg" in out

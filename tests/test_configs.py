@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedecider import compare
-from fedecider.cli import build_parser, parse
-from fedecider.commands import parse_settings
-from fedecider.compare import CompareConfig
+from fedecider.comparison import plan
+from fedecider.comparison.plan import CompareConfig
 from fedecider.data.prepare import PrepareConfig
+from fedecider.llm.commands import parse_settings
 from fedecider.methods import METHODS
+from fedecider.running.cli import build_parser, parse
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 TABLES = sorted(path for path in (FOLDER / "compare").glob("*.yaml") if not path.stem.endswith("_runs"))
@@ -53,8 +53,8 @@ def test_every_line_of_a_table_parses(path, monkeypatch):
     """All but the data: they need not be prepared."""
     monkeypatch.chdir(FOLDER.parent)
     (config,) = parse(build_parser("", CompareConfig), ["--config", str(path)], CompareConfig)
-    monkeypatch.setattr(compare, "load_data", lambda run: {})
-    planned = compare.plan(config)
+    monkeypatch.setattr(plan, "load_data", lambda run: {})
+    planned = plan.plan(config)
     assert set(planned) == set(config.lines)
     tuned = [label for label, options in config.lines.items() if not options]
     assert {len(planned[label]) for label in tuned} == {config.tune}

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from embedding_fr import averaged
+from embedding_fr.leaderboard import all_methods, kind_of, protocol_groups
 from embedding_fr.local_training import check_finite
 from embedding_fr.methods import METHODS
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
-from fedecider.leaderboard import all_methods, kind_of, protocol_groups
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

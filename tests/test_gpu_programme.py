@@ -7,20 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedecider.config import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
-from fedecider.foundation import client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.llm.foundation import client_tasks, distill_stage, load_ids, pretrain_stage
 from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender
+from fedecider.methods.recommender import TrainingConfig, build_recommender
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone
 from idgen.draws import SampleConfig
 from idgen.id_generator import IDGeneratorConfig
 from idgen.item_ids import IdConfig
+from idgen.ranking import RankingConfig
 from idgen.soft_ids import SoftIdConfig
 from idgen.tokenizer import load_tokenizer
 from idgen.training import TrainConfig

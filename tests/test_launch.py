@@ -1,4 +1,4 @@
-from fedecider.launch import requested_processes
+from fedecider.running.launch import requested_processes
 
 
 def test_the_launcher_line_is_read():

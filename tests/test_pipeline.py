@@ -16,7 +16,7 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from fedecider.recommend import load, recommend
+from fedecider.llm.recommend import load, recommend
 from idgen.samples import encode_histories
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedecider.stages import cached_stage, content_key
+from fedecider.running.stages import cached_stage, content_key
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Literal
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.compiled.kernel import Kernel
 from embedding_fr.compiled.training import train_linear
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.compiled.kernel import Kernel
 from embedding_fr.compiled.training import train_mlp
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, add_rows, take
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gradients, start_mlp
 from embedding_fr.sampling import Batch

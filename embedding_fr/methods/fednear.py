@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData, rank_users
-from embedding_fr.central.ease import ease_weights
 from embedding_fr.config import TrainingConfig
 from embedding_fr.gram import SCALE_BITS, denoise, from_triangle, sparse_columns, sparse_scores, triangle_size
+from fedecider.baselines.ease import ease_weights
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum

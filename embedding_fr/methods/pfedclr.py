@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.compiled.kernel import Kernel
 from embedding_fr.compiled.training import train_linear, train_low_rank
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
     Gradients,
     Logits,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.compiled.kernel import Kernel
 from embedding_fr.compiled.training import train_linear
 from embedding_fr.config import TrainingConfig
+from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
 from embedding_fr.mlp import start_mlp
 from embedding_fr.personal_view import with_personal_view

@@ -34,7 +34,7 @@ from fedecider.report.analyses import (
     traffic_table,
 )
 from fedecider.report.encoders import load_encoder
-from fedecider.run_folder import RunFolder, read_run
+from fedecider.running.run_folder import RunFolder, read_run
 
 TEXTUAL_IDS, NEWEST_TITLES = "textual user IDs", "joined titles of the newest train items"
 

@@ -23,7 +23,7 @@ from fedecider.report.figures import COLOURS, PlotFigure, alpha_curves, alpha_he
 from fedecider.report.page import PageTable, Section, write_page
 from fedecider.report.run_warnings import CANARY, canary_score, run_warnings
 from fedecider.report.tables import METRICS
-from fedecider.run_folder import PLACES, RunFolder, read_run
+from fedecider.running.run_folder import PLACES, RunFolder, read_run
 
 PAGE_FILE, CARDS_FILE = "report.html", "data_cards.json"
 

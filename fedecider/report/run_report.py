@@ -11,13 +11,13 @@ from fedecider.data.domain import Domain
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.federation.record import read_json, write_json
-from fedecider.progress import console
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.examples import EXAMPLES_FILE
 from fedecider.report.page import Section
 from fedecider.report.run_analysis import run_analysis
 from fedecider.report.run_page import CARDS_FILE, damage_is_bad_input, read_files, run_page
-from fedecider.run_folder import RunFolder
+from fedecider.running.progress import console
+from fedecider.running.run_folder import RunFolder
 
 ANALYSIS_FILE = "analysis.json"
 UserTexts = Mapping[str, Sequence[str]]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from fedecider.cli import build_parser, parse
+
 from fedecider.data.interactions import (
     DATASETS,
     TOO_SHORT,

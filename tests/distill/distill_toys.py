@@ -8,9 +8,10 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.data.domain import Domain, Events
+from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
 from idgen.prompts import prompt_texts
-from idgen.samples import SampleConfig, build_task
+from idgen.samples import build_task
 from idgen.tokenizer import train_tokenizer
 
 VOCABULARY = 50

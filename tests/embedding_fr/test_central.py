@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from scipy import sparse
 from torch.nn import functional
 
-from embedding_fr.central import CENTRAL, lightgcn
-from embedding_fr.central.ease import ease_weights
-from embedding_fr.central.fitting import fit_epochs, training_batches, validation_ndcg
-from embedding_fr.central.interactions import train_matrix
-from embedding_fr.central.item_knn import neighbour_similarities
-from embedding_fr.central.lightgcn import normalised, propagate, sparse_tensor
-from embedding_fr.central.mf import MatrixFactors, MfConfig
-from embedding_fr.central.negatives import draw_outside, excluded_items, items_outside
-from fedecider.evaluation.baselines import decayed_cooccurrence, popularity
+from fedecider.baselines import BASELINES, lightgcn
+from fedecider.baselines.counts import decayed_cooccurrence, popularity
+from fedecider.baselines.ease import ease_weights
+from fedecider.baselines.fitting import fit_epochs, training_batches, validation_ndcg
+from fedecider.baselines.interactions import train_matrix
+from fedecider.baselines.item_knn import neighbour_similarities
+from fedecider.baselines.lightgcn import normalised, propagate, sparse_tensor
+from fedecider.baselines.mf import MatrixFactors, MfConfig
+from fedecider.baselines.negatives import draw_outside, excluded_items, items_outside
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, negative_pool, rank_held_out
 from fedecider.federation.streams import stream
 
@@ -35,7 +35,7 @@ TRAINED = ("mf", "ncf", "lightgcn")
 
 
 def fitted(name, sequences, num_items, protocol=STRICT, seed=3, valid=None, **changes):
-    line = CENTRAL[name]
+    line = BASELINES[name]
     config = line.config(**{**SMALL.get(name, {}), **changes})
     return line.fit(sequences, num_items, protocol, config, seed=seed, valid=valid)
 
@@ -154,7 +154,7 @@ def test_checkerboard(name):
     assert rank_held_out(score, sequences, num_items, "test").eq(0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in CENTRAL if name != "centrap"])
+@pytest.mark.parametrize("name", [name for name in BASELINES if name != "centrap"])
 def test_held_out_items_never_shape_the_scores(name):
     sequences, num_items = checkerboard(10, 14)
     changed = [*sequences[:4], [*sequences[4][:-2], 1, 3], *sequences[5:]]
@@ -278,9 +278,9 @@ def test_lines_of_the_evaluation_module_are_the_same_behind_the_interface():
     assert last(torch.tensor([0])).argmax() == 2
 
 
-@pytest.mark.parametrize("name", CENTRAL)
+@pytest.mark.parametrize("name", BASELINES)
 def test_grids_are_short_valid_and_start_with_the_defaults(name):
-    line = CENTRAL[name]
+    line = BASELINES[name]
     assert line.grid[0] == {}
     assert len(line.grid) <= 8
     assert len({repr(line.config(**changes)) for changes in line.grid}) == len(line.grid)
@@ -301,7 +301,7 @@ def test_grids_are_short_valid_and_start_with_the_defaults(name):
 )
 def test_bad_settings_are_refused(name, changes, text):
     with pytest.raises(ValueError, match=text):
-        CENTRAL[name].config(**changes)
+        BASELINES[name].config(**changes)
 
 
 def test_a_user_without_negatives_and_users_without_train_events_are_refused():

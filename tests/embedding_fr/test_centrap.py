@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from embedding_fr.central import CENTRAL
-from embedding_fr.central.centrap import AdditiveTables, CentrapConfig, centrap_loss, fit
-from embedding_fr.central.fitting import validation_ndcg
+from fedecider.baselines import BASELINES
+from fedecider.baselines.centrap import AdditiveTables, CentrapConfig, centrap_loss, fit
+from fedecider.baselines.fitting import validation_ndcg
 from fedecider.evaluation.protocols import STRICT
 
 SETTINGS = {"embedding_size": 8, "learning_rate": 3e-2, "num_epochs": 12, "batch_size": 60, "num_negatives": 2}
@@ -59,8 +59,8 @@ def test_the_seed_decides():
 
 
 def test_it_is_listed_and_refuses_bad_settings():
-    assert CENTRAL["centrap"].config is CentrapConfig
-    for options in CENTRAL["centrap"].grid:
+    assert BASELINES["centrap"].config is CentrapConfig
+    for options in BASELINES["centrap"].grid:
         CentrapConfig(**options)
     for options in ({"distance_weight": -1.0}, {"personal_rate": 0.0}, {"embedding_size": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):

@@ -11,8 +11,8 @@ from embedding_fr import local_training
 from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
 from embedding_fr.compiled.draws import COLUMN, order_keys
-from embedding_fr.compiled.kernel import Kernel
 from embedding_fr.compiled.training import to_slopes, train_linear
+from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import dot_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.sampling import draw_examples, round_examples, shuffled

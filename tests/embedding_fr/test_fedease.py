@@ -9,8 +9,6 @@ import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_population, toy_training
 
 from embedding_fr.blocks import block_packer
-from embedding_fr.central import ease
-from embedding_fr.central.interactions import train_matrix
 from embedding_fr.gram import (
     add_gram,
     client_scales,
@@ -24,6 +22,8 @@ from embedding_fr.gram import (
 )
 from embedding_fr.methods import fedease as module
 from embedding_fr.methods.fedease import FedeaseConfig, budget, client_bytes, counted_items, fedease, train_items
+from fedecider.baselines import ease
+from fedecider.baselines.interactions import train_matrix
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from landscape_losses import gradient_direction, loss_grid, mean_losses, random_direction, training_loss
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
-from embedding_fr.landscape import gradient_direction, loss_grid, mean_losses, random_direction, training_loss
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedncf import ncf_model
 

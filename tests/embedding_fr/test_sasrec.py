@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from embedding_fr.central import CENTRAL, sasrec
-from embedding_fr.central.sasrec import Sasrec, SasrecConfig, backward_next_items, fit, pack, scores, train
+from fedecider.baselines import BASELINES, sasrec
+from fedecider.baselines.sasrec import Sasrec, SasrecConfig, backward_next_items, fit, pack, scores, train
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
 
@@ -194,7 +194,7 @@ def test_dropout_and_weight_decay_act():
 
 
 def test_is_in_the_table_of_lines():
-    line = CENTRAL["sasrec"]
+    line = BASELINES["sasrec"]
     score = line.fit(SEQUENCES, 9, STRICT, line.config(**SMALL), seed=1)
     assert score(USERS).shape == (4, 9)
 

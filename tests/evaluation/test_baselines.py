@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.evaluation.baselines import (
+from fedecider.baselines.counts import (
     cooccurrence_matrix,
     cooccurrence_scores,
     decayed_cooccurrence,
     last_item_cooccurrence,
-    memoriser,
     popularity,
     train_counts,
 )
+from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, chance_hit, sampled_candidates
 

@@ -8,8 +8,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from idgen import alternating
 from idgen.alternating import AlternatingConfig, alternate, changed_ids, phases
+from idgen.draws import SampleConfig
 from idgen.item_ids import assign_item_ids
-from idgen.samples import SampleConfig
 from idgen.training import TrainConfig
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))

@@ -7,7 +7,8 @@ from tiny_tasks import make_domain, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
-from idgen.samples import SampleConfig, train_batches
+from idgen.draws import SampleConfig
+from idgen.samples import train_batches
 from idgen.training import (
     TrainConfig,
     epoch_generator,

@@ -17,14 +17,15 @@ from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain
 from transformers import LogitsProcessorList
 
-from fedecider import foundation
-from fedecider.config import PretrainConfig
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
+from fedecider.llm import foundation
+from fedecider.llm.config import PretrainConfig
 from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.draws import SampleConfig
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
-from idgen.samples import SampleConfig, eval_batches, train_batches
+from idgen.samples import eval_batches, train_batches
 from idgen.trie import TrieLogitsProcessor
 
 NUM_CLIENTS, NUM_PUBLIC = 14, 5

@@ -9,7 +9,8 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import idgen.soft_ids
 import idgen.training
-from idgen.samples import SampleConfig, train_batches
+from idgen.draws import SampleConfig
+from idgen.samples import train_batches
 from idgen.segments import Prompts, join, lay_out, make_segments
 from idgen.soft_ids import (
     SoftIdConfig,

@@ -10,7 +10,7 @@ from lora_toys import RANK, adapted, batch, random_stack, tiny_t5
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.config import RunConfig
+from fedecider.llm.config import RunConfig
 from fedecider.lora.export import Card, ItemTable, export_adapter
 from fedecider.lora.fusion import fused_factors, load_fusion
 from fedecider.lora.truncation import load_factors, truncate, truncate_loaded

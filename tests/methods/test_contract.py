@@ -14,7 +14,7 @@ from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import FACTORS, adapter_shapes, base_hash, read_adapters
 from fedecider.lora.fusion import fused_factors
 from fedecider.methods import METHODS
-from fedecider.methods.fedecider import FedeciderConfig
+from fedecider.methods.fedecider_config import FedeciderConfig
 
 FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
 TOY_SETTINGS: dict[str, dict] = {

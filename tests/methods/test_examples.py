@@ -6,11 +6,13 @@ import torch
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender
+from fedecider.methods.recommender import TrainingConfig, build_recommender
 from fedecider.report.examples import decode_examples, example_users
 from idgen.backbone import BackboneConfig, build_backbone
+from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.samples import SampleConfig, build_task
+from idgen.ranking import RankingConfig
+from idgen.samples import build_task
 from idgen.tokenizer import train_tokenizer
 
 COLOURS = ("red", "blue", "green", "amber", "grey")

@@ -17,7 +17,8 @@ from fedecider.lora.adapters import (
 )
 from fedecider.lora.directions import geometric_mean_norm, normalise, update_norms
 from fedecider.lora.fusion import client_order, fused_factors, load_fusion, load_plain
-from fedecider.methods.fedecider import FedeciderConfig, fedecider, load_view
+from fedecider.methods.fedecider import fedecider, load_view
+from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 

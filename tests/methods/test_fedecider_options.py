@@ -7,13 +7,14 @@ from toy_recommender import blocks, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.wire import measure, message, take_row
+from fedecider.llm.results import weights_over_rounds
 from fedecider.lora.adapters import module_names, num_scalars, read_adapters, stack_trees, without_prefix
 from fedecider.lora.directions import normalise, update_norms
 from fedecider.lora.fusion import client_order, fused_factors, load_fusion
 from fedecider.methods import METHODS
-from fedecider.methods.fedecider import GRID, FedeciderConfig, fedecider, load_view
+from fedecider.methods.fedecider import GRID, fedecider, load_view
+from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally
-from fedecider.results import weights_over_rounds
 
 RATE = {"alpha_learning_rate": 0.02}
 

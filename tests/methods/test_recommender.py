@@ -10,12 +10,15 @@ from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, stack_trees
 from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
-from fedecider.methods.fedecider import FedeciderConfig, fedecider
-from fedecider.methods.recommender import RankingConfig, TrainingConfig, build_recommender
+from fedecider.methods.fedecider import fedecider
+from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.recommender import TrainingConfig, build_recommender
 from idgen.backbone import BackboneConfig, build_backbone
 from idgen.decode import score_catalogue
+from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.samples import SampleConfig, build_task, eval_batches
+from idgen.ranking import RankingConfig
+from idgen.samples import build_task, eval_batches
 from idgen.tokenizer import train_tokenizer
 
 WORDS = ["red", "blue", "green", "amber", "grey"]

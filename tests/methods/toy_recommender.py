@@ -9,7 +9,8 @@ from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.methods.recommender import RankingConfig, Recommender, TrainingConfig
+from fedecider.methods.recommender import Recommender, TrainingConfig
+from idgen.ranking import RankingConfig
 
 SIZES = {"crime": 7, "comics": 5, "children": 9}
 SHIFTS = {"crime": 1, "comics": -2, "children": 5}

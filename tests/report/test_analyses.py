@@ -25,7 +25,7 @@ from fedecider.report.analyses import (
 )
 from fedecider.report.encoders import Encoder
 from fedecider.report.run_analysis import run_analysis, run_shapes
-from fedecider.run_folder import RunFolder
+from fedecider.running.run_folder import RunFolder
 
 VECTORS = {"p": [3.0, 0.0], "q": [1.0, 0.0], "r": [0.0, 2.0], "s": [4.0, 4.0]}
 

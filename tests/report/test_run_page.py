@@ -11,7 +11,7 @@ from fedecider.report.page import Section
 from fedecider.report.run_page import interval_bars, run_page
 from fedecider.report.run_report import ReportConfig, cached_user_texts, finish_report
 from fedecider.report.run_warnings import run_warnings
-from fedecider.run_folder import RunFolder
+from fedecider.running.run_folder import RunFolder
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
 LINE = "fedecider (post_broadcast)"

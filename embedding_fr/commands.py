@@ -1,0 +1,30 @@
+"""Settings of the embedding track from a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embedding_fr.config import TrainingConfig as EmbeddingTraining
+from embedding_fr.methods import METHODS as EMBEDDING_METHODS
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.federation.privacy import PrivacyConfig
+from fedecider.running.cli import build_parser, parse, peek
+
+
+def parse_embedding_settings(description: str, words: Sequence[str], method: str) -> EmbeddingSettings:
+    """Settings of a run of the embedding line; what is not given is what the method's paper sets.
+
+    Raises:
+        ValueError: an option of the LLM line.
+    """
+    foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
+    if foreign:
+        raise ValueError(f"got {foreign[0]} with the method {method} of the embedding line, expected --dataset")
+    entry = EMBEDDING_METHODS[method]
+    privacy = () if entry.budget else (PrivacyConfig,)
+    classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
+    parser = build_parser(description, *classes)
+    parser.set_defaults(dict(entry.defaults))
+    run, data, training, *common, own = parse(parser, words, *classes)
+    return EmbeddingSettings(run, data, training, common[0] if common else PrivacyConfig(), own)

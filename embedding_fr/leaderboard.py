@@ -1,0 +1,363 @@
+"""The whole table of the embedding line: every method and baseline, every protocol, equal tuning, several seeds.
+
+Each run is a cell that is kept by its content, so a table that was stopped goes on where it was, and several processes
+may fill it together. Cells with training negatives from outside the train items serve ``strict`` and
+``strict/sampled99`` alike; their round and their settings are chosen by the validation ndcg@10 in the whole catalogue.
+
+Shape legend: S seeds, U users.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from embedding_fr.blocks import build_population
+from embedding_fr.config import TrainingConfig
+from embedding_fr.methods import METHODS
+from embedding_fr.results import seconds, traffic_totals
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
+from fedecider.baselines import BASELINES
+from fedecider.baselines.fitting import validation_ndcg
+from fedecider.data.interactions import Interactions
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol, rank_held_out
+from fedecider.federation.privacy import PrivacyConfig
+from fedecider.federation.record import read_json, write_json
+from fedecider.running.cli import from_plain
+from fedecider.running.progress import console
+from fedecider.running.stages import as_plain, cached_stage
+
+LOCAL = "/local"
+"""``fedmf/local`` is FedMF with federation off."""
+CODE = "/code"
+"""``pfedrec/code`` is PFedRec as its authors' public code does it, which is not tuned."""
+Kind = Literal["federated", "local", "central"]
+
+
+@dataclass(frozen=True)
+class LeaderboardConfig:
+    """What the table holds.
+
+    Args:
+        methods: Names separated by commas, or all; NAME/local with federation off, NAME/code as the public code.
+        protocol: Names separated by commas.
+        seeds: Runs of every line, seeds 0, 1, ...
+        tune: Settings of each method's grid that are tried on validation with seed 0; 1 takes the first one, which for
+            a federated method is the paper's. Under ``paper`` nothing is tuned.
+        num_rounds: Rounds of federated methods, at most.
+        patience: Stop a federated run after so many rounds without a better validation score (0: never); under
+            ``paper``, which reports the last round, all rounds are run.
+        output: Folder of the cells and of the table.
+        num_threads: CPU threads.
+        memory_gb: As in a single run.
+        only_cells: Fill cells and write no table; for several processes that share a folder.
+    """
+
+    methods: str = "all"
+    protocol: str = "strict,strict/sampled99"
+    seeds: int = 3
+    tune: int = 3
+    num_rounds: int = 100
+    patience: int = 15
+    output: str = ""
+    num_threads: int = 0
+    memory_gb: float = 0.0
+    only_cells: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("tune", 1), ("num_rounds", 1), ("patience", 0), ("num_threads", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
+        unknown = [name for name in self.method_names if kind_of(name) is None]
+        if unknown or not self.method_names:
+            raise ValueError(
+                f"got methods {unknown or self.methods!r}, expected all or some of {', '.join(all_methods())}, or "
+                "NAME/local of a federated one"
+            )
+        for name in self.protocol_names:
+            get_protocol(name)
+        if not self.protocol_names:
+            raise ValueError("got no protocol, expected one or more, such as strict,strict/sampled99")
+
+    @property
+    def method_names(self) -> list[str]:
+        given = [name.strip() for name in self.methods.split(",") if name.strip()]
+        return all_methods() if self.methods == "all" else list(dict.fromkeys(given))
+
+    @property
+    def protocol_names(self) -> list[str]:
+        return list(dict.fromkeys(name.strip() for name in self.protocol.split(",") if name.strip()))
+
+
+class Cell(NamedTuple):
+    """One run: what it scored on validation, and where its test positions lie."""
+
+    folder: Path
+    info: dict[str, Any]
+    """``valid`` ndcg@10, and for federated runs best round, curve, seconds, bytes."""
+
+    def positions(self, protocol: str) -> Tensor:
+        """(U,) test positions of the reported model."""
+        return load_file(self.folder / "positions.safetensors")[protocol]
+
+
+class Line(NamedTuple):
+    """One line of a table."""
+
+    method: str
+    kind: Kind
+    protocol: str
+    setting: dict[str, Any]
+    cells: list[Cell]
+
+    def positions(self) -> Tensor:
+        """(S, U) test positions."""
+        return torch.stack([cell.positions(self.protocol) for cell in self.cells])
+
+
+def all_methods() -> list[str]:
+    """What ``all`` stands for: centralised lines, federated methods (not the plug-ins), two with federation off."""
+    plain = [name for name in METHODS if not name.endswith("_em")]
+    return [*BASELINES, *plain, f"fedmf{LOCAL}", f"pfedrec{LOCAL}"]
+
+
+def kind_of(name: str) -> Kind | None:
+    """Which kind of line a name stands for; None when it is not known."""
+    if name.endswith(LOCAL):
+        entry = METHODS.get(name.removesuffix(LOCAL))
+        return "local" if entry and not entry.budget else None  # a sum over clients is nothing without them
+    if name.endswith(CODE):
+        entry = METHODS.get(name.removesuffix(CODE))
+        return "federated" if entry and entry.code else None
+    return "central" if name in BASELINES else "federated" if name in METHODS else None
+
+
+def fill(config: LeaderboardConfig, data: InteractionsConfig, interactions: Interactions, root: Path) -> Iterator[Line]:
+    """Run what is missing and yield the lines, method by method."""
+    for method in config.method_names:
+        for group in protocol_groups(config.protocol_names):
+            try:
+                setting = _tuned(config, data, interactions, root, method, group)
+                cells = [
+                    _cell(config, data, interactions, root, method, group, setting, seed)
+                    for seed in range(config.seeds)
+                ]
+            except ValueError as error:  # such as a run that diverged: the other lines are worth having
+                console.print(f"{method} is left out of {'+'.join(group)}: {error}", highlight=False, soft_wrap=True)
+                continue
+            for protocol in group:
+                yield Line(method, kind_of(method) or "central", protocol, setting, cells)
+
+
+def protocol_groups(names: Sequence[str]) -> list[list[str]]:
+    """Protocols that share their training, and with it their runs: those whose negatives come from the same pool."""
+    groups: dict[tuple, list[str]] = {}
+    for name in names:
+        protocol = get_protocol(name)
+        groups.setdefault((protocol.negatives_avoid, protocol.selection), []).append(name)
+    return list(groups.values())
+
+
+def _tuned(
+    config: LeaderboardConfig,
+    data: InteractionsConfig,
+    interactions: Interactions,
+    root: Path,
+    method: str,
+    group: Sequence[str],
+) -> dict[str, Any]:
+    """The setting with the best validation ndcg@10 at seed 0 among the first ``tune`` of the method's grid."""
+    grid = _grid(config, method)
+    if get_protocol(group[0]).leaks:
+        return grid[0] if kind_of(method) == "central" else {}
+    best: tuple[float, dict[str, Any]] = (-1.0, {})
+    for setting in grid[: config.tune]:
+        try:
+            cell = _cell(config, data, interactions, root, method, group, setting, 0)
+        except ValueError as error:  # a diverged trial is a trial that lost
+            console.print(f"{method} {setting}: {error}", highlight=False, soft_wrap=True)
+            continue
+        if cell.info["valid"] > best[0]:
+            best = (cell.info["valid"], setting)
+    if best[0] < 0.0:
+        raise ValueError(f"no setting of {method} could be trained on {interactions.name}: see the lines above")
+    return best[1]
+
+
+def _grid(config: LeaderboardConfig, method: str) -> tuple[dict[str, Any], ...]:
+    if method == "memoriser":  # nothing to tune: it sees as many rounds as the methods
+        return ({"num_rounds": config.num_rounds},)
+    if method.endswith(CODE):
+        return ({},)
+    name = method.removesuffix(LOCAL)
+    return (BASELINES[name].grid if name in BASELINES else METHODS[name].grid) or ({},)
+
+
+def _cell(
+    config: LeaderboardConfig,
+    data: InteractionsConfig,
+    interactions: Interactions,
+    root: Path,
+    method: str,
+    group: Sequence[str],
+    setting: dict[str, Any],
+    seed: int,
+) -> Cell:
+    """The run from the folder of cells, made when it is not there.
+
+    It holds the test positions too, so that the trial that wins need not be run again; those of other trials are never
+    read.
+    """
+    inputs = {
+        "method": method,
+        "seed": seed,
+        "data": interactions.content_hash(),
+        "negatives_avoid": get_protocol(group[0]).negatives_avoid,
+        **_resolved(config, data, method, group, setting, seed),
+    }
+    protocols = sorted(group)
+
+    def build(folder: Path) -> None:
+        started = time.perf_counter()
+        if method not in BASELINES:
+            info, positions = _federated(config, data, interactions, method, protocols, setting, seed)
+        else:
+            info, positions = _central(interactions, method, protocols, setting, seed)
+        save_file(positions, folder / "positions.safetensors")
+        write_json(folder / "info.json", {**info, "total_s": time.perf_counter() - started})
+
+    stage = cached_stage(root / "cells", method.replace("/", "-"), {**inputs, "protocols": protocols}, build)
+    cell = Cell(stage.folder, read_json(stage.folder / "info.json"))
+    if not stage.reused:
+        line = f"{method} {setting or 'first setting'}, {'+'.join(group)}, seed {seed}: validation ndcg@10"
+        console.print(f"{line} {cell.info['valid']:.4f}, {cell.info['total_s']:.0f} s", highlight=False, soft_wrap=True)
+    return cell
+
+
+def _resolved(
+    config: LeaderboardConfig,
+    data: InteractionsConfig,
+    method: str,
+    group: Sequence[str],
+    setting: dict[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """Every setting that decides a result, defaults included: a cell made with other defaults is another cell."""
+    if method in BASELINES:
+        return {"setting": as_plain(from_plain(BASELINES[method].config, dict(setting)))}
+    whole = run_settings(config, data, method, group[0], setting, seed, _patience(config, group))
+    run = {name: getattr(whole.run, name) for name in ("num_rounds", "patience", "participation", "federation")}
+    return {"setting": {**run, **as_plain(whole.training), "method": as_plain(whole.method)}}
+
+
+def _patience(config: LeaderboardConfig, group: Sequence[str]) -> int:
+    return 0 if get_protocol(group[0]).selection == "last" else config.patience
+
+
+def run_settings(
+    config: LeaderboardConfig,
+    data: InteractionsConfig,
+    method: str,
+    protocol: str,
+    setting: Mapping[str, Any],
+    seed: int,
+    patience: int,
+) -> EmbeddingSettings:
+    """The settings of one federated run: the paper's, overruled by ``setting``."""
+    name = method.removesuffix(LOCAL).removesuffix(CODE)
+    entry = METHODS[name]
+    values = {**entry.defaults, **((entry.code or {}) if method.endswith(CODE) else {}), **setting}
+    run = {key: values.pop(key) for key in list(values) if key in EmbeddingRunConfig.__dataclass_fields__}
+    training = {key: values.pop(key) for key in list(values) if key in TrainingConfig.__dataclass_fields__}
+    run |= {"method": name, "protocol": protocol, "seed": seed, "federation": not method.endswith(LOCAL)}
+    run |= {"num_rounds": run.get("num_rounds", config.num_rounds), "patience": patience}
+    return EmbeddingSettings(
+        EmbeddingRunConfig(**run, memory_gb=config.memory_gb),
+        data,
+        TrainingConfig(**training),
+        PrivacyConfig(),
+        from_plain(entry.config, values),
+    )
+
+
+def _federated(
+    config: LeaderboardConfig,
+    data: InteractionsConfig,
+    interactions: Interactions,
+    method: str,
+    protocols: Sequence[str],
+    setting: Mapping[str, Any],
+    seed: int,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    patience = _patience(config, protocols)
+    chosen = protocols[0] if get_protocol(protocols[0]).leaks else "strict"  # rounds are chosen in the whole catalogue
+    settings = run_settings(config, data, method, chosen, setting, seed, patience)
+    setup = set_up(settings, interactions, device)
+    records: list[dict] = []
+    state = train(settings, setup, on_round=records.append)
+    view = setup.method.views[0]
+    last = get_protocol(protocols[0]).selection == "last"
+    info = {
+        "valid": state.best_score,
+        "best_round": state.best_round,
+        "last_round": state.round,
+        "curve": [[record["round"], record["score"]] for record in records],
+        "seconds": seconds(records),
+        "bytes": traffic_totals(records),
+        "participations": sum(len(group["clients"]) for record in records for group in record["traffic"]),
+    }
+    positions: dict[str, Tensor] = {}
+    for protocol in protocols:
+        counted = set_up(settings, interactions, device, protocol)
+        positions[protocol] = user_positions(counted, state, view, "test", last=last)
+        if last:
+            best = user_positions(counted, state, view, "test")
+            info["best_round_test"] = mean_metrics(best, (10,))
+    return info, positions
+
+
+def _central(
+    interactions: Interactions,
+    method: str,
+    protocols: Sequence[str],
+    setting: Mapping[str, Any],
+    seed: int,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A centralised line; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
+    sequences, num_items = interactions.sequences, interactions.num_items
+    entry = BASELINES[method]
+    score = entry.fit(
+        sequences,
+        num_items,
+        get_protocol(protocols[0]),
+        from_plain(entry.config, dict(setting)),
+        seed=seed,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        valid=validation_ndcg(sequences, num_items),
+    )
+    valid = rank_held_out(score, sequences, num_items, "valid")
+    positions = {}
+    for name in protocols:
+        protocol = get_protocol(name)
+        candidates = build_population(sequences, num_items, protocol, seed).candidates or None
+        positions[name] = rank_held_out(score, sequences, num_items, "test", protocol, candidates=candidates)
+    return {"valid": mean_metrics(valid, (10,))["ndcg@10"]}, positions
+
+
+def settings_text(line: Line) -> str:
+    """The chosen setting in words."""
+    setting = ", ".join(f"{name} {value}" for name, value in as_plain(line.setting).items())
+    if line.method.endswith(CODE):
+        return "public code's"
+    entry = METHODS.get(line.method.removesuffix(LOCAL))
+    return setting or ("paper's" if entry and not entry.budget else "default")  # our own methods have no paper

@@ -1,0 +1,196 @@
+"""What a finished run of the embedding line leaves behind: metrics with intervals, canary, curve, bytes, seconds.
+
+Shape legend: U users (= clients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from embedding_fr.methods import METHODS
+from embedding_fr.setup import EmbeddingSettings, Setup, user_positions
+from fedecider.baselines.counts import popularity
+from fedecider.data.interactions import Interactions
+from fedecider.evaluation.canary import memoriser
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol
+from fedecider.federation.privacy import privacy_report
+from fedecider.federation.record import read_records, write_json
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import stream
+from fedecider.report.analyses import activity_table, popularity_table
+from fedecider.report.figures import save_figure, validation_curves
+from fedecider.report.tables import ResultRow, ResultTable, caption, markdown_table, result_row, rich_table
+from fedecider.running.launch import Launch
+from fedecider.running.progress import console
+from fedecider.running.run_folder import RunFolder
+
+LAST = ", last round"
+Lines = dict[str, Tensor]
+"""Label -> (U,) positions."""
+
+
+def write_embedding_results(
+    settings: EmbeddingSettings,
+    setup: Setup,
+    interactions: Interactions,
+    state: RunState,
+    folder: RunFolder,
+    launch: Launch,
+) -> None:
+    """Read the test set once, for the round that the protocol reports, and write every file but the record."""
+    protocol = get_protocol(settings.run.protocol)
+    lines, valid_lines = (method_lines(setup, state, protocol, split, launch) for split in ("test", "valid"))
+    if not launch.is_main:
+        return
+    references, valid_references = (
+        reference_lines(settings, setup, interactions, split, protocol) for split in ("test", "valid")
+    )
+    rows = result_rows(interactions.name, lines, references)
+    records = read_records(folder.rounds)
+    table = ResultTable(rows, protocol, _notes(settings, setup, state, records))
+    content: dict[str, Any] = {
+        "protocol": protocol.name,
+        "stamp": caption(table)[0],
+        "method": setup.method.name,
+        "dataset": interactions.name,
+        "num_users": interactions.num_users,
+        "num_items": interactions.num_items,
+        "chance_hit@10": chance_hit(interactions.sequences, interactions.num_items, "test", protocol),
+        "reported": rows[0].label,
+        "best_round": state.best_round,
+        "last_round": state.round,
+        "best_valid_ndcg@10": state.best_score,
+        "privacy": privacy_line(settings),
+        "test": _plain(rows, interactions.name),
+        **group_tables(interactions, {**lines, **references}),
+        "valid": _plain(result_rows(interactions.name, valid_lines, valid_references), interactions.name),
+        "seconds": seconds(records),
+        "bytes": traffic_totals(records),
+    }
+    write_json(folder.metrics, content)
+    write_per_user(
+        folder.per_user,
+        (
+            UserPositions(interactions.name, interactions.users, "test", label, _round_of(label, state), position_U)
+            for label, position_U in {**lines, **references}.items()
+        ),
+    )
+    _write_figures(setup, state, records, interactions.name, folder)
+    title = f"Test of {setup.method.name} on {interactions.name}"
+    (folder.root / "results.md").write_text(markdown_table(table, title=title))
+    console.print(rich_table(table, title=title))
+    console.print(f"run: {folder.root}", highlight=False, soft_wrap=True)
+
+
+def method_lines(setup: Setup, state: RunState, protocol: Protocol, split: str, launch: Launch) -> Lines:
+    """Every view under the round that the protocol reports; where that is the last one, the best round beside it."""
+    lines: Lines = {}
+    for view in setup.method.views:
+        label = f"{setup.method.name} ({view})" if len(setup.method.views) > 1 else setup.method.name
+        if protocol.selection == "last":
+            positions = user_positions(setup, state, view, split, last=True, processes=launch.processes)
+            lines[f"{label}{LAST}"] = positions
+            label = f"{label}, best validation round"
+        lines[label] = user_positions(setup, state, view, split, processes=launch.processes)
+    return lines
+
+
+def reference_lines(
+    settings: EmbeddingSettings, setup: Setup, interactions: Interactions, split: str, protocol: Protocol
+) -> Lines:
+    """Popularity and the memoriser, which saw as many rounds and negatives as the method; same candidates."""
+    sequences, num_items = interactions.sequences, interactions.num_items
+    candidates = {name: tensor.cpu() for name, tensor in setup.population.candidates.items()} or None
+    return {
+        "popularity": popularity(sequences, num_items, split, protocol, candidates=candidates),
+        "memoriser": memoriser(
+            sequences,
+            num_items,
+            split,
+            protocol,
+            generator=stream(settings.run.seed, "memoriser"),
+            num_rounds=settings.run.num_rounds,
+            num_negatives=settings.training.num_negatives,
+            candidates=candidates,
+        ),
+    }
+
+
+def result_rows(name: str, lines: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> list[ResultRow]:
+    """One row per line, with intervals; the memoriser is the canary."""
+    kinds = {**dict.fromkeys(lines, "method"), **dict.fromkeys(references, "baseline"), "memoriser": "canary"}
+    return [
+        result_row(label, {name: position_U}, stream(0, "bootstrap"), kinds[label])
+        for label, position_U in {**lines, **references}.items()
+    ]
+
+
+def group_tables(interactions: Interactions, lines: Lines) -> dict[str, Any]:
+    """``activity``: five equal groups of users by train events; ``popularity``: test cases by the train events of the
+    held-out item. Per group its size, span and each line's metrics with intervals."""
+    domains = {interactions.name: interactions}
+    positions = {label: {interactions.name: position_U} for label, position_U in lines.items()}
+    return {
+        "activity": activity_table(domains, positions)["domains"][interactions.name],
+        "popularity": popularity_table(domains, positions)["shares"][interactions.name],
+    }
+
+
+def privacy_line(settings: EmbeddingSettings) -> str:
+    """What is guaranteed about one client's uploads over the run."""
+    if not settings.run.federation:
+        return "nothing leaves a client"
+    budget = METHODS[settings.run.method].budget
+    if budget is not None:
+        return budget(settings.method)
+    return privacy_report(settings.privacy, settings.run.num_rounds, settings.run.participation)
+
+
+def seconds(records: Sequence[dict]) -> dict[str, float]:
+    """Medians over rounds."""
+    return {name: median(record[name] for record in records) for name in ("train_s", "wall_s", "evaluate_s")}
+
+
+def traffic_totals(records: Sequence[dict]) -> dict[str, int]:
+    """Bytes of all clients over all rounds, per direction."""
+    total = {"down": 0, "up": 0}
+    for group in (group for record in records for group in record["traffic"]):
+        for way in total:
+            total[way] += len(group["clients"]) * (sum(group[way].values()) + group[f"header_{way}"])
+    return total
+
+
+def _round_of(label: str, state: RunState) -> int:
+    return state.round if label.endswith(LAST) else state.best_round
+
+
+def _plain(rows: Sequence[ResultRow], name: str) -> dict[str, Any]:
+    return {row.label: {metric: value._asdict() for metric, value in row.values[name].items()} for row in rows}
+
+
+def _notes(settings: EmbeddingSettings, setup: Setup, state: RunState, records: Sequence[dict]) -> list[str]:
+    time, size = seconds(records), traffic_totals(records)
+    clients = sum(len(group["clients"]) for record in records for group in record["traffic"])
+    federation = [] if settings.run.federation else ["federation is off: every client trained alone"]
+    return [
+        *federation,
+        f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
+        f"{setup.method.views[0]}",
+        f"{time['wall_s']:.2f} s a round (median), {time['evaluate_s']:.2f} s for its validation; per client and round "
+        f"{size['up'] // clients:,} bytes up, {size['down'] // clients:,} down",
+        f"privacy: {privacy_line(settings)}",
+    ]
+
+
+def _write_figures(setup: Setup, state: RunState, records: Sequence[dict], name: str, folder: RunFolder) -> None:
+    scores = {view: {name: [record["valid"][view][0]["ndcg@10"] for record in records]} for view in setup.method.views}
+    rounds = [record["round"] for record in records]
+    (folder.root / "figures").mkdir(exist_ok=True)
+    save_figure(
+        validation_curves(scores, rounds, selected_round=state.best_round), folder.root / "figures" / "validation"
+    )

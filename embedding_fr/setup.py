@@ -1,0 +1,237 @@
+"""What a run of the embedding track starts from, and its rounds: every user of a rating data set is a client.
+
+Shape legend: U users (= clients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import Tensor
+
+from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_packer, build_population
+from embedding_fr.config import TrainingConfig
+from embedding_fr.local_only import local_only
+from embedding_fr.methods import METHODS
+from fedecider.data.interactions import Interactions
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.evaluation.metrics import metrics_over_clients
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import Processes
+from fedecider.federation.privacy import PrivacyConfig, protect_upload
+from fedecider.federation.record import Recorder
+from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
+from fedecider.federation.state import RunState
+from fedecider.running.stages import as_plain
+
+
+@dataclass(frozen=True)
+class EmbeddingRunConfig:
+    """A federated run of the embedding line.
+
+    Args:
+        method: Federated method.
+        output: Run folder; empty makes one below ``runs/`` from method, data set and time.
+        seed: Of every random draw; streams are derived from it by name.
+        num_rounds: Rounds of local training and exchange.
+        patience: Stop after this many rounds without a better validation ndcg@10; 0 runs all of them.
+        participation: Share of the clients that take part in a round.
+        federation: Without it every client trains on from its own last upload, and nothing leaves it.
+        protocol: How recommendations are counted and where training negatives come from; part of every number.
+        memory_gb: Memory for the work of one block of clients and, apart from that, for each tensor of personal tables,
+            which is kept in a memory-mapped file beyond it; 0 takes what suits the caches and an eighth of the memory.
+            Tables that the server keeps per client (FedEM, GPFedRec) are not covered. Results do not depend on it.
+        num_threads: CPU threads per process, 0 for torch's choice.
+        checkpoint_every: Rounds between checkpoints; the last round is always saved.
+        resume: Go on with the run in ``output``.
+        tracker: accelerate tracker for the rounds, such as tensorboard; empty for none.
+    """
+
+    method: str = "fedmf"
+    output: str = ""
+    seed: int = 0
+    num_rounds: int = 100
+    patience: int = 0
+    participation: float = 1.0
+    federation: bool = True
+    protocol: str = "strict"
+    memory_gb: float = 0.0
+    num_threads: int = 0
+    checkpoint_every: int = 25
+    resume: bool = False
+    tracker: str = ""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"got method {self.method!r}, expected one of {', '.join(sorted(METHODS))}")
+        for name, least in (("num_rounds", 1), ("checkpoint_every", 1), ("patience", 0), ("num_threads", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
+        if not 0.0 < self.participation <= 1.0:
+            raise ValueError(
+                f"got participation {self.participation}, expected a share above 0 and at most 1: the cohort of a "
+                "round may not be empty"
+            )
+        if not self.memory_gb >= 0.0:
+            raise ValueError(f"got memory_gb {self.memory_gb}, expected 0 (automatic) or a size in GB")
+        get_protocol(self.protocol)
+        if self.resume and not self.output:
+            raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
+
+
+class EmbeddingSettings(NamedTuple):
+    """All settings of one run, as the command line gives them."""
+
+    run: EmbeddingRunConfig
+    data: InteractionsConfig
+    training: TrainingConfig
+    privacy: PrivacyConfig
+    method: Any
+    """The method's own frozen dataclass."""
+
+    def as_record(self) -> dict[str, Any]:
+        return {name: as_plain(value) for name, value in self._asdict().items()}
+
+
+class Setup(NamedTuple):
+    """A method, its clients in blocks, and how cohorts are packed."""
+
+    method: FederatedMethod
+    population: Population
+    blocks: Sequence[Block]
+    pack: Callable[[Sequence[int]], Sequence[Block]]
+
+
+def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torch.device, protocol: str = "") -> Setup:
+    """Everything but the rounds. ``protocol`` replaces the one of the settings, to count a trained state again."""
+    run, training = settings.run, settings.training
+    keep_freed_memory()
+    chosen = get_protocol(protocol or run.protocol)
+    population = build_population(interactions.sequences, interactions.num_items, chosen, run.seed, device)
+    entry = METHODS[run.method]
+    _check_settings(settings, population)
+    federation = Federation(
+        interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
+    )
+    method = entry.build(federation, training, settings.method)
+    method = method if run.federation else local_only(method, federation)
+    whole_tables = entry.whole_tables + (0 if run.federation else 2)
+    whole_tables += 0 if device.type == "cpu" else entry.passing_tables
+
+    def client_bytes(num_train: int) -> int:
+        if entry.client_bytes is not None:
+            return entry.client_bytes(interactions.num_items, settings.method)
+        examples = num_train * (1 + training.num_negatives)
+        rows = interactions.num_items if whole_tables else min(examples, interactions.num_items)
+        per_example = 12 + training.embedding_size + 3 * training.local_epochs  # items and labels in each epoch's order
+        floats = examples * per_example + rows * training.embedding_size * (4 + 2 * whole_tables)
+        return 4 * floats
+
+    pack = block_packer(population, client_bytes, block_bytes(run, device))
+    return Setup(method, population, pack(range(interactions.num_users)), pack)
+
+
+def keep_freed_memory() -> None:
+    """Let temporaries of up to 32 MiB be reused instead of being mapped and cleared again in every local step.
+
+    The C library of Linux decides that by the largest block it has freed so far (``man mallopt``), so one is taken and
+    freed; nothing is written to it. It saves FedMF page faults in every local step.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
+
+
+def _check_settings(settings: EmbeddingSettings, population: Population) -> None:
+    """What would end the first round is told before anything is written."""
+    run, entry = settings.run, METHODS[settings.run.method]
+    num_pool = int(population.num_items - population.avoid_start_N.diff().max())
+    if not entry.budget and settings.training.num_negatives > num_pool:
+        raise ValueError(
+            f"got num_negatives {settings.training.num_negatives}, expected at most {num_pool}: a client has no more "
+            "items that may be negatives"
+        )
+    gradients = run.method == "fedrecgel" and settings.method.variant == "code"
+    if not run.federation and (entry.budget or gradients):
+        raise ValueError(
+            f"got federation false with {run.method}{' variant code' if gradients else ''}, expected a method whose "
+            "clients upload what they trained: nothing would be left of this one"
+        )
+    if getattr(settings.method, "secure", False) and run.participation < 1.0:
+        raise ValueError(
+            f"got secure with participation {run.participation}, expected 1: masks cancel over all clients"
+        )
+
+
+def block_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
+    """Budget for the working set of a block: the caches of a CPU, a quarter of a GPU, at most ``memory_gb``."""
+    suits = CPU_BLOCK_BYTES if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory // 4
+    return min(suits, int(run.memory_gb * 1e9)) if run.memory_gb else suits
+
+
+def table_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
+    """Budget for one personal table of all clients; a run holds several, the best round's copy among them."""
+    if run.memory_gb:
+        return int(run.memory_gb * 1e9)
+    if device.type == "cpu":
+        return psutil.virtual_memory().available // 8
+    return torch.cuda.get_device_properties(device).total_memory // 8
+
+
+def train(
+    settings: EmbeddingSettings,
+    setup: Setup,
+    *,
+    recorder: Recorder | None = None,
+    checkpoints: Path | None = None,
+    key: str = "",
+    processes: Processes | None = None,
+    on_round: Callable[[dict], None] = lambda record: None,
+) -> RunState:
+    """All rounds; each one is scored on the validation items of all users together."""
+    run = settings.run
+
+    def protect(upload, download, round, cohort_size):
+        return protect_upload(upload, download, settings.privacy, run.seed, round, cohort_size)
+
+    return run_rounds(
+        setup.method,
+        setup.blocks,
+        RoundSettings(
+            run.num_rounds,
+            run.seed,
+            run.participation,
+            fingerprint=key,
+            checkpoint_every=run.checkpoint_every,
+            patience=run.patience,
+        ),
+        metrics_over_clients,
+        pack=setup.pack,
+        protect=protect,
+        summarise_logs=mean_logs,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        resume=run.resume,
+        processes=processes,
+        on_round=on_round,
+    )
+
+
+def mean_logs(logs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One record for all clients of a cohort: how many they are, and the means of what they logged."""
+    names = [name for name in logs[0] if name != "client"]
+    return [{"clients": len(logs), **{name: sum(log[name] for log in logs) / len(logs) for name in names}}]
+
+
+def user_positions(
+    setup: Setup, state: RunState, view: str, split: str, *, last: bool = False, processes: Processes | None = None
+) -> Tensor:
+    """(U,) positions under the best validation round, or the last one."""
+    round, server, local = (
+        (state.round, state.server, state.local) if last else (state.best_round, state.best_server, state.best_local)
+    )
+    return torch.cat(evaluate(setup.method, round, view, split, server, local, setup.blocks, processes))

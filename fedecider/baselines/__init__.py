@@ -1,0 +1,42 @@
+"""Rows that are not federated: what the same data give when one party holds all of them. Nothing here is private."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedecider.baselines import centrap, ease, fitted_counts, item_knn, lightgcn, mf, ncf, sasrec
+from fedecider.evaluation.protocols import ScoreUsers
+
+
+class Baseline(NamedTuple):
+    """How a line is configured, fitted and tuned."""
+
+    config: type
+    """Frozen dataclass of the line's settings; its defaults suit ML-100K."""
+    fit: Callable[..., ScoreUsers]
+    """(sequences, num_items, protocol, config, *, seed, device="cpu", valid=None) -> scores of the catalogue.
+
+    ``sequences`` are whole histories, the last two events held out. Only train parts shape the scores, with two
+    exceptions that are spelled out: ``valid`` (see :func:`fedecider.baselines.fitting.validation_ndcg`) chooses the
+    epoch by the validation items, and a leaking protocol keeps held-out items out of the training negatives.
+    """
+    grid: tuple[dict[str, Any], ...] = ({},)
+    """Settings to tune over on validation, the most sensible first: an equal budget of N takes the first N."""
+
+
+BASELINES = {
+    "popularity": Baseline(fitted_counts.NoConfig, fitted_counts.fit_popularity),
+    "memoriser": Baseline(fitted_counts.MemoriserConfig, fitted_counts.fit_memoriser),
+    "last_item_cooccurrence": Baseline(fitted_counts.NoConfig, fitted_counts.fit_last_item_cooccurrence),
+    "decayed_cooccurrence": Baseline(
+        fitted_counts.DecayedConfig, fitted_counts.fit_decayed_cooccurrence, fitted_counts.DECAYED_GRID
+    ),
+    "item_knn": Baseline(item_knn.ItemKnnConfig, item_knn.fit, item_knn.GRID),
+    "ease": Baseline(ease.EaseConfig, ease.fit, ease.GRID),
+    "centrap": Baseline(centrap.CentrapConfig, centrap.fit, centrap.GRID),
+    "mf": Baseline(mf.MfConfig, mf.fit, mf.GRID),
+    "ncf": Baseline(ncf.NcfConfig, ncf.fit, ncf.GRID),
+    "lightgcn": Baseline(lightgcn.LightgcnConfig, lightgcn.fit, lightgcn.GRID),
+    "sasrec": Baseline(sasrec.SasrecConfig, sasrec.fit, sasrec.GRID),
+}

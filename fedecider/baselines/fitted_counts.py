@@ -1,0 +1,117 @@
+"""Counts and canary behind the interface of the fitted baselines.
+
+The interface gives every row the TRAIN part as context, also when the test item is asked for. The co-occurrence rows of
+:mod:`fedecider.baselines.counts` know the validation item by then; a sequence model could too, but SASRec, which stands
+beside these rows, is given the TRAIN part like all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
+from fedecider.baselines.fitting import Valid
+from fedecider.evaluation.canary import memoriser_scores
+from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.federation.streams import stream
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """A line without settings."""
+
+
+@dataclass(frozen=True)
+class MemoriserConfig:
+    """Settings of the memoriser, a canary that is never tuned.
+
+    Args:
+        num_rounds: rounds in which negatives are drawn; those of the run that it stands beside.
+        num_negatives: negatives per train event and round.
+    """
+
+    num_rounds: int = 100
+    num_negatives: int = 4
+
+    def __post_init__(self) -> None:
+        if self.num_rounds < 1 or self.num_negatives < 1:
+            raise ValueError(
+                f"got num_rounds {self.num_rounds} and num_negatives {self.num_negatives}, expected at least 1"
+            )
+
+
+@dataclass(frozen=True)
+class DecayedConfig:
+    """Settings of decayed co-occurrence.
+
+    Args:
+        num_context: newest items of the history that vote, weighted 1, 1/2, 1/3, ...
+    """
+
+    num_context: int = 10
+
+    def __post_init__(self) -> None:
+        if self.num_context < 1:
+            raise ValueError(f"got num_context {self.num_context}, expected at least 1")
+
+
+DECAYED_GRID: tuple[dict, ...] = ({}, {"num_context": 20}, {"num_context": 5}, {"num_context": 50})
+
+
+def fit_popularity(
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    config: NoConfig,
+    *,
+    seed: int,
+    device: str = "cpu",
+    valid: Valid | None = None,
+) -> ScoreUsers:
+    """Train counts."""
+    return popularity_scores(sequences, num_items)
+
+
+def fit_memoriser(
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    config: MemoriserConfig,
+    *,
+    seed: int,
+    device: str = "cpu",
+    valid: Valid | None = None,
+) -> ScoreUsers:
+    """Minus the times an item was drawn as a negative; under ``paper`` it finds the held-out items: that is its use."""
+    generator = stream(seed, "memoriser")
+    return memoriser_scores(sequences, num_items, protocol, generator, config.num_rounds, config.num_negatives)
+
+
+def fit_last_item_cooccurrence(
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    config: NoConfig,
+    *,
+    seed: int,
+    device: str = "cpu",
+    valid: Valid | None = None,
+) -> ScoreUsers:
+    """Direct successors of the newest train item."""
+    return cooccurrence_scores(sequences, num_items, "valid")
+
+
+def fit_decayed_cooccurrence(
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    config: DecayedConfig,
+    *,
+    seed: int,
+    device: str = "cpu",
+    valid: Valid | None = None,
+) -> ScoreUsers:
+    """Co-occurrence at any distance, in both directions, with the newest train items."""
+    return cooccurrence_scores(
+        sequences, num_items, "valid", window=None, directed=False, num_context=config.num_context
+    )

@@ -1,0 +1,99 @@
+"""Matrix factorisation with binary cross-entropy, centralised: the upper line of FedMF.
+
+Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, I items, D dims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedecider.baselines.fitting import (
+    Valid,
+    check_training,
+    fit_epochs,
+    pointwise_loss,
+    square_norms,
+    training_batches,
+)
+from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.federation.streams import stream
+
+GRID: tuple[dict, ...] = (
+    {},
+    {"weight_decay": 3e-3},
+    {"embedding_size": 128},
+    {"weight_decay": 1e-2},
+    {"embedding_size": 32},
+    {"learning_rate": 1e-2},
+    {"embedding_size": 16, "weight_decay": 0.0},
+    {"weight_decay": 0.0},
+)
+
+
+@dataclass(frozen=True)
+class MfConfig:
+    """Settings of matrix factorisation.
+
+    Args:
+        embedding_size: dims of the user and item embeddings.
+        learning_rate: of Adam.
+        num_epochs: passes over the train pairs at most.
+        batch_size: samples of a step, negatives included.
+        num_negatives: negatives per positive, drawn anew each epoch.
+        weight_decay: weight of the squared norms of the embeddings in the batch.
+        patience: epochs without a better validation figure before training stops.
+    """
+
+    embedding_size: int = 64
+    learning_rate: float = 3e-3
+    num_epochs: int = 60
+    batch_size: int = 4096
+    num_negatives: int = 4
+    weight_decay: float = 7e-3
+    patience: int = 8
+
+    def __post_init__(self) -> None:
+        check_training(self)
+
+
+class MatrixFactors(nn.Module):
+    """Logit of (u, i): ``p_u . q_i``. Embeddings start at N(0, 0.1^2)."""
+
+    def __init__(self, num_users: int, num_items: int, embedding_size: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.user_UD = nn.Parameter(0.1 * torch.randn(num_users, embedding_size, generator=generator))
+        self.item_ID = nn.Parameter(0.1 * torch.randn(num_items, embedding_size, generator=generator))
+
+
+def fit(
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    config: MfConfig,
+    *,
+    seed: int,
+    device: str = "cpu",
+    valid: Valid | None = None,
+) -> ScoreUsers:
+    """Adam on the mean of BCE(p_u . q_i) + weight_decay (|p_u|^2 + |q_i|^2) over train pairs and their negatives."""
+    model = MatrixFactors(len(sequences), num_items, config.embedding_size, stream(seed, "init")).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    batches = training_batches(sequences, num_items, protocol, config, seed=seed, device=device)
+
+    def run_epoch(epoch: int) -> None:
+        for user_B, item_BN in batches(epoch):
+            user_BD, item_BND = model.user_UD[user_B], model.item_ID[item_BN]
+            loss = pointwise_loss((item_BND @ user_BD[:, :, None])[..., 0])
+            optimizer.zero_grad()
+            (loss + config.weight_decay * square_norms(user_BD, item_BND)).backward()
+            optimizer.step()
+
+    @torch.no_grad()
+    def score(user_B: Tensor) -> Tensor:
+        return model.user_UD[user_B.to(device)] @ model.item_ID.T
+
+    fit_epochs(model, run_epoch, score, config, valid)
+    return score

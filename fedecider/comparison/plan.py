@@ -1,0 +1,275 @@
+"""A whole table of federated runs: lines x seeds, equal tuning on validation, several runs at once, resumable.
+
+Every run is one call of ``scripts/federate.py`` in a process of its own, in a folder named after the content of its
+settings and data: a finished one is not run again, one that was killed goes on after its last round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import torch
+
+from fedecider.comparison.references import REFERENCES
+from fedecider.evaluation.metrics import MACRO
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.setup import Settings, load_data
+from fedecider.methods import METHODS
+from fedecider.report.encoders import load_encoder
+from fedecider.running.cli import REPOSITORY
+from fedecider.running.progress import console
+from fedecider.running.run_folder import RunFolder, fingerprint
+from fedecider.running.stages import content_key
+from idgen.ranking import RankingConfig
+
+OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
+"""Options that the table sets for all runs."""
+ALIKE = ("domains", "protocol", "pretrain", "distill", *RankingConfig.__dataclass_fields__)
+"""Options that a line may not have for itself: its numbers would not be comparable with those of the others."""
+RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
+"""What is tried after a method's own grid, so that methods without settings of their own get the same budget."""
+MAX_TUNE = len(RATES)
+"""So many different settings every method has, also where the shared learning rate is one of ``RATES``."""
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What is compared with what.
+
+    Args:
+        runs: YAML file of the options that all runs share, as scripts/federate.py takes them.
+        lines: Name of a line -> its options; without ``method`` the name is the method. A line with no other option is
+            tuned, one with options of its own is run as it is given.
+        references: Lines that are not federated; they see the public pool and the clients' train parts of a domain.
+        against: Lines that every other line is tested against.
+        analysed: Line whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
+            and the line beside it; empty for no analyses.
+        data: Prepared domains; empty uses the embedded sample.
+        cache: Where pre-training, distillation and reference lines are kept.
+        output: Folder of the runs and of the table.
+        seeds: Runs of every line, seeds 0, 1, ...
+        tune: Settings that are tried on validation with seed 0, the same number for every tuned line: those of the
+            method's grid (the default first), then other learning rates; 1 takes the default.
+        jobs: Runs at the same time; 0 takes as many as the machine has cores for, and one where there is a GPU.
+        num_threads: CPU threads of each run.
+        encoder: Of the texts whose distances the page of the table shows; the pages of the runs, whose distances are
+            the same, take tfidf.
+    """
+
+    runs: str = ""
+    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    references: tuple[str, ...] = tuple(REFERENCES)
+    against: tuple[str, ...] = ()
+    analysed: tuple[str, ...] = ()
+    data: str = ""
+    cache: str = ".cache"
+    output: str = "runs/compare"
+    seeds: int = 3
+    tune: int = 1
+    jobs: int = 0
+    num_threads: int = 1
+    encoder: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("tune", 1), ("jobs", 0), ("num_threads", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
+        if self.tune > MAX_TUNE:
+            raise ValueError(f"got tune {self.tune}, expected at most {MAX_TUNE}: some methods have no more settings")
+        if self.seeds > 1 and not self.data:
+            raise ValueError(
+                "got several seeds without data: the embedded sample is drawn anew for every seed, so its "
+                "users cannot be compared. Prepare data (scripts/prepare_data.py), or give seeds 1"
+            )
+        if not self.lines:
+            raise ValueError("got no lines, expected some, such as lines: {fedavg: {}, local: {}}")
+        for label, options in self.lines.items():
+            if not re.fullmatch(r"[A-Za-z0-9_.]+", label):
+                raise ValueError(f"got the line {label!r}, expected letters, digits, _ and . (it names folders)")
+            if label in (*REFERENCES, MACRO):
+                raise ValueError(f"got the line {label}, which is the name of a reference; choose another")
+            foreign = [name for name in options if name.partition(".")[0] in (*OWN, *ALIKE)]
+            if foreign:
+                raise ValueError(f"got {foreign[0]} in the line {label}, expected it once for the whole table")
+            if options.get("method", label) not in METHODS:
+                method = options.get("method", label)
+                raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
+        if len(self.analysed) not in (0, 2):
+            raise ValueError(f"got analysed {list(self.analysed)}, expected two lines, or none")
+        if self.encoder not in ("auto", "tfidf") and self.analysed:
+            load_encoder(self.encoder)  # a name that is not known should not come out after the last run
+        for name, known in (("references", REFERENCES), ("against", self.lines), ("analysed", self.lines)):
+            unknown = [one for one in getattr(self, name) if one not in known]
+            if unknown:
+                raise ValueError(f"got {name} {unknown}, expected some of {', '.join(known)}")
+
+    @property
+    def num_jobs(self) -> int:
+        if self.jobs or torch.cuda.is_available():
+            return self.jobs or 1
+        return max(1, (os.cpu_count() or 1) // self.num_threads)
+
+
+class Run(NamedTuple):
+    """One run of the table."""
+
+    label: str
+    seed: int
+    options: dict[str, Any]
+    settings: Settings
+    folder: RunFolder
+
+    @property
+    def finished(self) -> bool:
+        return self.folder.results.is_file()
+
+
+class Line(NamedTuple):
+    """One line of the table and its finished runs, by seed."""
+
+    label: str
+    method: str
+    chosen: dict[str, Any]
+    """Options beyond the shared ones."""
+    tried: list[dict[str, Any]]
+    """``options`` and ``valid`` (ndcg@10) of every setting that was tried."""
+    runs: list[Run]
+
+
+def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
+    """label -> setting -> runs by seed, in the order of the grid; every option is checked before anything runs.
+
+    Raises:
+        ValueError: a setting that cannot be; the message names the line.
+    """
+    planned: dict[str, list[list[Run]]] = {}
+    hashes: dict[str, str] = {}
+    for label, options in config.lines.items():
+        method = options.get("method", label)
+        tuned = set(options) <= {"method"}
+        found: dict[str, list[Run]] = {}
+        for setting in (*METHODS[method].grid, *RATES) if tuned else ({},):
+            chosen = {**options, "method": method, **setting}
+            try:
+                first = parse_settings("", [*_shared_words(config), *_words(chosen)])
+            except SystemExit as error:
+                raise ValueError(f"the line {label} cannot be run: see the message above") from error
+            if not hashes:
+                hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
+            runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]
+            found.setdefault(str(runs[0].folder.root), runs)  # a setting that the shared file has already is no new one
+            if len(found) == config.tune:
+                break
+        planned[label] = list(found.values())
+    return planned
+
+
+def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[Line]:
+    """Run what is missing: the shared stages of every seed, all settings with seed 0, then the best one's other seeds.
+
+    A line one of whose runs fails is left out, and said so: the others are worth having.
+    """
+    runs = [run for settings in planned.values() for of_setting in settings for run in of_setting]
+    stages = {content_key([run.seed, run.settings.run.pretrain, run.settings.run.distill]): run for run in runs}
+    _work(config, [("distill.py", run) for run in stages.values()])
+    _work(config, [("federate.py", of_setting[0]) for settings in planned.values() for of_setting in settings])
+    lines = [line for label, settings in planned.items() if (line := _chosen(label, settings)) is not None]
+    _work(config, [("federate.py", run) for line in lines for run in line.runs[1:]])
+    failed = [line.label for line in lines if not all(run.finished for run in line.runs)]
+    if failed:
+        console.print(f"left out: {', '.join(failed)}", highlight=False)
+    return [line for line in lines if line.label not in failed]
+
+
+def _chosen(label: str, settings: list[list[Run]]) -> Line | None:
+    """The setting with the best validation ndcg@10 at seed 0, the earlier one on ties."""
+    tried = [
+        (json.loads(runs[0].folder.metrics.read_text())["best_valid_ndcg@10"], runs)
+        for runs in settings
+        if runs[0].finished
+    ]
+    if not tried:
+        console.print(f"left out: {label}", highlight=False)
+        return None
+    best = max(tried, key=lambda entry: entry[0])[1]
+    record = [{"options": runs[0].options, "valid": valid} for valid, runs in tried]
+    return Line(label, best[0].settings.run.method, best[0].options, record, best)
+
+
+def _run(
+    config: CompareConfig, label: str, options: dict[str, Any], first: Settings, seed: int, hashes: Mapping[str, str]
+) -> Run:
+    settings = first._replace(run=dataclasses.replace(first.run, seed=seed))
+    key = fingerprint({"config": settings.as_record(), "data": hashes})
+    return Run(label, seed, options, settings, RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}"))
+
+
+def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:
+    """All of ``jobs`` that are not finished, ``num_jobs`` at a time, longest waiting first."""
+    missing = [(script, run) for script, run in jobs if script != "federate.py" or not run.finished]
+    with ThreadPoolExecutor(config.num_jobs) as pool:
+        for script, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
+            done = f"failed: {problem}" if problem else "done"
+            words = [run.label, *_texts(run.options)] if script == "federate.py" else ["shared stages"]
+            console.print(f"{', '.join(words)}, seed {run.seed}: {done}", highlight=False, soft_wrap=True)
+
+
+def _call(config: CompareConfig, script: str, run: Run) -> str:
+    """Run ``script`` in a process of its own; returns what went wrong, or nothing."""
+    words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed)]
+    place = run.folder.root if script == "federate.py" else run.folder.root.with_name(f"stages-{run.seed}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
+        if script == "federate.py":
+            if run.finished:  # by another process that held the lock
+                return ""
+            words += ["--output", str(place), "--resume", str(run.folder.record.exists()).lower()]
+        command = [sys.executable, str(REPOSITORY / "scripts" / script), *words]
+        threads = {"OMP_NUM_THREADS": str(config.num_threads)}
+        code = subprocess.run(
+            command, stdout=log, stderr=log, env={**os.environ, **threads}, pass_fds=[lock.fileno()], check=False
+        ).returncode
+    if code == 0:
+        return ""
+    last = [line for line in Path(log.name).read_text().splitlines() if line.strip()][-1:]
+    return f"exit code {code}, {last[0] if last else 'no output'} (see {log.name})"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[IO]:
+    """A file lock that a child process keeps when this one is killed, so that no run is ever written twice at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _shared_words(config: CompareConfig) -> list[str]:
+    words = ["--config", config.runs] if config.runs else []
+    words += ["--data", config.data] if config.data else []
+    own = {"cache": config.cache, "num_threads": config.num_threads, "encoder": "tfidf"}
+    return [*words, *_words(own)]
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", _plain(value))]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _texts(options: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {_plain(value)}" for name, value in options.items() if name != "method"]

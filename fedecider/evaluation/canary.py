@@ -1,0 +1,71 @@
+"""The memoriser: a scorer that learns nothing and finds the held-out item all the same where a protocol leaks.
+
+Shape legend: B users of a batch, P items that may be negatives, I items.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedecider.evaluation.protocols import (
+    STRICT,
+    Protocol,
+    ScoreUsers,
+    Sequences,
+    draw_negatives,
+    negative_pool,
+    rank_held_out,
+)
+
+
+def memoriser_scores(
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    generator: torch.Generator,
+    num_rounds: int = 100,
+    num_negatives: int = 4,
+    random_ties: bool = True,
+) -> ScoreUsers:
+    """Scores an item by minus the times it was drawn as a training negative of the user in ``num_rounds`` rounds.
+
+    No model and no collaboration: whatever it finds beyond chance is a leak of the protocol. Each round draws
+    ``num_negatives`` per train event. Every user has a stream of its own, so batches do not change the draws.
+    ``random_ties`` orders items drawn equally often at random: with few draws large blocks of items tie, and the
+    expected position inside a block would put a memoriser that knows nothing below chance. Where seen items are kept as
+    candidates, the user's own train items, never negatives, come first: it is then above chance by the repeats.
+    """
+    seed_U = torch.randint(2**62, (len(sequences),), generator=generator).tolist()
+
+    def score(user_B: Tensor) -> Tensor:
+        score_BI = torch.zeros(len(user_B), num_items, dtype=torch.float64)
+        for row, user in enumerate(user_B.tolist()):
+            pool_P = negative_pool(sequences[user], num_items, protocol)
+            num = num_rounds * num_negatives * (len(sequences[user]) - 2)
+            own = torch.Generator().manual_seed(seed_U[user])
+            score_BI[row] = -torch.bincount(draw_negatives(pool_P, num, own), minlength=num_items).to(score_BI)
+            if random_ties:
+                score_BI[row] += torch.rand(num_items, generator=own, dtype=torch.float64)
+        return score_BI
+
+    return score
+
+
+def memoriser(
+    sequences: Sequences,
+    num_items: int,
+    split: str,
+    protocol: Protocol = STRICT,
+    *,
+    generator: torch.Generator,
+    num_rounds: int = 100,
+    num_negatives: int = 4,
+    random_ties: bool = True,
+    **ranking: Any,
+) -> Tensor:
+    """Positions of the memoriser canary: chance under a sound protocol, near the top under a leaking one."""
+    score = memoriser_scores(sequences, num_items, protocol, generator, num_rounds, num_negatives, random_ties)
+    return rank_held_out(score, sequences, num_items, split, protocol, **ranking)

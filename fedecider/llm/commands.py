@@ -1,0 +1,68 @@
+"""What the scripts of the pipeline share: which options there are, and settings from a command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedecider.llm.config import RunConfig
+from fedecider.llm.setup import Settings
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import TrainingConfig
+from fedecider.running.cli import REPOSITORY, build_parser, from_plain, load_yaml, parse, peek
+from fedecider.running.run_folder import read_run
+from idgen.ranking import RankingConfig
+
+DEMO = REPOSITORY / "configs" / "demo.yaml"
+
+
+def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
+    """Settings of the LLM line; the options of the chosen method join the common ones.
+
+    Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded sample. A
+    config file may hold settings for one method only, under the method's name; all of them are checked.
+
+    Raises:
+        ValueError: the method is not known.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    method = peek(words, "method", RunConfig.method)
+    if method not in METHODS:
+        raise ValueError(f"got method {method!r}, expected one of the LLM track: {', '.join(sorted(METHODS))}")
+    prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in {f"--{name}" for name in METHODS}]
+    if prefixed:
+        raise ValueError(
+            f"got {prefixed[0]}, expected the option of the chosen method without a prefix, such as --alpha_init 0.2: "
+            "blocks named after methods belong in a config file"
+        )
+    demo = not peek(words, "config") and not peek(words, "data")
+    classes = (RunConfig, TrainingConfig, RankingConfig, METHODS[method].config)
+    parser = build_parser(description, *classes, default_config=DEMO if demo else None)
+    blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
+    for name in METHODS:
+        parser.add_argument(f"--{name}", type=dict, default={}, help=f"in a config file: options of {name} only")
+    parser.set_defaults(blocks.get(method, {}))
+    return Settings(*parse(parser, words, *classes))
+
+
+def _method_blocks(config: Path) -> dict[str, dict]:
+    """Checked method settings of a config file, by method."""
+    content = load_yaml(config) if config.is_file() else None
+    blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
+    for name, block in blocks.items():
+        from_plain(METHODS[name].config, block)
+    return blocks
+
+
+def recorded_settings(run: Path, data: str = "") -> Settings:
+    """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
+    config = read_run(run)["config"]
+    config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
+    classes = {
+        "run": RunConfig,
+        "training": TrainingConfig,
+        "ranking": RankingConfig,
+        "method": METHODS[config["run"]["method"]].config,
+    }
+    return Settings(**{name: from_plain(config_class, config[name]) for name, config_class in classes.items()})

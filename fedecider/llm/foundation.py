@@ -1,0 +1,300 @@
+"""Stages 1 and 2: what all clients share before the first round - tokenizer, item IDs, backbone and its student.
+
+Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
+(item and user IDs), ``report.json``. Folder of stage 2: ``backbone/`` (student and tokenizer) and ``report.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
+
+from distill.train import distill
+from fedecider.data.domain import Domain, Events, train_part
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.record import write_json
+from fedecider.federation.streams import derive_seed
+from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.running.progress import progress
+from fedecider.running.stages import Stage, cached_stage, file_digest
+from idgen.alternating import alternate
+from idgen.backbone import build_backbone, load_backbone, train_backbone
+from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
+from idgen.item_ids import ItemIds, user_texts
+from idgen.phrases import phrase_item_ids, unique_phrases
+from idgen.prompts import prompt_texts
+from idgen.ranking import RankingConfig, eval_users, rank_task
+from idgen.samples import Task, build_task
+from idgen.tokenizer import load_tokenizer, train_tokenizer
+
+Domains = Mapping[str, Domain]
+
+
+NUM_REPORT_USERS = 200
+"""Client users per domain on which the distillation report compares teacher and student."""
+
+
+class DomainIds(NamedTuple):
+    """Texts that stand for the items and users of one domain."""
+
+    items: ItemIds
+    clients: ItemIds | None
+    """One per client user; None without user wording."""
+    public: ItemIds | None
+
+
+def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = False) -> Stage:
+    """Tokenizer, item IDs and backbone from the public pools; reused when nothing that matters has changed."""
+    inputs = {
+        "pretrain": config.pretrain,
+        "seed": config.seed,
+        "domains": [(name, domain.content_hash()) for name, domain in domains.items()],
+        "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
+    }
+    return cached_stage(
+        Path(config.cache), "pretrain", inputs, lambda folder: _pretrain(config, domains, device, folder, quiet)
+    )
+
+
+def distill_stage(
+    config: RunConfig, foundation: Stage, domains: Domains, device: torch.device, quiet: bool = False
+) -> Stage:
+    """The student of half depth, trained on the public pools; reused when nothing that matters has changed."""
+    inputs = {
+        "distill": config.distill,
+        "seed": config.seed,
+        "protocol": config.protocol,  # of the report
+        "pretrain": foundation.folder.name,
+    }
+    return cached_stage(
+        Path(config.cache),
+        "distill",
+        inputs,
+        lambda folder: _distill(config, foundation, domains, device, folder, quiet),
+    )
+
+
+def load_ids(foundation: Path, domain: Domain) -> DomainIds:
+    """IDs of one domain.
+
+    Raises:
+        ValueError: they were assigned to another catalogue.
+    """
+    content = json.loads((foundation / "ids" / f"{domain.name}.json").read_text())
+    if content["item_keys"] != domain.item_keys:
+        raise ValueError(
+            f"got item IDs of another catalogue for {domain.name} in {foundation}, expected the one of the data "
+            f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
+        )
+    items, clients, public = (
+        None if content[group] is None else ItemIds(**content[group]) for group in DomainIds._fields
+    )
+    assert items is not None
+    return DomainIds(items, clients, public)
+
+
+def public_tasks(
+    domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
+) -> list[Task]:
+    """Training tasks of the public pools; every event of a public user may be a target."""
+    return [
+        build_task(domain, domain.public, ids[name].items, tokenizer, config.samples, False, ids[name].public)
+        for name, domain in domains.items()
+    ]
+
+
+def client_tasks(
+    domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
+) -> list[Task]:
+    """Tasks of the clients, in client order; the last two events of every user are held out."""
+    return [
+        build_task(domain, domain.clients, ids[name].items, tokenizer, config.samples, True, ids[name].clients)
+        for name, domain in domains.items()
+    ]
+
+
+def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:
+    settings = config.pretrain
+    phrases: dict[str, list[str]] = {}
+    if settings.tokenizer_kind == "phrase":
+        keys = {name: domain.item_keys for name, domain in domains.items()}
+        texts = {name: domain.item_texts for name, domain in domains.items()}
+        phrases = unique_phrases(keys, texts, settings.keywords)
+    tokenizer = _tokenizer(settings, domains, phrases)
+    report: dict[str, Any] = {}
+    generator = None
+    if settings.id_source == "generator":
+        generator, report["id_generator"] = _id_generator(config, domains, tokenizer, device, quiet)
+    ids = {
+        name: _domain_ids(settings, domain, tokenizer, generator, phrases.get(name), quiet)
+        for name, domain in domains.items()
+    }
+    tasks = public_tasks(domains, ids, tokenizer, settings)
+    model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks)
+    model.to(device)  # type: ignore[arg-type]
+    if settings.alternating.num_phases > 0:
+        ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
+    else:
+        with progress("backbone", not quiet) as on_step:
+            seed = derive_seed(config.seed, "backbone training")
+            report["backbone"] = train_backbone(model, tasks, settings.train, seed, device, on_step)
+    report["ids"] = {name: one.items.report for name, one in ids.items()}
+    report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    save_backbone(model, tokenizer, folder / "backbone")
+    if generator is not None:
+        save_backbone(generator.model, tokenizer, folder / "id_generator")
+    (folder / "ids").mkdir()
+    for name, one in ids.items():
+        content = {group: None if value is None else value._asdict() for group, value in one._asdict().items()}
+        write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
+    write_json(folder / "report.json", report)
+
+
+def _distill(
+    config: RunConfig, foundation: Stage, domains: Domains, device: torch.device, folder: Path, quiet: bool
+) -> None:
+    tokenizer = load_tokenizer(foundation.folder / "backbone")
+    teacher = load_backbone(foundation.folder / "backbone", tokenizer)
+    ids = {name: load_ids(foundation.folder, domain) for name, domain in domains.items()}
+    tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
+    clients = client_tasks(domains, ids, tokenizer, config.pretrain)
+    with progress("distillation", not quiet) as on_step:
+        student, report = distill(
+            teacher,
+            tasks,
+            config.distill,
+            seed=derive_seed(config.seed, "distill"),
+            device=device,
+            on_step=on_step,
+            evaluate=lambda model: _valid_metrics(model, clients, config, device),
+        )
+    save_backbone(student, tokenizer, folder / "backbone")
+    write_json(folder / "report.json", report)
+
+
+def _valid_metrics(
+    model: T5ForConditionalGeneration, tasks: list[Task], config: RunConfig, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """hit@10 and ndcg@10 per domain on a sample of the clients' validation items; for the report only."""
+    drop_seen = get_protocol(config.protocol).drop_seen
+    found = {}
+    for task in tasks:
+        users = eval_users(task, "valid", NUM_REPORT_USERS, stream(config.seed, "eval_users", task.name))
+        position_U = rank_task(
+            model, task, task.trie.to(device), "valid", users, RankingConfig(), drop_seen, "fp32", device
+        )
+        metrics = mean_metrics(position_U)
+        found[task.name] = {name: metrics[name] for name in ("hit@10", "ndcg@10")}
+    return found
+
+
+def save_backbone(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(str(folder))
+
+
+def _tokenizer(settings: PretrainConfig, domains: Domains, phrases: Mapping[str, list[str]]) -> PreTrainedTokenizerBase:
+    """Item texts are catalogue data, which every client publishes; no interaction is read."""
+    source = settings.tokenizer or settings.backbone.name_or_path or settings.id_generator.source
+    if source:
+        return load_tokenizer(source)
+    texts = [text for domain in domains.values() for text in domain.item_texts]
+    prompts = prompt_texts(settings.samples.templates, settings.samples.separator, list(domains))
+    kind = "word" if settings.tokenizer_kind == "phrase" else settings.tokenizer_kind
+    all_phrases = [phrase for of_domain in phrases.values() for phrase in of_domain]
+    return train_tokenizer([*texts, *prompts], settings.vocab_size, kind, all_phrases)
+
+
+def _id_generator(
+    config: RunConfig, domains: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
+) -> tuple[IDGenerator, list[dict]]:
+    settings, seed = config.pretrain, derive_seed(config.seed, "id generator")
+    generator = build_id_generator(settings.id_generator, tokenizer, seed)
+    generator.model.to(device)
+    texts = [text for domain in domains.values() for text in domain.item_texts]
+    with progress("ID generator", not quiet) as on_step:
+        logs = train_id_generator(generator, texts, settings.keywords, seed, on_step)
+    return generator, logs
+
+
+def _domain_ids(
+    settings: PretrainConfig,
+    domain: Domain,
+    tokenizer: PreTrainedTokenizerBase,
+    generator: IDGenerator | None,
+    phrases: list[str] | None,
+    quiet: bool,
+) -> DomainIds:
+    if phrases is not None:
+        items = phrase_item_ids(domain.item_keys, phrases, tokenizer, settings.id_limits)
+    else:
+        with progress(f"item IDs of {domain.name}", not quiet and generator is not None) as on_step:
+            items = make_item_ids(
+                domain.item_keys,
+                domain.item_texts,
+                tokenizer,
+                settings.id_source,
+                generator,
+                settings.keywords,
+                settings.id_limits,
+                on_step,
+            )
+
+    def users(events: Events, sequences: list[list[int]]) -> ItemIds | None:
+        wording = settings.samples.user_wording
+        generate = None if generator is None else generator.candidates
+        if not sequences:
+            return None
+        return user_texts(wording, events.users, sequences, items, tokenizer, generate, settings.id_limits)
+
+    clients = users(domain.clients, [list(train_part(sequence)) for sequence in domain.clients.sequences])
+    return DomainIds(items, clients, users(domain.public, domain.public.sequences))
+
+
+def _alternate(
+    config: RunConfig,
+    domains: Domains,
+    tokenizer: PreTrainedTokenizerBase,
+    model: T5ForConditionalGeneration,
+    generator: IDGenerator | None,
+    ids: dict[str, DomainIds],
+    device: torch.device,
+    quiet: bool,
+) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
+    if generator is None:
+        raise ValueError("got alternating phases with id_source keywords, expected generator: nothing to train")
+    settings = config.pretrain
+    with progress("alternating training", not quiet) as on_step:
+        return alternate(
+            model,
+            generator.model,
+            ids,
+            assign_ids=lambda: {
+                name: _domain_ids(settings, domain, tokenizer, generator, None, True)
+                for name, domain in domains.items()
+            },
+            make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
+            item_texts=[domain.item_texts for domain in domains.values()],
+            tokenizer=tokenizer,
+            config=settings.alternating,
+            train=settings.train,
+            seed=derive_seed(config.seed, "alternating"),
+            device=device,
+            on_step=on_step,
+        )
+
+
+def _model_names(settings: PretrainConfig) -> list[str]:
+    names = (settings.tokenizer, settings.backbone.name_or_path, settings.id_generator.source)
+    return sorted({name for name in names if name})
+
+
+def _model_digest(name: str) -> str:
+    """Content of a local model folder; the name itself for a model of the hub."""
+    return file_digest(Path(name)) if Path(name).is_dir() else name

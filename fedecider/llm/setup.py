@@ -1,0 +1,81 @@
+"""What a run of the LLM track starts from: settings, data, stages 1 and 2, the student with adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from fedecider.data.domain import Domain
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import load_domains
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.llm.config import RunConfig
+from fedecider.llm.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.lora.adapters import attach_lora
+from fedecider.methods.recommender import Recommender, TrainingConfig, build_recommender
+from fedecider.running.launch import Launch
+from fedecider.running.progress import console
+from fedecider.running.stages import Stage, as_plain
+from idgen.backbone import load_backbone
+from idgen.ranking import RankingConfig
+from idgen.tokenizer import load_tokenizer
+
+
+class Settings(NamedTuple):
+    """All settings of one run, as the command line gives them."""
+
+    run: RunConfig
+    training: TrainingConfig
+    ranking: RankingConfig
+    method: Any
+    """The method's own frozen dataclass."""
+
+    def as_record(self) -> dict[str, Any]:
+        return {name: as_plain(value) for name, value in self._asdict().items()}
+
+
+class Foundation(NamedTuple):
+    """What the rounds start from."""
+
+    domains: Mapping[str, Domain]
+    ids: Mapping[str, DomainIds]
+    pretrained: Stage
+    distilled: Stage
+
+
+def load_data(config: RunConfig) -> dict[str, Domain]:
+    """Prepared domains, or those of the embedded sample, in client order."""
+    if config.data:
+        return load_domains(config.data, config.domain_names)
+    return sample_domains(config.domain_names, config.seed)
+
+
+def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
+    """Data, and stages 1 and 2 where they are not there yet; with several processes the first one builds them."""
+    domains = load_data(config)
+    with launch.accelerator.main_process_first():
+        pretrained = pretrain_stage(config, domains, launch.device, quiet=not launch.is_main)
+        distilled = distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main)
+    if launch.is_main:
+        for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
+            console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
+    ids = {name: load_ids(pretrained.folder, domain) for name, domain in domains.items()}
+    return Foundation(domains, ids, pretrained, distilled)
+
+
+def make_recommender(settings: Settings, foundation: Foundation, device: torch.device) -> Recommender:
+    """The student with adapters attached, and the clients' tasks."""
+    tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
+    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer)
+    return build_recommender(
+        attach_lora(student, settings.run.lora_settings),
+        tokenizer,
+        client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain),
+        seed=settings.run.seed,
+        training=settings.training,
+        ranking=settings.ranking,
+        drop_seen=get_protocol(settings.run.protocol).drop_seen,
+        device=device,
+    )

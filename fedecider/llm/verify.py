@@ -1,0 +1,90 @@
+"""Evaluate the handed-over adapters of a run again, with plain transformers and peft, and compare with its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from peft import PeftModel
+
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.record import read_json
+from fedecider.llm.foundation import client_tasks, load_ids, pretrain_stage
+from fedecider.llm.setup import Settings, load_data
+from fedecider.lora.export import read_item_ids
+from fedecider.running.run_folder import RunFolder, read_run
+from idgen.backbone import load_backbone
+from idgen.ranking import rank_task
+from idgen.samples import Split
+from idgen.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to evaluate.
+
+    Args:
+        run: Run folder that scripts/federate.py printed.
+        split: Held-out items: the last (test) or the last but one (valid) of every user.
+        tolerance: Largest allowed difference of a test metric.
+        data: Folder of prepared domains, when it is not where the run found it.
+    """
+
+    run: str
+    split: Literal["test", "valid"] = "test"
+    tolerance: float = 1e-6
+    data: str = ""
+
+
+class Verified(NamedTuple):
+    """One domain's metrics, measured again."""
+
+    domain: str
+    metrics: dict[str, float]
+    recorded: dict[str, float]
+    """What ``metrics.json`` says of the reported model; empty for another split than test."""
+
+    @property
+    def largest_difference(self) -> float:
+        return max((abs(self.metrics[name] - value) for name, value in self.recorded.items()), default=0.0)
+
+
+def verify(run: Path, settings: Settings, split: Split, device: torch.device) -> list[Verified]:
+    """Rank ``split`` for every client of the run with its exported adapter.
+
+    Raises:
+        ValueError: the data are not those of the run, or an ID map does not match its adapter.
+    """
+    folder, record = RunFolder(run), read_run(run)
+    domains = load_data(settings.run)
+    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
+    if changed:
+        raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
+    foundation = pretrain_stage(settings.run, domains, device)
+    tokenizer = load_tokenizer(folder.backbone)
+    ids = {name: load_ids(foundation.folder, domain) for name, domain in domains.items()}
+    recorded = read_json(folder.metrics)
+    found = []
+    for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
+        adapter = folder.adapters / task.name
+        if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
+            raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
+        model = PeftModel.from_pretrained(load_backbone(folder.backbone, tokenizer), str(adapter)).to(device).eval()
+        drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
+        position_U = rank_task(
+            model, task, task.trie.to(device), split, None, settings.ranking, drop_seen, precision, device
+        )
+        metrics = mean_metrics(position_U)
+        found.append(Verified(task.name, metrics, _expected(recorded, task.name) if split == "test" else {}))
+    return found
+
+
+def _expected(recorded: dict, domain: str) -> dict[str, float]:
+    """Test metrics of the model that was handed over: the truncated one where ``export_rank`` cut it down."""
+    entry = recorded["domains"][domain]
+    if "export" in entry:
+        return entry["export"]["test"]
+    return {name: value["mean"] for name, value in entry["test"][recorded["reported"]].items()}

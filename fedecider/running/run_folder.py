@@ -1,0 +1,175 @@
+"""The folder of one run: its name, what is written into it, and everything needed to repeat it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedecider.federation.record import write_json
+from fedecider.running.stages import as_plain, content_key
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
+
+
+PLACES = ("output", "resume", "cache", "data", "tracker", "encoder")
+"""Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
+
+
+class RunFolder(NamedTuple):
+    """Paths inside ``runs/<name>/``."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def rounds(self) -> Path:
+        return self.root / "rounds.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def results(self) -> Path:
+        """The table in Markdown; written after all else that a table over several runs needs."""
+        return self.root / "results.md"
+
+    @property
+    def per_user(self) -> Path:
+        return self.root / "per_user.parquet"
+
+    @property
+    def fusion_weights(self) -> Path:
+        return self.root / "fusion_weights.json"
+
+    @property
+    def communication(self) -> Path:
+        return self.root / "communication.json"
+
+    @property
+    def adapters(self) -> Path:
+        return self.root / "adapters"
+
+    @property
+    def backbone(self) -> Path:
+        return self.root / "backbone"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+
+def default_name(method: str, domains: list[str]) -> str:
+    return f"{method}-{'-'.join(domains)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def check_run(root: Path, record: dict[str, Any], resume: bool) -> None:
+    """See, before any work, that ``root`` can hold this run; nothing is written.
+
+    Raises:
+        ValueError: the folder holds a run already and ``resume`` is false; it holds none and ``resume`` is true;
+            or it holds a run of another configuration.
+    """
+    folder = RunFolder(root)
+    if not resume:
+        if folder.record.exists():
+            raise ValueError(f"{root} holds a run already. Choose another --output, or go on with it: --resume true")
+        return
+    previous = read_run(root)
+    changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
+    if changed or previous["data"] != record["data"]:
+        raise ValueError(
+            f"{root} holds a run of another configuration: {changed[0] if changed else 'the data'}. Resume with the "
+            f"settings in {folder.record}, or choose another --output"
+        )
+
+
+def open_run(root: Path, record: dict[str, Any]) -> RunFolder:
+    """Create ``root`` with its ``run.json``, if it is not there yet."""
+    folder = RunFolder(root)
+    if not folder.record.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        write_json(folder.record, as_plain(record))
+    return folder
+
+
+def forget_unstarted(folder: RunFolder) -> None:
+    """Remove a run that has no round yet: nothing of it can be gone on with, and its folder can be used again."""
+    if not folder.rounds.exists():
+        folder.record.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that holds something else stays
+            folder.root.rmdir()
+
+
+def read_run(root: Path) -> dict[str, Any]:
+    """``run.json`` of a run folder.
+
+    Raises:
+        FileNotFoundError: ``root`` is not a run folder.
+    """
+    path = RunFolder(root).record
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no run in {root} (expected {path}). Give the folder that scripts/federate.py printed at its end"
+        )
+    return json.loads(path.read_text())
+
+
+def identity(config: dict) -> dict:
+    """The settings that decide what a run computes: not where things lie, nor how it is watched or resumed."""
+    run = {name: value for name, value in config["run"].items() if name not in PLACES}
+    return {**config, "run": run}
+
+
+def changed_settings(old: dict, new: dict, prefix: str = "") -> list[str]:
+    """Differences as ``name: got X, expected Y``."""
+    changed = []
+    for name in sorted(set(old) | set(new)):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changed += changed_settings(before, after, f"{prefix}{name}.")
+        elif before != after:
+            changed.append(f"{prefix}{name}: got {after!r}, expected {before!r}")
+    return changed
+
+
+def fingerprint(record: dict[str, Any]) -> str:
+    """Key of the configuration and data of a run; checkpoints carry it."""
+    return content_key({"config": identity(as_plain(record["config"])), "data": record["data"]})
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit and kind of machine; nothing that names a person, a host or a path."""
+    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "machine": {"system": platform.system(), "processor": platform.machine()},
+        "commit": git_commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree, with ``-dirty`` when tracked files differ from it; None outside a checkout."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).resolve().parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

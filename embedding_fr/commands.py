@@ -13,14 +13,14 @@ from fedecider.running.cli import build_parser, parse, peek
 
 
 def parse_embedding_settings(description: str, words: Sequence[str], method: str) -> EmbeddingSettings:
-    """Settings of a run of the embedding line; what is not given is what the method's paper sets.
+    """Settings of a run of the embedding track; what is not given is what the method's paper sets.
 
     Raises:
-        ValueError: an option of the LLM line.
+        ValueError: an option of the LLM track.
     """
     foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
     if foreign:
-        raise ValueError(f"got {foreign[0]} with the method {method} of the embedding line, expected --dataset")
+        raise ValueError(f"got {foreign[0]} with the method {method} of the embedding track, expected --dataset")
     entry = EMBEDDING_METHODS[method]
     privacy = () if entry.budget else (PrivacyConfig,)
     classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)

@@ -1,4 +1,4 @@
-"""The whole table of the embedding line: every method and baseline, every protocol, equal tuning, several seeds.
+"""The whole table of the embedding track: every method and baseline, every protocol, equal tuning, several seeds.
 
 Each run is a cell that is kept by its content, so a table that was stopped goes on where it was, and several processes
 may fill it together. Cells with training negatives from outside the train items serve ``strict`` and

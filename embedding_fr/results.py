@@ -1,4 +1,4 @@
-"""What a finished run of the embedding line leaves behind: metrics with intervals, canary, curve, bytes, seconds.
+"""What a finished run of the embedding track leaves behind: metrics with intervals, canary, curve, bytes, seconds.
 
 Shape legend: U users (= clients).
 """

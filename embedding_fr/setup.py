@@ -33,7 +33,7 @@ from fedecider.running.stages import as_plain
 
 @dataclass(frozen=True)
 class EmbeddingRunConfig:
-    """A federated run of the embedding line.
+    """A federated run of the embedding track.
 
     Args:
         method: Federated method.

@@ -16,7 +16,7 @@ from fedecider.llm.setup import load_data
 from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.run_folder import git_commit
 
-DESCRIPTION = """Methods x seeds x domains of the LLM line in one table, with equal tuning budgets on validation,
+DESCRIPTION = """Methods x seeds x domains of the LLM track in one table, with equal tuning budgets on validation,
 intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several processes may share it."""
 
 

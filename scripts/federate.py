@@ -24,7 +24,7 @@ from fedecider.running.launch import start
 DESCRIPTION = """Train one recommender per domain, together, without showing each other an interaction.
 Missing stages (pre-training, distillation) are run first and kept for later runs. Without --config and --data the
 embedded sample is used with the settings of configs/demo.yaml. --method decides which method options there are.
-Methods of the embedding line (fedmf, fedrap, ...) take a rating data set instead, every user of which is a client:
+Methods of the embedding track (fedmf, fedrap, ...) take a rating data set instead, every user of which is a client:
 --method fedmf --dataset ml-100k."""
 
 

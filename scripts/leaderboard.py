@@ -18,7 +18,7 @@ from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.run_folder import git_commit
 
-DESCRIPTION = """Run and rank all methods of the embedding line on one data set, with equal tuning budgets on
+DESCRIPTION = """Run and rank all methods of the embedding track on one data set, with equal tuning budgets on
 validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""
 
 

@@ -9,10 +9,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 
 from collections.abc import Sequence
 
-from fedecider.report.run_report import ReportConfig, report
+from fedecider.llm.run_report import ReportConfig, report
 from fedecider.running.cli import build_parser, parse, run
 
-DESCRIPTION = """Write report.html into the folder of a finished run of the LLM line: results with intervals,
+DESCRIPTION = """Write report.html into the folder of a finished run of the LLM track: results with intervals,
 convergence, fusion weights, analyses, costs, examples, data and settings in one file that needs no network."""
 
 

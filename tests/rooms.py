@@ -54,8 +54,7 @@ def module_graph(files: Mapping[str, Path]) -> Graph:
         return name
 
     return {
-        module: {target(name) for name in imported_names(path.read_text())} - {module}
-        for module, path in files.items()
+        module: {target(name) for name in imported_names(path.read_text())} - {module} for module, path in files.items()
     }
 
 

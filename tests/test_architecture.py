@@ -17,7 +17,7 @@ ALLOWED = {
     "fedecider.baselines": BASE,
     "fedecider.lora": {"fedecider.federation"},
     "fedecider.methods": {"fedecider.lora", "idgen", *BASE},
-    "fedecider.report": {"fedecider.lora", "fedecider.methods", "fedecider.running", "idgen", *BASE},
+    "fedecider.report": {"fedecider.running", *BASE},
     "fedecider.llm": LLM,
     "fedecider.comparison": {*LLM, "fedecider.llm"},
     "idgen": {"fedecider.data", "fedecider.evaluation"},

@@ -1,4 +1,4 @@
-"""Federated methods of the embedding line; one file and one line here for each."""
+"""Federated methods of the embedding track; one file and one line here for each."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.evaluation.statistics import verdict
 from fedecider.federation.record import write_json
+from fedecider.llm.run_analysis import run_analysis
+from fedecider.llm.run_report import cached_user_texts
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import convergence_curves
 from fedecider.report.page import PageTable, Section, write_page
-from fedecider.report.run_analysis import run_analysis
-from fedecider.report.run_report import cached_user_texts
 from fedecider.report.tables import METRICS, ResultRow, shown_domains
 from fedecider.running.run_folder import read_run
 

@@ -19,7 +19,7 @@ from fedecider.data.domain import Domain, Events, train_part
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.record import write_json
-from fedecider.federation.streams import derive_seed
+from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.running.progress import progress
 from fedecider.running.stages import Stage, cached_stage, file_digest

@@ -20,6 +20,8 @@ from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
+from fedecider.llm.examples import decode_examples
+from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.lora.export import Card, ItemTable, export_adapter
@@ -27,9 +29,7 @@ from fedecider.lora.fusion import load_plain
 from fedecider.lora.truncation import Truncated, truncate_loaded
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import Recommender
-from fedecider.report.examples import decode_examples
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
-from fedecider.report.run_report import finish_report
 from fedecider.report.tables import ResultRow, ResultTable, markdown_table, result_row, rich_table
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console

@@ -1,4 +1,4 @@
-"""Federated methods of the LLM line; one file and one line here for each."""
+"""Federated methods of the LLM track; one file and one line here for each."""
 
 from __future__ import annotations
 

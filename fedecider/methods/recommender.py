@@ -1,4 +1,4 @@
-"""What every method of the LLM line works with: the adapted model, the domains, and how to train and to rank.
+"""What every method of the LLM track works with: the adapted model, the domains, and how to train and to rank.
 
 Shape legend: B users of a batch, S input tokens, T target tokens, U users of a client, K beams.
 """

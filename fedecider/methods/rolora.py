@@ -55,7 +55,7 @@ def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
     B comes first, since A has no gradient while B = 0. Every round is exact: ``sum_i p_i B_i A = (sum_i p_i B_i) A``.
     Up goes the trained factor. Down comes the frozen one, averaged in the round before; the other one the client was
     sent in the round before. A client that missed that round, or whose upload then was not finite, is sent both, and so
-    are all clients of its block (blocks of the LLM line hold one client). Views: ``local`` (the client's model before
+    are all clients of its block (blocks of the LLM track hold one client). Views: ``local`` (the client's model before
     the upload, reported) and ``global``. Differs from the paper: uniform weights by default; absent clients.
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)

@@ -1,4 +1,4 @@
-"""What every method of the embedding line owes to the shared runner, in every variant."""
+"""What every method of the embedding track owes to the shared runner, in every variant."""
 
 import dataclasses
 

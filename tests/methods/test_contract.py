@@ -1,4 +1,4 @@
-"""What every method of the LLM line owes to the shared runner."""
+"""What every method of the LLM track owes to the shared runner."""
 
 import os
 import shutil

@@ -5,9 +5,9 @@ import torch
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.llm.examples import decode_examples, example_users
 from fedecider.lora.adapters import LoraSettings, attach_lora
 from fedecider.methods.recommender import TrainingConfig, build_recommender
-from fedecider.report.examples import decode_examples, example_users
 from idgen.backbone import BackboneConfig, build_backbone
 from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids

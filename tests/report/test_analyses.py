@@ -9,6 +9,7 @@ from analysis_toys import DOMAINS, toy_domains, toy_run
 
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.streams import stream
+from fedecider.llm.run_analysis import run_analysis, run_shapes
 from fedecider.report.analyses import (
     activity_table,
     boundary_shock,
@@ -24,7 +25,6 @@ from fedecider.report.analyses import (
     train_counts,
 )
 from fedecider.report.encoders import Encoder
-from fedecider.report.run_analysis import run_analysis, run_shapes
 from fedecider.running.run_folder import RunFolder
 
 VECTORS = {"p": [3.0, 0.0], "q": [1.0, 0.0], "r": [0.0, 2.0], "s": [4.0, 4.0]}

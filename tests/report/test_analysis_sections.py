@@ -3,8 +3,8 @@
 import pytest
 from analysis_toys import toy_domains, toy_run
 
+from fedecider.llm.run_analysis import run_analysis
 from fedecider.report.analysis_sections import sections_of
-from fedecider.report.run_analysis import run_analysis
 
 TITLES = [
     "Fusion weights, round by round",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fedecider.llm.run_page import interval_bars, run_page
+from fedecider.llm.run_report import ReportConfig, cached_user_texts, finish_report
+from fedecider.llm.run_warnings import run_warnings
 from fedecider.report import run_report
 from fedecider.report.page import Section
-from fedecider.report.run_page import interval_bars, run_page
-from fedecider.report.run_report import ReportConfig, cached_user_texts, finish_report
-from fedecider.report.run_warnings import run_warnings
 from fedecider.running.run_folder import RunFolder
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
@@ -264,7 +264,7 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
     broken = {
         "do not fit together": ("metrics.json", json.dumps({**METRICS, "reported": "other"})),
         "got a damaged": ("metrics.json", "{"),
-        "embedding line": ("run.json", json.dumps({"config": {"run": {}}})),
+        "embedding track": ("run.json", json.dumps({"config": {"run": {}}})),
     }
     for expected, (name, content) in broken.items():
         (folder.root / name).write_text(content)

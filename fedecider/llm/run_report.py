@@ -11,11 +11,11 @@ from fedecider.data.domain import Domain
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.federation.record import read_json, write_json
+from fedecider.llm.examples import EXAMPLES_FILE
+from fedecider.llm.run_analysis import run_analysis
+from fedecider.llm.run_page import CARDS_FILE, damage_is_bad_input, read_files, run_page
 from fedecider.report.analysis_sections import sections_of
-from fedecider.report.examples import EXAMPLES_FILE
 from fedecider.report.page import Section
-from fedecider.report.run_analysis import run_analysis
-from fedecider.report.run_page import CARDS_FILE, damage_is_bad_input, read_files, run_page
 from fedecider.running.progress import console
 from fedecider.running.run_folder import RunFolder
 
@@ -70,7 +70,7 @@ def report(config: ReportConfig) -> Path:
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: the run is not finished or of the embedding line, or the data are not those of the run.
+        ValueError: the run is not finished or of the embedding track, or the data are not those of the run.
     """
     folder = RunFolder(Path(config.run))
     record = read_files(folder).record

@@ -18,10 +18,10 @@ import torch
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import read_json, read_records
-from fedecider.report.examples import EXAMPLES_FILE
+from fedecider.llm.examples import EXAMPLES_FILE
+from fedecider.llm.run_warnings import CANARY, canary_score, run_warnings
 from fedecider.report.figures import COLOURS, PlotFigure, alpha_curves, alpha_heat_map, validation_curves
 from fedecider.report.page import PageTable, Section, write_page
-from fedecider.report.run_warnings import CANARY, canary_score, run_warnings
 from fedecider.report.tables import METRICS
 from fedecider.running.run_folder import PLACES, RunFolder, read_run
 
@@ -41,14 +41,14 @@ class RunFiles(NamedTuple):
 
 
 def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
-    """Write ``report.html`` into a finished run folder of the LLM line and return its path.
+    """Write ``report.html`` into a finished run folder of the LLM track and return its path.
 
     ``extra`` sections stand after the fusion weights, ``warnings`` after those of the run itself. Paths and the command
     are left out, so that the page can be shown; they are in ``run.json``.
 
     Raises:
         FileNotFoundError: ``folder`` holds no run.
-        ValueError: the run is not finished, is one of the embedding line, or one of its files is damaged.
+        ValueError: the run is not finished, is one of the embedding track, or one of its files is damaged.
     """
     files = read_files(folder)
     with damage_is_bad_input(folder):
@@ -83,7 +83,7 @@ def read_files(folder: RunFolder) -> RunFiles:
     record = read_run(folder.root)
     if "ranking" not in record.get("config", {}):
         raise ValueError(
-            f"got {folder.root}, a run of the embedding line, expected one of the LLM line: its results are in "
+            f"got {folder.root}, a run of the embedding track, expected one of the LLM track: its results are in "
             "results.md and figures/"
         )
     if not folder.metrics.is_file():

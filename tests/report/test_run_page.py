@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fedecider.llm import run_report
 from fedecider.llm.run_page import interval_bars, run_page
 from fedecider.llm.run_report import ReportConfig, cached_user_texts, finish_report
 from fedecider.llm.run_warnings import run_warnings
-from fedecider.report import run_report
 from fedecider.report.page import Section
 from fedecider.running.run_folder import RunFolder
 

@@ -18,20 +18,17 @@ class RawSummary(NamedTuple):
     events: int
     users: int
     items: int
-    skipped_events: dict[str, int]
-    """Readable events that are no feedback, by reason."""
     bad_lines: dict[str, Any]
     """count, and the first examples as file:line: why."""
     exact_duplicate_events: int
     """Events (after k-core) that repeat user, item and time of another one."""
-    items_without_text: int
-    """Dropped with their events."""
 
 
 def make_card(
     domain: Domain,
     raw: RawSummary | None = None,
     catalogue_records: Mapping[str, int] | None = None,
+    dropped: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Counts, lengths, ties, repeats and provenance of one domain, ready for JSON."""
@@ -51,6 +48,8 @@ def make_card(
     }
     if raw is not None:
         card["raw"] = raw._asdict()
+    if dropped is not None:
+        card["dropped"] = dict(dropped)
     if catalogue_records is not None:
         card["items"].update(catalogue_records)
     if settings is not None:
@@ -88,6 +87,23 @@ def overlaps(domains: Mapping[str, Domain]) -> dict[str, dict[str, dict[str, int
         a: {b: {"users": len(users[a] & users[b]), "items": len(items[a] & items[b])} for b in domains if b != a}
         for a in domains
     }
+
+
+def summary(domains: Mapping[str, Domain]) -> str:
+    """A short table of counts, one row a domain."""
+    header = ("domain", "items", "clients", "events", "public", "events", "bad lines", "tied last two")
+    rows: list[tuple[str, ...]] = [header]
+    for name, domain in domains.items():
+        card = domain.card
+        tied = card["clients"]["tied_last_two_share"]
+        bad_lines = str(card["raw"]["bad_lines"]["count"]) if "raw" in card else "-"
+        counts = [len(domain.item_keys)]
+        for group in (domain.clients, domain.public):
+            counts += [len(group.users), group.num_events]
+        cells = [f"{count:,}" for count in counts]
+        rows.append((name, *cells, bad_lines, "unknown" if tied is None else f"{tied:.1%}"))
+    widths = [max(len(row[c]) for row in rows) for c in range(len(header))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def _describe_time(events: Events) -> dict[str, Any]:

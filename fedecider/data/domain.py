@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from fedecider.data.dropped import Size
+
 Value = TypeVar("Value")
 
 UNKNOWN_TIME = -1
@@ -61,6 +63,11 @@ class Domain:
                 f"domain {self.name!r}: {len(both)} users such as {min(both)!r} are both clients and public; "
                 "expected disjoint groups. Prepare the data again."
             )
+
+    def size(self) -> Size:
+        """All users, clients and public, the items of the catalogue, and all events."""
+        users = len(self.clients.users) + len(self.public.users)
+        return Size(users, len(self.item_keys), self.clients.num_events + self.public.num_events)
 
     def content_hash(self) -> str:
         """Hexadecimal SHA-256 over everything that can influence a result (all but the card)."""

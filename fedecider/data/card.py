@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedecider.data.domain import UNKNOWN_TIME, Domain, Events, train_part
+from fedecider.data.domain import UNKNOWN_TIME, Domain, Events
+from fedecider.evaluation.split import history, target, train_part
 
 
 class RawSummary(NamedTuple):
@@ -63,7 +64,7 @@ def describe(events: Events) -> dict[str, Any]:
     if not lengths:
         return {"users": 0, "events": 0, "timestamps": "none", "tied_last_two_share": None}
     repeated = sum(len(sequence) - len(set(sequence)) for sequence in events.sequences)
-    repeated_test = sum(sequence[-1] in sequence[:-1] for sequence in events.sequences)
+    repeated_test = sum(target(sequence, "test") in history(sequence, "test") for sequence in events.sequences)
     return {
         "users": len(lengths),
         "events": sum(lengths),
@@ -121,7 +122,7 @@ def _describe_time(events: Events) -> dict[str, Any]:
         }
     times = [time for sequence in events.timestamps for time in sequence if time != UNKNOWN_TIME]
     last_two = [s[-2:] for s in events.timestamps if UNKNOWN_TIME not in s[-2:]]
-    tests = [s[-1] for s in events.timestamps if s[-1] != UNKNOWN_TIME]
+    tests = [time for s in events.timestamps if (time := target(s, "test")) != UNKNOWN_TIME]
     trained = [time for s in events.timestamps for time in train_part(s) if time != UNKNOWN_TIME]
     newest = max(trained, default=None)
     total = sum(map(len, events.timestamps))

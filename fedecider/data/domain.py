@@ -7,16 +7,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fedecider.data.dropped import Size
+from fedecider.evaluation.split import MIN_EVENTS, history, target, train_part  # noqa: F401
 
 Value = TypeVar("Value")
 
 UNKNOWN_TIME = -1
 """Timestamp of an event whose time is not known, in a group where other times are."""
-MIN_EVENTS = 3
-"""Leave-last-out needs one training event, one validation item and one test item."""
 
 
 class Events(NamedTuple):
@@ -81,29 +80,12 @@ class Domain:
         return digest.hexdigest()
 
 
-def train_part(sequence: Sequence[Value]) -> Sequence[Value]:
-    """All but the last two events: the only ones a model may be trained on."""
-    return sequence[:-2]
-
-
 def valid_target(sequence: Sequence[Value]) -> Value:
-    """The last but one event."""
-    return sequence[-2]
+    return target(sequence, "valid")
 
 
 def test_target(sequence: Sequence[Value]) -> Value:
-    """The last event."""
-    return sequence[-1]
-
-
-test_target.__test__ = False  # type: ignore[attr-defined]  # the name is fixed; pytest must not collect it
-
-
-def history(sequence: Sequence[Value], split: Literal["valid", "test"]) -> Sequence[Value]:
-    """Everything before the target of ``split``: what a recommender may see of this user."""
-    if split not in ("valid", "test"):
-        raise ValueError(f"got split {split!r}; expected 'valid' or 'test'")
-    return sequence[:-2] if split == "valid" else sequence[:-1]
+    return target(sequence, "test")
 
 
 def check_public_disjoint(domains: Mapping[str, Domain]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedecider.data.card import describe
-from fedecider.data.domain import MIN_EVENTS, UNKNOWN_TIME, Events
+from fedecider.data.domain import UNKNOWN_TIME, Events
 from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import Sequences, compress, filter_core, first_occurrences, k_core, order_events, take
 from fedecider.data.rating_sets import DATASETS, PREPARED, DataSet, InteractionsConfig, data_root
@@ -24,6 +24,7 @@ from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
 from fedecider.data.readers.files import Tell, describe_bad_lines, to_stderr
 from fedecider.data.readers.table import RawEvents, display_title
 from fedecider.data.store import file_sha256, load_domains
+from fedecider.evaluation.split import MIN_EVENTS
 
 TOO_FEW = "below min_user_events or min_item_events"
 REPEATS = "repeats"

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
-from fedecider.data.domain import MIN_EVENTS, NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
+from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
 from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import (
     Sequences,
@@ -38,6 +38,7 @@ from fedecider.data.readers.table import (
     item_text,
 )
 from fedecider.data.store import file_sha256, save_domains
+from fedecider.evaluation.split import MIN_EVENTS
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
 from distill.train import distill
 from fedecider.config import PretrainConfig, RunConfig
-from fedecider.data.domain import Domain, Events, train_part
+from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.split import train_part
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed
 from fedecider.methods.recommender import RankingConfig, eval_users, rank_task

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fedecider.data.dropped import Size
-from fedecider.evaluation.split import MIN_EVENTS, history, target, train_part  # noqa: F401
-
-Value = TypeVar("Value")
+from fedecider.evaluation.split import MIN_EVENTS
 
 UNKNOWN_TIME = -1
 """Timestamp of an event whose time is not known, in a group where other times are."""
@@ -78,14 +76,6 @@ class Domain:
             digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
             digest.update(b"\n")
         return digest.hexdigest()
-
-
-def valid_target(sequence: Sequence[Value]) -> Value:
-    return target(sequence, "valid")
-
-
-def test_target(sequence: Sequence[Value]) -> Value:
-    return target(sequence, "test")
 
 
 def check_public_disjoint(domains: Mapping[str, Domain]) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedecider.evaluation.metrics import NOT_RANKED, Ties, positions_from_scores
 from fedecider.evaluation.split import MIN_EVENTS, SPLITS, check_split, history, target, train_part
-from fedecider.evaluation.split import history as history_of  # noqa: F401
 
 Sequences = Sequence[Sequence[int]]
 ScoreUsers = Callable[[Tensor], Tensor]

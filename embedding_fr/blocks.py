@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedecider.evaluation.metrics import positions_from_scores
 from fedecider.evaluation.protocols import Protocol, check_sequences, held_out, sampled_candidates
+from fedecider.evaluation.split import train_part
 from fedecider.federation.method import Block
 from fedecider.federation.streams import stream
 
@@ -85,7 +86,7 @@ def build_population(
         ValueError: a user has fewer than 3 events, an item twice, or leaves no item to sample as a negative.
     """
     check_sequences(sequences, num_items)
-    avoided = [sorted(set(s if protocol.negatives_avoid == "all" else s[:-2])) for s in sequences]
+    avoided = [sorted(set(s if protocol.negatives_avoid == "all" else train_part(s))) for s in sequences]
     for user, (sequence, avoid) in enumerate(zip(sequences, avoided, strict=True)):
         if len(set(sequence)) != len(sequence):
             raise ValueError(f"got an item twice for user {user}, expected each pair once: prepare with repeats first")
@@ -95,7 +96,7 @@ def build_population(
     if protocol.num_sampled is not None:
         generator = stream(seed, "candidates")
         candidates = sampled_candidates(sequences, num_items, generator, protocol.num_sampled)
-    train_E, train_start_N = _flat([sequence[:-2] for sequence in sequences])
+    train_E, train_start_N = _flat([train_part(sequence) for sequence in sequences])
     avoid_E, avoid_start_N = _flat(avoided)
     valid_N, test_N = held_out(sequences, "valid"), held_out(sequences, "test")
     return Population(

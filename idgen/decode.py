@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedecider.evaluation.metrics import NOT_RANKED
 from idgen.trie import Trie
 
-NOT_RANKED = 2**31 - 1  # position of an item that the list does not hold; the same value as in fedecider.evaluation
 MAX_LOGITS = 2**26  # logits computed at a time: 256 MiB in fp32
 
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedecider.evaluation.split import NUM_HELD_OUT
 from idgen.item_ids import MAX_PREFIX_ITEMS
 from idgen.prompts import TemplateSet
 
@@ -119,7 +120,7 @@ def event_table(
     """
     length_U = np.fromiter(map(len, sequences), np.int64, len(sequences))
     first_U = np.cumsum(length_U) - length_U
-    train_U = np.maximum(length_U - 2, 0) if hold_out else length_U
+    train_U = np.maximum(length_U - NUM_HELD_OUT, 0) if hold_out else length_U
     # As `num_wording_items` for every user at once.
     written_U = np.clip(train_U - 1, 1, MAX_PREFIX_ITEMS) if user_wording == "prefix" else np.zeros_like(length_U)
     user_E = np.repeat(np.arange(len(length_U)), length_U)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.evaluation.split import history
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.samples import Split, Task, eval_batches
 from idgen.trie import Trie
@@ -58,7 +59,6 @@ def rank_task(
     device: torch.device,
 ) -> Tensor:
     """(U,) places in the order of ``users`` (default: all); batches come sorted by length and are put back."""
-    cut = {"valid": -2, "test": -1}[split]
     position_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.long)
     for user_B, input_ids, attention_mask, target_B in eval_batches(task, split, ranking.eval_batch_size, users):
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -70,7 +70,7 @@ def rank_task(
                 num_beams=ranking.num_beams,
                 length_penalty=ranking.length_penalty,
             )
-        seen = [task.sequences[user][:cut] for user in user_B.tolist()] if drop_seen else None
+        seen = [history(task.sequences[user], split) for user in user_B.tolist()] if drop_seen else None
         position_U[user_B] = item_positions(item_BK.cpu(), target_B.cpu(), seen)
     return position_U if users is None else position_U[users]
 

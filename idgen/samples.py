@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.domain import Domain, Events
+from fedecider.evaluation.split import NUM_AFTER, check_split, train_part
 from idgen.draws import (
     Draw,
     EventTable,
@@ -79,7 +80,7 @@ class Task(NamedTuple):
     @property
     def training_sequences(self) -> list[list[int]]:
         """The training part of each user."""
-        return [sequence[:-2] if self.hold_out else sequence for sequence in self.sequences]
+        return [list(train_part(sequence)) if self.hold_out else sequence for sequence in self.sequences]
 
 
 def build_task(
@@ -195,14 +196,13 @@ def eval_batches(
     ``users``: a selection of users, default all. Users of similar prompt length share a batch, so that users do NOT
     come in order: use the user numbers. Errors: ``ValueError`` for a task without held-out events.
     """
-    if split not in ("valid", "test"):
-        raise ValueError(f"got split {split!r}; expected 'valid' or 'test'")
+    check_split(split)
     if not task.hold_out:
         raise ValueError(f"task {task.name!r} was built without held-out events; build it with hold_out=True")
     events = task.train
     last_U = np.cumsum([len(sequence) for sequence in task.sequences]) - 1
     chosen = np.arange(len(last_U)) if users is None else np.asarray(users, dtype=np.int64)
-    target_N = last_U[chosen] - (1 if split == "valid" else 0)
+    target_N = last_U[chosen] - NUM_AFTER[split]
     history_NH = histories(events, target_N, task.config.shown_history)
     template_N = np.zeros(len(target_N), np.int64)
     draw = Draw(target_N, history_NH, template_N, events.named_E[target_N])

@@ -20,9 +20,9 @@ from fedecider.evaluation.protocols import (
     Protocol,
     ScoreUsers,
     Sequences,
-    history_of,
     rank_held_out,
 )
+from fedecider.evaluation.split import history, train_part
 
 MAX_PAIRS = 4_000_000
 
@@ -87,7 +87,7 @@ def cooccurrence_scores(
     fallback_I = 1e-9 * count_I / (1.0 + count_I.max(initial=0.0))
 
     def score(user_B: Tensor) -> Tensor:
-        contexts = [list(history_of(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
+        contexts = [list(history(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
         row_T = np.repeat(np.arange(len(contexts)), [len(context) for context in contexts])
         item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
         weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
@@ -107,7 +107,7 @@ def popularity(
     extra: Sequences = (),
     **ranking: Any,
 ) -> Tensor:
-    """Positions of the popularity line. ``ranking``: ``candidates``, ``users``, ``ties`` of ``rank_held_out``."""
+    """Positions of the popularity baseline. ``ranking``: ``candidates``, ``users``, ``ties`` of ``rank_held_out``."""
     return rank_held_out(
         popularity_scores(sequences, num_items, extra), sequences, num_items, split, protocol, **ranking
     )
@@ -149,7 +149,7 @@ def decayed_cooccurrence(
 
 
 def _train_parts(sequences: Sequences, extra: Sequences) -> list[list[int]]:
-    return [list(sequence[:-2]) for sequence in sequences] + [list(sequence) for sequence in extra]
+    return [list(train_part(sequence)) for sequence in sequences] + [list(sequence) for sequence in extra]
 
 
 def _summed(pairs: list[np.ndarray], num_items: int) -> sparse.csr_array:

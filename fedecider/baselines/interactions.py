@@ -11,6 +11,7 @@ from scipy import sparse
 from torch import Tensor
 
 from fedecider.evaluation.protocols import Sequences
+from fedecider.evaluation.split import train_part
 
 
 def distinct_pairs(parts: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
@@ -23,7 +24,7 @@ def distinct_pairs(parts: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
 
 def train_pairs(sequences: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
     """:func:`distinct_pairs` of the train parts, that is of everything but each user's last two events."""
-    return distinct_pairs([sequence[:-2] for sequence in sequences], num_items)
+    return distinct_pairs([train_part(sequence) for sequence in sequences], num_items)
 
 
 def train_matrix(sequences: Sequences, num_items: int) -> sparse.csr_array:

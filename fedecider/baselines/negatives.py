@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedecider.baselines.interactions import distinct_pairs
 from fedecider.evaluation.protocols import Protocol, Sequences
+from fedecider.evaluation.split import train_part
 
 
 class Excluded(NamedTuple):
@@ -35,7 +36,7 @@ def excluded_items(sequences: Sequences, num_items: int, protocol: Protocol) -> 
     ``ValueError`` when a user has no item left.
     """
     whole = protocol.negatives_avoid == "all"
-    user_E, item_E = distinct_pairs([s if whole else s[:-2] for s in sequences], num_items)
+    user_E, item_E = distinct_pairs([s if whole else train_part(s) for s in sequences], num_items)
     count_U = torch.bincount(user_E, minlength=len(sequences))
     if len(count_U) and int(count_U.max()) >= num_items:
         raise ValueError(

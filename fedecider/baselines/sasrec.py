@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedecider.baselines.fitting import Valid, fit_epochs
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, history_of
+from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.split import history, train_part
 from fedecider.federation.streams import derive_seed, stream
 
 GRID: tuple[dict, ...] = (
@@ -164,7 +165,7 @@ def training_sequences(
 
     ``ValueError`` when nothing is left or an item is not in the catalogue.
     """
-    parts = [part for part in (*(sequence[:-2] for sequence in sequences), *extra) if len(part) > 1]
+    parts = [part for part in (*map(train_part, sequences), *extra) if len(part) > 1]
     if not parts:
         raise ValueError("got no train part of two events, expected at least one: check that the data hold users")
     item_SL, length_S = pack(parts, max_length + 1)
@@ -245,7 +246,7 @@ def scores(model: Sasrec, sequences: Sequences, split: str = "valid") -> ScoreUs
     device, width = model.item_ID.device, len(model.position_LD)
 
     def score(user_B: Tensor) -> Tensor:
-        item_BL, length_B = pack([history_of(sequences[user], split) for user in user_B.tolist()], width)
+        item_BL, length_B = pack([history(sequences[user], split) for user in user_B.tolist()], width)
         return model.catalogue(item_BL.to(device), length_B.to(device))
 
     return score

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedecider.data.domain import UNKNOWN_TIME, Domain, Events, train_part
+from fedecider.data.domain import UNKNOWN_TIME, Domain, Events
+from fedecider.evaluation.split import history, target, train_part
 
 
 class RawSummary(NamedTuple):
@@ -18,20 +19,17 @@ class RawSummary(NamedTuple):
     events: int
     users: int
     items: int
-    skipped_events: dict[str, int]
-    """Readable events that are no feedback, by reason."""
     bad_lines: dict[str, Any]
     """count, and the first examples as file:line: why."""
     exact_duplicate_events: int
     """Events (after k-core) that repeat user, item and time of another one."""
-    items_without_text: int
-    """Dropped with their events."""
 
 
 def make_card(
     domain: Domain,
     raw: RawSummary | None = None,
     catalogue_records: Mapping[str, int] | None = None,
+    dropped: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Counts, lengths, ties, repeats and provenance of one domain, ready for JSON."""
@@ -51,6 +49,8 @@ def make_card(
     }
     if raw is not None:
         card["raw"] = raw._asdict()
+    if dropped is not None:
+        card["dropped"] = dict(dropped)
     if catalogue_records is not None:
         card["items"].update(catalogue_records)
     if settings is not None:
@@ -64,7 +64,7 @@ def describe(events: Events) -> dict[str, Any]:
     if not lengths:
         return {"users": 0, "events": 0, "timestamps": "none", "tied_last_two_share": None}
     repeated = sum(len(sequence) - len(set(sequence)) for sequence in events.sequences)
-    repeated_test = sum(sequence[-1] in sequence[:-1] for sequence in events.sequences)
+    repeated_test = sum(target(sequence, "test") in history(sequence, "test") for sequence in events.sequences)
     return {
         "users": len(lengths),
         "events": sum(lengths),
@@ -90,6 +90,23 @@ def overlaps(domains: Mapping[str, Domain]) -> dict[str, dict[str, dict[str, int
     }
 
 
+def summary(domains: Mapping[str, Domain]) -> str:
+    """A short table of counts, one row a domain."""
+    header = ("domain", "items", "clients", "events", "public", "events", "bad lines", "tied last two")
+    rows: list[tuple[str, ...]] = [header]
+    for name, domain in domains.items():
+        card = domain.card
+        tied = card["clients"]["tied_last_two_share"]
+        bad_lines = str(card["raw"]["bad_lines"]["count"]) if "raw" in card else "-"
+        counts = [len(domain.item_keys)]
+        for group in (domain.clients, domain.public):
+            counts += [len(group.users), group.num_events]
+        cells = [f"{count:,}" for count in counts]
+        rows.append((name, *cells, bad_lines, "unknown" if tied is None else f"{tied:.1%}"))
+    widths = [max(len(row[c]) for row in rows) for c in range(len(header))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
 def _describe_time(events: Events) -> dict[str, Any]:
     """Ties and the global timeline. A share counts only users whose times it needs are known.
 
@@ -105,7 +122,7 @@ def _describe_time(events: Events) -> dict[str, Any]:
         }
     times = [time for sequence in events.timestamps for time in sequence if time != UNKNOWN_TIME]
     last_two = [s[-2:] for s in events.timestamps if UNKNOWN_TIME not in s[-2:]]
-    tests = [s[-1] for s in events.timestamps if s[-1] != UNKNOWN_TIME]
+    tests = [time for s in events.timestamps if (time := target(s, "test")) != UNKNOWN_TIME]
     trained = [time for s in events.timestamps for time in train_part(s) if time != UNKNOWN_TIME]
     newest = max(trained, default=None)
     total = sum(map(len, events.timestamps))

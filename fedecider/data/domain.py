@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-Value = TypeVar("Value")
+from fedecider.data.dropped import Size
+from fedecider.evaluation.split import MIN_EVENTS
 
 UNKNOWN_TIME = -1
 """Timestamp of an event whose time is not known, in a group where other times are."""
-MIN_EVENTS = 3
-"""Leave-last-out needs one training event, one validation item and one test item."""
 
 
 class Events(NamedTuple):
@@ -62,6 +61,11 @@ class Domain:
                 "expected disjoint groups. Prepare the data again."
             )
 
+    def size(self) -> Size:
+        """All users, clients and public, the items of the catalogue, and all events."""
+        users = len(self.clients.users) + len(self.public.users)
+        return Size(users, len(self.item_keys), self.clients.num_events + self.public.num_events)
+
     def content_hash(self) -> str:
         """Hexadecimal SHA-256 over everything that can influence a result (all but the card)."""
         digest = hashlib.sha256()
@@ -72,31 +76,6 @@ class Domain:
             digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
             digest.update(b"\n")
         return digest.hexdigest()
-
-
-def train_part(sequence: Sequence[Value]) -> Sequence[Value]:
-    """All but the last two events: the only ones a model may be trained on."""
-    return sequence[:-2]
-
-
-def valid_target(sequence: Sequence[Value]) -> Value:
-    """The last but one event."""
-    return sequence[-2]
-
-
-def test_target(sequence: Sequence[Value]) -> Value:
-    """The last event."""
-    return sequence[-1]
-
-
-test_target.__test__ = False  # type: ignore[attr-defined]  # the name is fixed; pytest must not collect it
-
-
-def history(sequence: Sequence[Value], split: Literal["valid", "test"]) -> Sequence[Value]:
-    """Everything before the target of ``split``: what a recommender may see of this user."""
-    if split not in ("valid", "test"):
-        raise ValueError(f"got split {split!r}; expected 'valid' or 'test'")
-    return sequence[:-2] if split == "valid" else sequence[:-1]
 
 
 def check_public_disjoint(domains: Mapping[str, Domain]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.dropped import Size
 from fedecider.data.readers.table import RawEvents
 
 
@@ -29,6 +30,10 @@ class Sequences(NamedTuple):
     def used_items(self) -> list[str]:
         """Sorted keys of the items that are left."""
         return sorted(self.items[i] for i in np.unique(self.item_E).tolist())
+
+    def size(self) -> Size:
+        """The users, items and events that are left."""
+        return Size(len(self.users), len(np.unique(self.item_E)), len(self.item_E))
 
 
 def k_core(user_E: np.ndarray, item_E: np.ndarray, min_user: int, min_item: int) -> np.ndarray:

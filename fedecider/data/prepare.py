@@ -7,15 +7,16 @@ import logging
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedecider.data.card import RawSummary, make_card, overlaps
-from fedecider.data.domain import MIN_EVENTS, NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
+from fedecider.data.card import RawSummary, make_card, overlaps, summary
+from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
+from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import (
     Sequences,
     compress,
@@ -27,7 +28,7 @@ from fedecider.data.filtering import (
     take,
 )
 from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, ReadOptions
-from fedecider.data.readers.lines import describe_bad_lines
+from fedecider.data.readers.files import Tell, describe_bad_lines, to_stderr
 from fedecider.data.readers.table import (
     DEFAULT_TEXT_FIELDS,
     OTHER_TEXT_FIELDS,
@@ -37,6 +38,7 @@ from fedecider.data.readers.table import (
     item_text,
 )
 from fedecider.data.store import file_sha256, save_domains
+from fedecider.evaluation.split import MIN_EVENTS
 
 logger = logging.getLogger(__name__)
 
@@ -129,21 +131,33 @@ def amazon2018_d3(raw: str, output: str, users_per_domain: int = 1000, seed: int
     )
 
 
+CORE = "below k_core or min_length"
+REPEATS = "repeats"
+NO_TEXT = "items without text"
+NOT_CHOSEN = "users chosen neither as clients nor for the public pool"
+TOO_LONG = "older events beyond max_length"
+
+
 def prepare(config: PrepareConfig) -> dict[str, Domain]:
-    """Prepare all domains of ``config``, write them to ``config.output`` and print a summary.
+    """Prepare all domains of ``config``, write them to ``config.output``, print a summary and what was left out.
 
     Nothing is written unless every domain could be prepared.
     """
-    domains = prepare_domains(config)
+    domains = prepare_domains(config, to_stderr)
     save_domains(domains, config.output)
     print(summary(domains))
+    for name, domain in domains.items():
+        print(f"{name}: {Dropped(domain.card['dropped'])}")
     print(f"written to {config.output}")
     return domains
 
 
-def prepare_domains(config: PrepareConfig) -> dict[str, Domain]:
-    """The prepared domains in memory. A user who is a client in any domain is public in none."""
-    filtered = {name: _read_and_filter(config, name) for name in config.domain_names}
+def prepare_domains(config: PrepareConfig, tell: Tell | None = None) -> dict[str, Domain]:
+    """The prepared domains in memory. A user who is a client in any domain is public in none.
+
+    ``tell`` hears every few seconds how far a file is read.
+    """
+    filtered = {name: _read_and_filter(config, name, tell) for name in config.domain_names}
     num_domains = Counter(user for one in filtered.values() for user in one.sequences.users)
     ranked = {name: _ranked_users(config.seed, one.sequences.users) for name, one in filtered.items()}
     if config.shared_users_first:
@@ -161,99 +175,94 @@ def prepare_domains(config: PrepareConfig) -> dict[str, Domain]:
     return domains
 
 
-def summary(domains: Mapping[str, Domain]) -> str:
-    """A short table of counts, one line a domain."""
-    header = ("domain", "items", "clients", "events", "public", "events", "bad lines", "tied last two")
-    rows: list[tuple[str, ...]] = [header]
-    for name, domain in domains.items():
-        card = domain.card
-        tied = card["clients"]["tied_last_two_share"]
-        bad_lines = str(card["raw"]["bad_lines"]["count"]) if "raw" in card else "-"
-        counts = [len(domain.item_keys)]
-        for group in (domain.clients, domain.public):
-            counts += [len(group.users), group.num_events]
-        cells = [f"{count:,}" for count in counts]
-        rows.append((name, *cells, bad_lines, "unknown" if tied is None else f"{tied:.1%}"))
-    widths = [max(len(row[c]) for row in rows) for c in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-
-
 class _Filtered(NamedTuple):
     sequences: Sequences
     catalogue: Catalogue
     raw: RawSummary
+    dropped: Dropped
 
 
-def _read_and_filter(config: PrepareConfig, name: str) -> _Filtered:
-    options = ReadOptions(config.min_rating, config.max_bad_lines, config.duplicate_items)
+def _read_and_filter(config: PrepareConfig, name: str, tell: Tell | None) -> _Filtered:
+    options = ReadOptions(config.min_rating, config.max_bad_lines, config.duplicate_items, tell=tell)
     logger.info("reading %s (%s) in %s", name, config.source, config.raw)
     raw = SOURCES[config.source](Path(config.raw), name, options)
     min_user, min_item = max(config.k_core, config.min_length), max(config.k_core, 1)
-    raw_counts = (len(raw.events.user_E), len(raw.events.users), len(raw.events.items))
-    if not raw_counts[0]:
-        raise ValueError(f"domain {name!r}: no events in {raw.files[0]} ({raw.events.skipped}). Check --min_rating.")
+    raw_size = raw.events.size()
+    if not raw_size.events:
+        raise ValueError(f"domain {name!r}: no events in {raw.files[0].path} ({raw.dropped()}). Check --min_rating.")
     # Once before sorting, which keeps the memory for sorting small, and again after each later loss of events.
     events = compress(raw.events, k_core(raw.events.user_E, raw.events.item_E, min_user, min_item))
     raw = raw._replace(events=raw.events._replace(users=[], user_E=_NONE, item_E=_NONE, time_E=_NONE, order_E=None))
     sequences = order_events(events)
     del events
-    _check_not_empty(name, sequences, raw_counts, config)
+    steps = [(CORE, sequences.size())]
+    _check_not_empty(name, steps[-1][1], raw_size, config)
     num_duplicates = count_exact_duplicates(sequences)
     if config.repeats == "first":
         sequences = filter_core(take(sequences, first_occurrences(sequences)), min_user, min_item)
-        _check_not_empty(name, sequences, raw_counts, config)
+        steps.append((REPEATS, sequences.size()))
+        _check_not_empty(name, steps[-1][1], raw_size, config)
 
     catalogue = raw.read_catalogue(frozenset(sequences.used_items()))
-    sequences, num_textless = _check_texts(config, name, sequences, catalogue.items, raw)
-    if num_textless:
-        sequences = filter_core(sequences, min_user, min_item)
-        _check_not_empty(name, sequences, raw_counts, config)
-    return _Filtered(sequences, catalogue, _summarise(raw, raw_counts, num_duplicates, num_textless))
+    with_text = _check_texts(config, name, sequences, catalogue.items, raw)
+    if with_text is not sequences:
+        sequences = filter_core(with_text, min_user, min_item)
+        steps.append((NO_TEXT, sequences.size()))
+        _check_not_empty(name, steps[-1][1], raw_size, config)
+    dropped = _dropped(raw, catalogue, raw_size, steps)
+    return _Filtered(sequences, catalogue, _summarise(raw, raw_size, num_duplicates), dropped)
+
+
+def _dropped(raw: RawDomain, catalogue: Catalogue, size: Size, steps: Sequence[tuple[str, Size]]) -> Dropped:
+    """What reading and the filters took away; ``steps``: each filter and what it left."""
+    dropped = raw.dropped()
+    dropped.add("texts of items without events", records=catalogue.num_unused)
+    dropped.add("repeated texts of an item", records=catalogue.num_same + catalogue.num_different)
+    for reason, after in steps:
+        size = dropped.step(reason, size, after)
+    return dropped
 
 
 _NONE = np.zeros(0, dtype=np.int32)
 
 
-def _summarise(raw: RawDomain, counts: tuple[int, int, int], num_duplicates: int, num_textless: int) -> RawSummary:
+def _summarise(raw: RawDomain, size: Size, num_duplicates: int) -> RawSummary:
     return RawSummary(
-        files={path.name: file_sha256(path) for path in raw.files},
-        events=counts[0],
-        users=counts[1],
-        items=counts[2],
-        skipped_events=dict(raw.events.skipped),
-        bad_lines=describe_bad_lines(raw.bad_lines),
+        files={file.path.name: file_sha256(file.path) for file in raw.files},
+        events=size.events,
+        users=size.users,
+        items=size.items,
+        bad_lines=describe_bad_lines(raw.files),
         exact_duplicate_events=num_duplicates,
-        items_without_text=num_textless,
     )
 
 
-def _check_not_empty(name: str, sequences: Sequences, raw_counts: tuple[int, int, int], config: PrepareConfig) -> None:
-    num_users, num_items = len(sequences.users), len(np.unique(sequences.item_E))
-    if num_users >= 2 and num_items >= 2:
+def _check_not_empty(name: str, left: Size, raw: Size, config: PrepareConfig) -> None:
+    if left.users >= 2 and left.items >= 2:
         return
     raise ValueError(
-        f"domain {name!r} has {num_users} user(s) and {num_items} item(s) after filtering "
-        f"(raw: {raw_counts[0]} events, {raw_counts[1]} users, {raw_counts[2]} items); expected at least 2 of "
+        f"domain {name!r} has {left.users} user(s) and {left.items} item(s) after filtering "
+        f"(raw: {raw.events} events, {raw.users} users, {raw.items} items); expected at least 2 of "
         f"each. Lower k_core ({config.k_core}) or min_length ({config.min_length}), or give more raw data."
     )
 
 
 def _check_texts(
     config: PrepareConfig, name: str, sequences: Sequences, items: Mapping[str, ItemFields], raw: RawDomain
-) -> tuple[Sequences, int]:
-    """Drop the events of items without text, or raise ``ValueError``; -> what is left, number of such items."""
+) -> Sequences:
+    """``sequences`` without the events of items without text, itself when all have one; or ``ValueError``."""
     used = sequences.used_items()
     textless = {key for key in used if not _text(config, items.get(key, {}))}
     if not textless:
-        return sequences, 0
+        return sequences
     if config.missing_text == "error":
         raise ValueError(
             f"domain {name!r}: {len(textless)} of {len(used)} items without text, such as {min(textless)!r} "
-            f"(files: {', '.join(path.name for path in raw.files[1:])}); expected at least one of "
+            f"(files: {', '.join(file.path.name for file in raw.files[1:])}); expected at least one of "
             f"{', '.join(config.text_fields)}. Complete the file, or drop such items with --missing_text drop."
         )
     has_text = np.array([key not in textless for key in sequences.items], dtype=bool)
-    return take(sequences, has_text[sequences.item_E]), len(textless)
+    return take(sequences, has_text[sequences.item_E])
 
 
 def _text(config: PrepareConfig, fields: ItemFields) -> str:
@@ -313,11 +322,13 @@ def _choose_public(
 def _build_domain(
     config: PrepareConfig, name: str, one: _Filtered, clients: Collection[str], public: Collection[str]
 ) -> Domain:
-    rows = {group: _rows(config, one.sequences, users) for group, users in (("c", clients), ("p", public))}
+    chosen_U = np.array([user in clients or user in public for user in one.sequences.users], dtype=bool)
+    chosen = take(one.sequences, np.repeat(chosen_U, np.diff(one.sequences.start_U)))
+    rows = {group: _rows(config, chosen, users) for group, users in (("c", clients), ("p", public))}
     used = {item for group in rows.values() for _, items, _ in group for item in items}
-    keys = sorted(one.sequences.items[item] for item in used)
+    keys = sorted(chosen.items[item] for item in used)
     number_of = {key: number for number, key in enumerate(keys)}
-    renumber = {item: number_of[one.sequences.items[item]] for item in used}
+    renumber = {item: number_of[chosen.items[item]] for item in used}
     fields = [one.catalogue.items[key] for key in keys]
     domain = Domain(
         name=name,
@@ -328,8 +339,12 @@ def _build_domain(
         public=_events(rows["p"], renumber),
         card={},
     )
+    size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
+    if config.max_length is not None:
+        one.dropped.step(TOO_LONG, size, domain.size())
     counts = {"repeated_same": one.catalogue.num_same, "repeated_different": one.catalogue.num_different}
-    domain.card.update(make_card(domain, one.raw, catalogue_records=counts, settings=_settings(config)))
+    settings, dropped = _settings(config), one.dropped.plain()
+    domain.card.update(make_card(domain, one.raw, catalogue_records=counts, dropped=dropped, settings=settings))
     return domain
 
 

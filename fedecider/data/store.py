@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +134,12 @@ def _events_table(events: Events) -> pa.Table:
 
 
 def _read(folder: Path) -> Domain:
-    try:
-        card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder / CARD_FILE} cannot be read ({error}). Prepare this domain again.") from error
-    for file_name, expected in card.get("tables_sha256", {}).items():
-        path = folder / file_name
-        if not path.is_file() or file_sha256(path) != expected:
+    card = _read_card(folder / CARD_FILE)
+    for name in TABLES:
+        path = folder / f"{name}.parquet"
+        if not path.is_file() or file_sha256(path) != card["tables_sha256"].get(path.name):
             raise ValueError(f"{path} is missing or does not match its checksum in {CARD_FILE}. Prepare it again.")
-    items = pq.read_table(folder / "items.parquet").to_pydict()
+    items = _read_table(folder / "items.parquet", ("key", "title", "text"))
     return Domain(
         name=folder.name,
         item_keys=items["key"],
@@ -154,8 +151,35 @@ def _read(folder: Path) -> Domain:
     )
 
 
+def _read_card(path: Path) -> dict[str, Any]:
+    """The data card; ``ValueError`` unless it is an object with the checksums of the tables."""
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read ({error}). Prepare this domain again.") from error
+    is_card = isinstance(card, dict) and isinstance(card.get("tables_sha256"), dict)
+    if not is_card or not isinstance(card.get("raw", {}), dict):
+        raise ValueError(
+            f"{path} is no data card; expected an object with the checksums of the tables (tables_sha256). "
+            "Prepare this domain again."
+        )
+    return card
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+    """Named columns of a Parquet file; ``ValueError`` when it is none or lacks one."""
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is no readable Parquet file ({error}). Prepare this domain again.") from error
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{path} has columns {table.column_names} but not {missing}. Prepare this domain again.")
+    return table.select(list(columns)).to_pydict()
+
+
 def _read_events(path: Path) -> Events:
-    columns = pq.read_table(path).to_pydict()
+    columns = _read_table(path, ("user", "items", "timestamps"))
     times = columns["timestamps"]
     known = bool(times) and times[0] is not None
     return Events(columns["user"], columns["items"], times if known else None)

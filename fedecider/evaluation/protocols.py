@@ -1,8 +1,8 @@
 """Named evaluation protocols: who is a candidate, where training negatives come from, which round is reported.
 
 The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
-tables of the federated matrix-factorisation line only: its training negatives avoid the held-out items, so that the
-held-out item is the one untrained item that is never a negative, and remembering the negatives is enough to find it.
+tables of the embedding track only: its training negatives avoid the held-out items, so that the held-out item is the
+one untrained item that is never a negative, and remembering the negatives is enough to find it.
 
 Shape legend: U users, B users of a batch, I items of the catalogue, K candidates of a user, P items of a pool.
 """
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedecider.evaluation.metrics import NOT_RANKED, Ties, positions_from_scores
+from fedecider.evaluation.split import MIN_EVENTS, SPLITS, check_split, history, target, train_part
 
-SPLITS = ("valid", "test")
 Sequences = Sequence[Sequence[int]]
 ScoreUsers = Callable[[Tensor], Tensor]
 """User numbers (B,) int64 -> scores of the whole catalogue (B, I)."""
@@ -66,17 +66,12 @@ def stamp(protocol: Protocol, canary: float | None = None) -> str:
     return f"protocol: {protocol.name} ({candidates}, {seen})"
 
 
-def check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"got split {split!r}, expected one of {SPLITS}")
-
-
 def check_sequences(sequences: Sequences, num_items: int) -> None:
-    """``ValueError`` unless every user has at least 3 events, numbered 0 to ``num_items - 1``."""
+    """``ValueError`` unless every user has at least ``MIN_EVENTS`` events, numbered 0 to ``num_items - 1``."""
     for user, sequence in enumerate(sequences):
-        if len(sequence) < 3:
+        if len(sequence) < MIN_EVENTS:
             raise ValueError(
-                f"got {len(sequence)} events for user {user}, expected at least 3 (train, valid, test): "
+                f"got {len(sequence)} events for user {user}, expected at least {MIN_EVENTS} (train, valid, test): "
                 "drop such users when the data are prepared"
             )
         if min(sequence) < 0 or max(sequence) >= num_items:
@@ -85,16 +80,10 @@ def check_sequences(sequences: Sequences, num_items: int) -> None:
             )
 
 
-def history_of(sequence: Sequence[int], split: str) -> Sequence[int]:
-    """What is known when the held-out item of ``split`` is asked for: train part; for test the valid item as well."""
-    check_split(split)
-    return sequence[:-2] if split == "valid" else sequence[:-1]
-
-
 def held_out(sequences: Sequences, split: str) -> Tensor:
     """Held-out items, int64 (U,): the last event for test, the last but one for valid."""
     check_split(split)
-    return torch.tensor([sequence[-2 if split == "valid" else -1] for sequence in sequences], dtype=torch.int64)
+    return torch.tensor([target(sequence, split) for sequence in sequences], dtype=torch.int64)
 
 
 def is_repeat(sequences: Sequences, split: str) -> Tensor:
@@ -105,7 +94,7 @@ def is_repeat(sequences: Sequences, split: str) -> Tensor:
     """
     target_U = held_out(sequences, split).tolist()
     return torch.tensor(
-        [t in set(history_of(s, split)) for s, t in zip(sequences, target_U, strict=True)], dtype=torch.bool
+        [t in set(history(s, split)) for s, t in zip(sequences, target_U, strict=True)], dtype=torch.bool
     )
 
 
@@ -118,7 +107,7 @@ def candidate_mask(sequences: Sequences, num_items: int, split: str, drop_seen: 
     candidate_UI = torch.ones(len(sequences), num_items, dtype=torch.bool)
     if not drop_seen or not sequences:
         return candidate_UI
-    histories = [history_of(sequence, split) for sequence in sequences]
+    histories = [history(sequence, split) for sequence in sequences]
     user_E = torch.repeat_interleave(torch.tensor([len(h) for h in histories]))
     candidate_UI[user_E, torch.tensor([item for h in histories for item in h])] = False
     return candidate_UI
@@ -155,7 +144,7 @@ def negative_pool(sequence: Sequence[int], num_items: int, protocol: Protocol) -
     ``strict``: outside the TRAIN items only, because the sampler must not know what is held out. ``paper``: outside
     all splits. ``ValueError`` when nothing is left.
     """
-    pool_P = _outside(sequence if protocol.negatives_avoid == "all" else sequence[:-2], num_items)
+    pool_P = _outside(sequence if protocol.negatives_avoid == "all" else train_part(sequence), num_items)
     if len(pool_P) == 0:
         raise ValueError(
             f"got a user who touched all {num_items} items, expected one item at least to use as a negative"
@@ -218,7 +207,7 @@ def chance_hit(sequences: Sequences, num_items: int, split: str, protocol: Proto
     if protocol.num_sampled is not None:
         count_U = torch.full((len(sequences),), 1.0 + protocol.num_sampled, dtype=torch.float64)
     else:
-        seen = [len(set(history_of(s, split))) if protocol.drop_seen else 0 for s in sequences]
+        seen = [len(set(history(s, split))) if protocol.drop_seen else 0 for s in sequences]
         count_U = num_items - torch.tensor(seen, dtype=torch.float64)
     chance_U = (k / count_U).clamp(max=1.0)
     if protocol.drop_seen:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecider.data.domain import Domain, history
-from fedecider.data.domain import test_target as last_item
+from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.split import history
+from fedecider.evaluation.split import target as held_out
 from fedecider.federation.streams import stream
 from fedecider.methods.recommender import Recommender
 from idgen.decode import constrained_beam_search, item_positions
@@ -60,7 +61,7 @@ def decode_examples(recommender: Recommender, client: int, domain: Domain, proto
 
 
 def _example(domain: Domain, sequence: list[int], recommended: list[int], position: int) -> dict[str, Any]:
-    past, target = history(sequence, "test"), last_item(sequence)
+    past, target = history(sequence, "test"), held_out(sequence, "test")
     return {
         "history": [domain.titles[item] for item in past[-NUM_TITLES:]],
         "num_history": len(past),

@@ -15,9 +15,10 @@ import torch
 from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
 from distill.train import distill
-from fedecider.data.domain import Domain, Events, train_part
+from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.split import train_part
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.config import PretrainConfig, RunConfig

@@ -16,9 +16,10 @@ import torch
 from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
-from fedecider.data.domain import Domain, test_target, train_part
+from fedecider.data.domain import Domain
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
+from fedecider.evaluation.split import target, train_part
 from fedecider.evaluation.statistics import bootstrap_interval
 from fedecider.federation.streams import stream
 from fedecider.report.encoders import Encoder
@@ -165,7 +166,7 @@ def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Po
     """
     counts = {name: train_counts(domain) for name, domain in domains.items()}
     targets = {
-        name: torch.tensor([test_target(sequence) for sequence in domain.clients.sequences])
+        name: torch.tensor([target(sequence, "test") for sequence in domain.clients.sequences])
         for name, domain in domains.items()
     }
     inactive = _inactive(domains, counts, targets)

@@ -81,7 +81,7 @@ def test_items_without_text(packed):
     domain = prepare_domains(config(folder, missing_text="drop", public_share=0))["games"]
     assert domain.item_keys == ["games:0", "games:1", "games:3"]
     assert domain.clients.sequences == [[0, 1, 2]] * 5
-    assert domain.card["raw"]["items_without_text"] == 1
+    assert domain.card["dropped"]["items without text"] == {"users": 0, "items": 1, "events": 5}
 
 
 def test_textless_items_can_cost_the_core(packed):

@@ -42,12 +42,12 @@ def test_amazon_numbers_out_of_range(write, tmp_path):
     )
     raw = SOURCES["amazon"](tmp_path, "books", OPTIONS)
     assert num_events(raw) == 1
-    assert raw.bad_lines[0].examples[0] == "Books_5.json.gz:1: timestamp inf is not in Unix seconds"
-    assert raw.bad_lines[0].examples[3] == "Books_5.json.gz:4: overall is inf, expected a finite number"
-    assert "halves of a character" in raw.bad_lines[0].examples[5]
-    assert raw.bad_lines[0].count == 6
+    assert raw.files[0].bad_lines[0] == "Books_5.json.gz:1: timestamp inf is not in Unix seconds"
+    assert raw.files[0].bad_lines[3] == "Books_5.json.gz:4: overall is inf, expected a finite number"
+    assert "halves of a character" in raw.files[0].bad_lines[5]
+    assert raw.files[0].num_bad == 6
     assert raw.read_catalogue({"B1"}).items["B1"]["title"] == "One"
-    assert raw.bad_lines[1].count == 1
+    assert raw.files[1].num_bad == 1
 
 
 def test_goodreads_dates_and_books_out_of_shape(write, tmp_path):
@@ -64,10 +64,10 @@ def test_goodreads_dates_and_books_out_of_shape(write, tmp_path):
     write("goodreads_books_children.json", books)
     raw = SOURCES["goodreads"](tmp_path, "children", OPTIONS)
     assert num_events(raw) == 1
-    assert raw.bad_lines[0].count == 6
-    assert all(" is not a date" in example for example in raw.bad_lines[0].examples)
+    assert raw.files[0].num_bad == 6
+    assert all(" is not a date" in example for example in raw.files[0].bad_lines)
     assert raw.read_catalogue({"1"}).items["1"]["title"] == "A"
-    assert [example.split(": ")[0] for example in raw.bad_lines[1].examples] == [
+    assert [example.split(": ")[0] for example in raw.files[1].bad_lines] == [
         "goodreads_books_children.json:1",
         "goodreads_books_children.json:2",
     ]
@@ -82,14 +82,14 @@ def test_packed_numbers_out_of_range(write, tmp_path):
     write("interactions.csv", ["domain,user,pos,item,rating,timestamp", *rows])
     raw = SOURCES["packed"](tmp_path, "games", OPTIONS)
     assert (num_events(raw), raw.events.order_E.tolist(), raw.events.items) == (1, [1], ["B1"])
-    assert raw.bad_lines[0].examples == [
+    assert raw.files[0].bad_lines == [
         f"interactions.csv:2: pos is '{HUGE}', expected a whole number of at most 64 bits",
         "interactions.csv:3: item is '1e999', expected a whole number of at most 64 bits",
         "interactions.csv:4: rating is 'inf', expected a finite number",
         "interactions.csv:5: timestamp '1e999' is not in Unix seconds",
     ]
-    assert raw.bad_lines[1].count == 6
-    assert raw.bad_lines[1].examples[0] == ("items.jsonl:1: item is inf, expected a whole number of at most 64 bits")
+    assert raw.files[1].num_bad == 6
+    assert raw.files[1].bad_lines[0] == ("items.jsonl:1: item is inf, expected a whole number of at most 64 bits")
 
 
 def test_movielens_and_goodbooks_numbers_out_of_range(write, tmp_path):
@@ -97,15 +97,15 @@ def test_movielens_and_goodbooks_numbers_out_of_range(write, tmp_path):
     write("films/movies.csv", ["movieId,title,genres", "2,A,Drama"])
     raw = SOURCES["movielens"](tmp_path / "films", "films", OPTIONS)
     assert raw.events.order_E.tolist() == [3]
-    assert raw.bad_lines[0].count == 2
+    assert raw.files[0].num_bad == 2
     write("books/ratings.csv", ["user_id,book_id,rating", "1,1,1e999", "1,1,4"])
     books = ["book_id,title,authors,original_publication_year", "1,A,Ann,inf", "1,A,Ann,1e400", "1,A,Ann,2008.0"]
     write("books/books.csv", books)
     raw = SOURCES["goodbooks"](tmp_path / "books", "books", OPTIONS)
     assert num_events(raw) == 1
     assert raw.read_catalogue({"1"}).items["1"]["year"] == "2008"
-    assert [bad.count for bad in raw.bad_lines] == [1, 2]
-    assert raw.bad_lines[1].examples[0].endswith("original_publication_year is 'inf', expected a finite number")
+    assert [file.num_bad for file in raw.files] == [1, 2]
+    assert raw.files[1].bad_lines[0].endswith("original_publication_year is 'inf', expected a finite number")
 
 
 def test_bounds():
@@ -153,8 +153,8 @@ def test_a_stray_quote_costs_one_line(write, tmp_path):
         "5": 'A "B"',
         "7": "Last",
     }
-    assert [example.split(": ")[0] for example in raw.bad_lines[1].examples] == [f"movies.csv:{n}" for n in (2, 4, 7)]
-    assert all(": quotes: " in example for example in raw.bad_lines[1].examples)
+    assert [example.split(": ")[0] for example in raw.files[1].bad_lines] == [f"movies.csv:{n}" for n in (2, 4, 7)]
+    assert all(": quotes: " in example for example in raw.files[1].bad_lines)
 
 
 def test_quotes_in_a_tab_separated_file_are_characters(write, tmp_path):
@@ -163,4 +163,4 @@ def test_quotes_in_a_tab_separated_file_are_characters(write, tmp_path):
     raw = SOURCES["packed"](tmp_path, "toys", OPTIONS)
     assert raw.events.users == ['"a', "b", 'c"']
     assert num_events(raw) == 4
-    assert raw.bad_lines[0].count == 1
+    assert raw.files[0].num_bad == 1

@@ -57,6 +57,8 @@ def test_filters_order_and_card_by_hand(shop, tmp_path):
     # u1 ends with two events of time 7; its last is older than the newest training event (u2 at 20).
     assert (card["tied_last_two_share"], card["test_before_last_train_share"]) == (0.5, 0.5)
     assert card["dropped"] == {
+        "unreadable lines": {"lines": 1},
+        "blank lines": {"lines": 0},
         BELOW: {"users": 1, "items": 1, "events": 2},
         "repeats": {"users": 0, "items": 0, "events": 3},
         TOO_SHORT: {"users": 1, "items": 0, "events": 2},

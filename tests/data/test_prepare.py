@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedecider.data.card import describe, overlaps
-from fedecider.data.domain import Domain, Events, history, train_part, valid_target
-from fedecider.data.domain import test_target as last_event
+from fedecider.data.domain import Domain, Events
 from fedecider.data.prepare import PrepareConfig, amazon2018_d3, prepare, prepare_domains, summary
+from fedecider.evaluation.split import history, target, train_part
 
 
 def config(folder, **given):
@@ -101,9 +101,9 @@ def test_groups_are_disjoint_and_splits_do_not_leak(packed, counts, shared, num_
                 assert [domain.item_keys[item] for item in sequence] == [f"{name}:{i}" for i, _ in raw[name][user]]
                 assert times == [time for _, time in raw[name][user]]
                 # The three parts are the sequence, and no history holds its target's place.
-                assert [*train_part(sequence), valid_target(sequence), last_event(sequence)] == sequence
+                assert [*train_part(sequence), target(sequence, "valid"), target(sequence, "test")] == sequence
                 assert history(sequence, "valid") == train_part(sequence)
-                assert history(sequence, "test") == [*train_part(sequence), valid_target(sequence)]
+                assert history(sequence, "test") == [*train_part(sequence), target(sequence, "valid")]
 
 
 def test_seed_and_order_of_domains(two_domains):

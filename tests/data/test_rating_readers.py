@@ -40,7 +40,7 @@ def test_lastfm_tags(write, tmp_path):
     raw = SOURCES["lastfm_tags"](tmp_path, "music", OPTIONS)
     # One event a tag; the year 1956 is a time that is not known, not a lost event.
     assert events_of(raw) == [("music-2", "52", DAY), ("music-2", "52", 2 * DAY), ("music-3", "51", -1)]
-    places = [example.split(": ")[0] for example in raw.bad_lines[0].examples]
+    places = [example.split(": ")[0] for example in raw.files[0].bad_lines]
     assert places == [f"user_taggedartists.dat.gz:{line}" for line in (5, 6, 7)]
     titles = {key: fields["title"] for key, fields in raw.read_catalogue({"51", "52", "99"}).items.items()}
     assert titles == {"51": '"Weird Al" Yankovic', "52": "Bj\u00f6rk"}
@@ -54,8 +54,8 @@ def test_lastfm_plays(write, tmp_path):
     write("artists.dat", ARTISTS)
     raw = SOURCES["lastfm_plays"](tmp_path, "music", ReadOptions(min_rating=8))
     assert events_of(raw) == [("music-2", "51", -1)]
-    assert raw.events.skipped == {"rating below min_rating": 1}
-    assert raw.bad_lines[0].examples == ["user_artists.dat:4: weight is 'many', expected a finite number"]
+    assert raw.events.dropped.counts == {"rating below min_rating": {"events": 1}}
+    assert raw.files[0].bad_lines == ["user_artists.dat:4: weight is 'many', expected a finite number"]
 
 
 @pytest.mark.parametrize(("source", "file"), [("lastfm_tags", "user_taggedartists.dat"), ("movielens", "u.data")])
@@ -65,7 +65,7 @@ def test_a_folder_without_texts(write, tmp_path, source, file):
         SOURCES[source](tmp_path, "d", OPTIONS)
     raw = SOURCES[source](tmp_path, "d", ReadOptions(texts_required=False))
     assert events_of(raw)[0][1] == "52"
-    assert [path.name for path in raw.files] == [file]
+    assert [file.path.name for file in raw.files] == [file]
     assert raw.read_catalogue({"52"}).items == {}
 
 
@@ -73,8 +73,8 @@ def test_filmtrust(write, tmp_path):
     write("ratings.txt", ["1 1 2", "1 1 2", "3  14\t0.5", "3 b 4", "3 15 4 9", "", "3 15 nan", "12 2 3.5"])
     raw = SOURCES["filmtrust"](tmp_path, "films", ReadOptions(min_rating=1))
     assert events_of(raw) == [("films-1", "1", -1), ("films-1", "1", -1), ("films-12", "2", -1)]
-    assert raw.events.skipped == {"rating below min_rating": 1}
-    assert [example.split(": ")[0] for example in raw.bad_lines[0].examples] == [f"ratings.txt:{n}" for n in (4, 5, 7)]
+    assert raw.events.dropped.counts == {"rating below min_rating": {"events": 1}}
+    assert [example.split(": ")[0] for example in raw.files[0].bad_lines] == [f"ratings.txt:{n}" for n in (4, 5, 7)]
     with pytest.raises(ValueError, match=r"more than 2 bad lines, the last one at ratings.txt:7"):
         SOURCES["filmtrust"](tmp_path, "films", ReadOptions(max_bad_lines=2))
 
@@ -83,21 +83,27 @@ def test_amazon_ratings(write, tmp_path):
     write("ratings.dat.gz", ["A1,B0,5.0,1198195200", "A1,B1,2.0,1281052800", ",B1,2.0,9", "A1;B0;5;7", "A1,B0,5,1e3"])
     raw = SOURCES["amazon_ratings"](tmp_path, "video", ReadOptions(min_rating=2.5))
     assert events_of(raw) == [("A1", "B0", 1198195200)]
-    assert raw.events.skipped == {"rating below min_rating": 1}
-    assert raw.bad_lines[0].count == 3
-    assert raw.bad_lines[0].examples[0] == "ratings.dat.gz:3: no user or no item"
+    assert raw.events.dropped.counts == {"rating below min_rating": {"events": 1}}
+    assert raw.files[0].num_bad == 3
+    assert raw.files[0].bad_lines[0] == "ratings.dat.gz:3: no user or no item"
 
 
 def test_lists(write, tmp_path):
     write("train.txt", ["0 5 3", "1", "2 x", "1 4"])
     raw = SOURCES["lists"](tmp_path, "shop", OPTIONS)
     assert events_of(raw) == [("shop-0", "5", -1), ("shop-0", "3", -1), ("shop-1", "4", -1)]
-    assert raw.bad_lines[0].examples[0].startswith("train.txt:3: ")
+    assert raw.files[0].bad_lines[0].startswith("train.txt:3: ")
     write("test.txt", ["1 9", "0 1 2"])
     raw = SOURCES["lists"](tmp_path, "shop", OPTIONS)
     of_user_0 = [item for user, item, _ in events_of(raw) if user == "shop-0"]
     assert of_user_0 == ["5", "3", "1", "2"]
-    assert [path.name for path in raw.files] == ["train.txt", "test.txt"]
+    assert [file.path.name for file in raw.files] == ["train.txt", "test.txt"]
+    write("valid.txt.gz", ["0 7", "3 8"])
+    raw = SOURCES["lists"](tmp_path, "shop", OPTIONS)
+    of_user_0 = [item for user, item, _ in events_of(raw) if user == "shop-0"]
+    assert of_user_0 == ["5", "3", "7", "1", "2"]  # the validation items come between those of training and test
+    assert raw.events.users == ["shop-0", "shop-1", "shop-3"]
+    assert [file.path.name for file in raw.files] == ["train.txt", "valid.txt.gz", "test.txt"]
     with pytest.raises(ValueError, match="no ratings"):
         SOURCES["lists"](tmp_path, "shop", ReadOptions(min_rating=1))
 
@@ -108,7 +114,7 @@ def test_csv_columns(write, tmp_path):
     options = ReadOptions(columns=Columns("who", "what", "stars", "when"))
     raw = SOURCES["csv"](tmp_path, "shop", options)
     assert events_of(raw) == [("ann", "x", 100), ("bo", "y, z", 50)]
-    assert raw.bad_lines[0].examples == [
+    assert raw.files[0].bad_lines == [
         "shop.csv.gz:4: no user or no item",
         "shop.csv.gz:5: time is 'soon', expected a finite number",
         "shop.csv.gz:6: 2 columns, expected 5",

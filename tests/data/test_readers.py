@@ -63,9 +63,9 @@ def test_goodreads(write, tmp_path):
 
     raw = SOURCES["goodreads"](tmp_path, "crime", OPTIONS)
     assert events_of(raw) == [("u1", "11", 10), ("u2", "12", 1385849917)]
-    assert raw.events.skipped == {"neither read nor rated": 1}
-    assert raw.bad_lines[0].count == 3
-    places = [example.split(": ")[0] for example in raw.bad_lines[0].examples]
+    assert raw.events.dropped.counts == {"neither read nor rated": {"events": 1}}
+    assert raw.files[0].num_bad == 3
+    places = [example.split(": ")[0] for example in raw.files[0].bad_lines]
     assert places == [f"goodreads_interactions_mystery_thriller_crime.json.gz:{line}" for line in (3, 5, 6)]
     catalogue = raw.read_catalogue({"11", "12"})
     assert sorted(catalogue.items) == ["11"]
@@ -76,7 +76,7 @@ def test_goodreads(write, tmp_path):
     # With a rating threshold, a book that is read but not rated is no feedback.
     rated = SOURCES["goodreads"](tmp_path, "crime", ReadOptions(min_rating=4))
     assert events_of(rated) == [("u1", "11", 10)]
-    assert rated.events.skipped["rating below min_rating"] == 1
+    assert rated.events.dropped.counts["rating below min_rating"] == {"events": 1}
 
 
 def test_goodreads_dates():
@@ -114,8 +114,8 @@ def test_amazon_2018(write, tmp_path):
     )
     raw = SOURCES["amazon"](tmp_path, "gift_cards", OPTIONS)
     assert events_of(raw) == [("A", "B1", 200), ("A", "B2", 100)]
-    assert raw.bad_lines[0].count == 2
-    assert "Gift_Cards_5.json.gz:4: timestamp -5 is not in Unix seconds" in raw.bad_lines[0].examples
+    assert raw.files[0].num_bad == 2
+    assert "Gift_Cards_5.json.gz:4: timestamp -5 is not in Unix seconds" in raw.files[0].bad_lines
     catalogue = raw.read_catalogue({"B1", "B2"})
     assert (catalogue.num_same, catalogue.num_different) == (1, 0)
     assert catalogue.items["B1"] == {
@@ -144,7 +144,7 @@ def test_amazon_2014_literals(write, tmp_path):
     )
     raw = SOURCES["amazon"](tmp_path, "phones", OPTIONS)
     catalogue = raw.read_catalogue({"B1", "B2", "B3"})
-    assert raw.bad_lines[1].count == 2
+    assert raw.files[1].num_bad == 2
     assert list(catalogue.items) == ["B1"]
     text = item_text(catalogue.items["B1"], ("title", "brand", "categories", "price", "sales_rank"), 500)
     assert (
@@ -158,10 +158,10 @@ def test_movielens_100k(write, tmp_path):
     write("u.item.gz", [f"242|Mis\u00e9rables, Les (1995)|01-Jan-1995||http://x|{flags}", "302|short"], "latin-1")
     raw = SOURCES["movielens"](tmp_path, "films", OPTIONS)
     assert events_of(raw) == [("films-196", "242", 881250949), ("films-196", "302", 881250000)]
-    assert raw.bad_lines[0].examples[0].startswith("u.data.gz:2: ")
+    assert raw.files[0].bad_lines[0].startswith("u.data.gz:2: ")
     catalogue = raw.read_catalogue({"242", "302"})
     assert catalogue.items == {"242": {"title": "Mis\u00e9rables, Les (1995)", "genres": "Comedy, War"}}
-    assert raw.bad_lines[1].count == 1
+    assert raw.files[1].num_bad == 1
 
 
 def test_movielens_1m_and_its_ordered_rebuild(write, tmp_path):
@@ -175,7 +175,7 @@ def test_movielens_1m_and_its_ordered_rebuild(write, tmp_path):
     raw = SOURCES["movielens"](tmp_path, "films", OPTIONS)
     assert events_of(raw) == [("films-1", "1", 978300760)]
     assert raw.events.order_E is None
-    assert raw.bad_lines[0].count == 1
+    assert raw.files[0].num_bad == 1
     assert raw.read_catalogue({"2"}).items == {"2": {"title": "L\u00e9on (1994)", "genres": "Drama"}}
 
 
@@ -186,7 +186,7 @@ def test_movielens_csv(write, tmp_path):
     )
     raw = SOURCES["movielens"](tmp_path, "films", ReadOptions(min_rating=3))
     assert events_of(raw) == [("films-1", "32", 1260759145)]
-    assert raw.bad_lines[0].examples == ["ratings.csv:3: 2 columns, expected 4"]
+    assert raw.files[0].bad_lines == ["ratings.csv:3: 2 columns, expected 4"]
     items = raw.read_catalogue({"31", "32"}).items
     assert items["31"] == {"title": "Net, The (1995)", "genres": "Action, Crime"}
     assert items["32"]["genres"] == ""
@@ -239,7 +239,7 @@ def test_packed_interactions(write, tmp_path):
     raw = SOURCES["packed"](tmp_path, "games", OPTIONS)
     assert events_of(raw) == [("u", "games:1", -1), ("u", "B7", 1514160000)]
     assert raw.events.order_E.tolist() == [1, 0]
-    assert raw.bad_lines[0].examples == ["interactions.csv.gz:5: no user"]
+    assert raw.files[0].bad_lines == ["interactions.csv.gz:5: no user"]
     items = raw.read_catalogue({"games:1"}).items
     assert display_title(items["games:1"]) == "dice set"
     with pytest.raises(ValueError, match="min_rating"):
@@ -255,7 +255,7 @@ def test_packed_sequences(write, tmp_path):
     raw = SOURCES["packed"](tmp_path, "toys", OPTIONS)
     assert [event[:2] for event in events_of(raw)] == [("a", "toys:3"), ("a", "toys:1"), ("a", "toys:2")]
     assert raw.events.order_E.tolist() == sorted(raw.events.order_E.tolist())
-    assert raw.bad_lines[0].count == 1
+    assert raw.files[0].num_bad == 1
     assert raw.read_catalogue({"toys:1"}).items["toys:1"]["categories"] == "Toys, Dolls"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -132,3 +133,49 @@ def test_card_is_plain_json(tmp_path):
     save_domain(small_domain(), tmp_path)
     card = json.loads((tmp_path / "games" / "card.json").read_text())
     assert set(card["tables_sha256"]) == {"items.parquet", "clients.parquet", "public.parquet"}
+
+
+@pytest.mark.parametrize("card", ["[]", "{}", '{"tables_sha256": 3}', '{"tables_sha256": {}, "raw": 5}', "[" * 10**5])
+def test_a_card_that_is_none(tmp_path, card):
+    save_domain(small_domain(), tmp_path)
+    (tmp_path / "games" / "card.json").write_text(card)
+    with pytest.raises(ValueError, match=r"card\.json (is no data card|cannot be read)"):
+        load_domains(tmp_path)
+
+
+def test_a_card_that_is_utf_16_or_a_folder(tmp_path):
+    save_domain(small_domain(), tmp_path)
+    path = tmp_path / "games" / "card.json"
+    path.write_text(path.read_text(), encoding="utf-16")
+    with pytest.raises(ValueError, match=r"card\.json cannot be read"):
+        load_domains(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match=r"card\.json cannot be read"):
+        load_domains(tmp_path)
+
+
+def test_every_table_needs_a_checksum_and_its_columns(tmp_path):
+    folder = save_domain(small_domain(), tmp_path)
+    path, card = folder / "public.parquet", json.loads((folder / "card.json").read_text())
+
+    def written(content, checksum):
+        path.write_bytes(content)
+        card["tables_sha256"]["public.parquet"] = checksum
+        (folder / "card.json").write_text(json.dumps(card))
+
+    good = path.read_bytes()
+    written(good, None)
+    with pytest.raises(ValueError, match=r"public\.parquet is missing or does not match its checksum"):
+        load_domains(tmp_path)
+    written(good[:-9], hashlib.sha256(good[:-9]).hexdigest())
+    with pytest.raises(ValueError, match=r"public\.parquet is no readable Parquet file"):
+        load_domains(tmp_path)
+    other = (folder / "items.parquet").read_bytes()
+    written(other, hashlib.sha256(other).hexdigest())
+    with pytest.raises(ValueError, match=r"public\.parquet has columns .* but not \['user', 'items', 'timestamps'\]"):
+        load_domains(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match=r"public\.parquet is missing"):
+        load_domains(tmp_path)

@@ -14,8 +14,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.lines import BadLines, find_file, finite_number, json_object, read_records, text_field
+from fedecider.data.readers.files import find_file
+from fedecider.data.readers.lines import finite_number, json_object, read_records, text_field
 from fedecider.data.readers.table import (
+    BELOW_RATING,
     Catalogue,
     EventTable,
     ItemFields,
@@ -44,25 +46,24 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The events of ``domain`` and its products."""
     stem = _stem(raw, domain)
     names = [f"{stem}_5.json", f"reviews_{stem}_5.json", f"{stem}.json", f"reviews_{stem}.json"]
-    reviews = find_file(raw, names, f"reviews of {domain!r}")
-    meta = find_file(raw, [f"meta_{stem}.json"], f"product data of {domain!r}")
-    bad = [BadLines(reviews, options.max_bad_lines), BadLines(meta, options.max_bad_lines)]
+    reviews = options.file(find_file(raw, names, f"reviews of {domain!r}"))
+    meta = options.file(find_file(raw, [f"meta_{stem}.json"], f"product data of {domain!r}"))
 
     table = EventTable()
-    for user, asin, rating, time in read_records(reviews, _review, bad[0]):
+    for user, asin, rating, time in read_records(reviews, _review):
         if keep_rating(rating, options):
             table.add(user, asin, time)
         else:
-            table.skip("rating below min_rating")
+            table.skip(BELOW_RATING)
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
         def parse(line: bytes) -> tuple[str, ItemFields]:
             record = json_or_literal(line)
             return record["asin"], _product(record) if record["asin"] in wanted else {}
 
-        return collect_items(read_records(meta, parse, bad[1]), wanted, options, meta, allow_same=True)
+        return collect_items(read_records(meta, parse), wanted, options, meta.path, allow_same=True)
 
-    return RawDomain(table.build(), read_catalogue, [reviews, meta], bad)
+    return RawDomain(table.build(), read_catalogue, [reviews, meta])
 
 
 def json_or_literal(line: bytes) -> dict[str, Any]:

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedecider.data.readers.lines import BadLines, decode, find_file, finite_number, read_records
-from fedecider.data.readers.table import EventTable, RawDomain, ReadOptions, keep_rating, no_texts, unix_time
+from fedecider.data.readers.files import find_file
+from fedecider.data.readers.lines import decode, finite_number, read_records
+from fedecider.data.readers.table import (
+    BELOW_RATING,
+    EventTable,
+    RawDomain,
+    ReadOptions,
+    keep_rating,
+    no_texts,
+    unix_time,
+)
 
 
 def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The ratings in ``raw``; a reviewer is the same user in every domain."""
-    ratings = find_file(raw, ["ratings.dat"], f"Amazon ratings of {domain!r}")
-    bad = BadLines(ratings, options.max_bad_lines)
+    ratings = options.file(find_file(raw, ["ratings.dat"], f"Amazon ratings of {domain!r}"))
     table = EventTable()
-    for user, item, rating, time in read_records(ratings, _rating_line, bad):
+    for user, item, rating, time in read_records(ratings, _rating_line):
         if keep_rating(rating, options):
             table.add(user, item, time)
         else:
-            table.skip("rating below min_rating")
-    return RawDomain(table.build(), no_texts, [ratings], [bad])
+            table.skip(BELOW_RATING)
+    return RawDomain(table.build(), no_texts, [ratings])
 
 
 def _rating_line(line: bytes) -> tuple[str, str, float, int]:

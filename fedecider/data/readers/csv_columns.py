@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import BadLines, find_file, finite_number, read_csv
+from fedecider.data.readers.files import find_file
+from fedecider.data.readers.lines import finite_number, read_csv
 from fedecider.data.readers.table import (
+    BELOW_RATING,
     EventTable,
     RawDomain,
     ReadOptions,
@@ -37,14 +39,14 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
         time = unix_time(finite_number(row[columns.time], "time")) if columns.time else UNKNOWN_TIME
         return user, item, rating, time
 
-    bad = BadLines(path, options.max_bad_lines)
+    file = options.file(path)
     delimiter = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
     named = [name for name in columns if name]
     expected = "the columns that the settings name (user, item, and where wanted rating and time)"
     table = EventTable()
-    for user, item, rating, time in read_csv(path, named, parse, bad, delimiter, expected=expected):
+    for user, item, rating, time in read_csv(file, named, parse, delimiter, expected=expected):
         if rating is None or keep_rating(rating, options):
             table.add(user, item, time)
         else:
-            table.skip("rating below min_rating")
-    return RawDomain(table.build(), no_texts, [path], [bad])
+            table.skip(BELOW_RATING)
+    return RawDomain(table.build(), no_texts, [file])

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedecider.data.readers.lines import BadLines, find_file, finite_number, read_records
-from fedecider.data.readers.table import EventTable, RawDomain, ReadOptions, keep_rating, no_texts
+from fedecider.data.readers.files import find_file
+from fedecider.data.readers.lines import finite_number, read_records
+from fedecider.data.readers.table import BELOW_RATING, EventTable, RawDomain, ReadOptions, keep_rating, no_texts
 
 
 def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The ratings in ``raw``; user keys carry the domain name (they are small numbers)."""
-    ratings = find_file(raw, ["ratings.txt"], "FilmTrust ratings")
-    bad = BadLines(ratings, options.max_bad_lines)
+    ratings = options.file(find_file(raw, ["ratings.txt"], "FilmTrust ratings"))
     table = EventTable()
-    for user, item, rating in read_records(ratings, _rating_line, bad):
+    for user, item, rating in read_records(ratings, _rating_line):
         if keep_rating(rating, options):
             table.add(f"{domain}-{user}", item)
         else:
-            table.skip("rating below min_rating")
-    return RawDomain(table.build(), no_texts, [ratings], [bad])
+            table.skip(BELOW_RATING)
+    return RawDomain(table.build(), no_texts, [ratings])
 
 
 def _rating_line(line: bytes) -> tuple[str, str, float]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from fedecider.data.readers.lines import BadLines, find_file, finite_number, read_csv, whole_number
+from fedecider.data.readers.files import RawFile, find_file, find_optional
+from fedecider.data.readers.lines import finite_number, read_csv, whole_number
 from fedecider.data.readers.table import (
+    BELOW_RATING,
     NUM_SHELVES,
     STATE_SHELVES,
     Catalogue,
@@ -26,36 +28,29 @@ from fedecider.data.readers.table import (
 def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The ratings and books in ``raw``; files of the repository's ``samples`` folder serve where the full ones lack."""
     samples = raw / "samples"
-    folder = samples if _has(samples, "ratings.csv") and not _has(raw, "ratings.csv") else raw
-    ratings = find_file(folder, ["ratings.csv"], "goodbooks-10k ratings")
-    books = find_file(raw, ["books.csv"], "goodbooks-10k books")
-    tag_files = []
-    if _has(raw, "tags.csv") and _has(folder, "book_tags.csv"):
-        tag_files = [find_file(raw, ["tags.csv"], "tags"), find_file(folder, ["book_tags.csv"], "tags of the books")]
-    files = [ratings, books, *tag_files]
-    bad = [BadLines(path, options.max_bad_lines) for path in files]
+    folder = raw if find_optional(raw, ["ratings.csv"]) or not find_optional(samples, ["ratings.csv"]) else samples
+    ratings = options.file(find_file(folder, ["ratings.csv"], "goodbooks-10k ratings"))
+    books = options.file(find_file(raw, ["books.csv"], "goodbooks-10k books"))
+    tags, book_tags = find_optional(raw, ["tags.csv"]), find_optional(folder, ["book_tags.csv"])
+    tag_files = [options.file(tags), options.file(book_tags)] if tags and book_tags else []
 
     table = EventTable()
-    for user, item, rating in read_csv(ratings, ("user_id", "book_id", "rating"), _rating_row, bad[0]):
+    for user, item, rating in read_csv(ratings, ("user_id", "book_id", "rating"), _rating_row):
         if keep_rating(rating, options):
             table.add(f"{domain}-{user}", item)
         else:
-            table.skip("rating below min_rating")
+            table.skip(BELOW_RATING)
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
-        shelves = _shelves(tag_files, bad[2:])
+        shelves = _shelves(tag_files)
 
         def records() -> Iterator[tuple[str, ItemFields]]:
-            for key, goodreads_id, fields in read_csv(books, ("book_id", "title", "authors"), _book_row, bad[1]):
+            for key, goodreads_id, fields in read_csv(books, ("book_id", "title", "authors"), _book_row):
                 yield key, {**fields, "shelves": clean(shelves.get(goodreads_id, []))}
 
-        return collect_items(records(), wanted, options, books)
+        return collect_items(records(), wanted, options, books.path)
 
-    return RawDomain(table.build(), read_catalogue, files, bad)
-
-
-def _has(folder: Path, name: str) -> bool:
-    return (folder / name).is_file() or (folder / f"{name}.gz").is_file()
+    return RawDomain(table.build(), read_catalogue, [ratings, books, *tag_files])
 
 
 def _rating_row(row: dict[str, str]) -> tuple[str, str, float]:
@@ -80,13 +75,13 @@ def _book_tag_row(row: dict[str, str]) -> tuple[str, str, int]:
     return row["goodreads_book_id"], row["tag_id"], whole_number(row["count"], "count")
 
 
-def _shelves(files: list[Path], bad: list[BadLines]) -> dict[str, list[str]]:
+def _shelves(files: list[RawFile]) -> dict[str, list[str]]:
     """Goodreads book id -> the names of its most used topical tags."""
     if not files:
         return {}
-    names = dict(read_csv(files[0], ("tag_id", "tag_name"), _tag_row, bad[0]))
+    names = dict(read_csv(files[0], ("tag_id", "tag_name"), _tag_row))
     counted: dict[str, list[tuple[int, str]]] = {}
-    for book, tag, count in read_csv(files[1], ("goodreads_book_id", "tag_id", "count"), _book_tag_row, bad[1]):
+    for book, tag, count in read_csv(files[1], ("goodreads_book_id", "tag_id", "count"), _book_tag_row):
         name = names.get(tag, "")
         if name and name not in STATE_SHELVES:
             counted.setdefault(book, []).append((-count, name.replace("-", " ")))

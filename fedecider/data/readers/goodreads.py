@@ -13,8 +13,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.lines import BadLines, find_file, finite_number, json_object, read_records, text_field
+from fedecider.data.readers.files import find_file, find_optional
+from fedecider.data.readers.lines import finite_number, json_object, read_records, text_field
 from fedecider.data.readers.table import (
+    BELOW_RATING,
     MAX_TIME,
     NUM_SHELVES,
     STATE_SHELVES,
@@ -45,39 +47,34 @@ _EPOCH = date(1970, 1, 1).toordinal()
 def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The events of ``domain`` (a key of ``STEMS`` or a file stem) and its books."""
     stem = _stem(raw, domain)
-    interactions = find_file(raw, [f"goodreads_interactions_{stem}.json"], f"interactions of {domain!r}")
-    books = find_file(raw, [f"goodreads_books_{stem}.json"], f"books of {domain!r}")
-    bad = [BadLines(interactions, options.max_bad_lines), BadLines(books, options.max_bad_lines)]
+    interactions = options.file(find_file(raw, [f"goodreads_interactions_{stem}.json"], f"interactions of {domain!r}"))
+    books = options.file(find_file(raw, [f"goodreads_books_{stem}.json"], f"books of {domain!r}"))
 
     table = EventTable()
-    for user, book, is_read, rating, time in read_records(interactions, _interaction, bad[0]):
+    for user, book, is_read, rating, time in read_records(interactions, _interaction):
         if not is_read and rating == 0:
             table.skip("neither read nor rated")
         elif not keep_rating(rating, options):
-            table.skip("rating below min_rating")
+            table.skip(BELOW_RATING)
         else:
             table.add(user, book, time)
 
     extras = {
-        name: path
+        name: options.file(path)
         for name in ("authors", "series")
-        if (path := _optional(raw, f"goodreads_book_{name}.json")) is not None
+        if (path := find_optional(raw, [f"goodreads_book_{name}.json"])) is not None
     }
-    bad += [BadLines(path, options.max_bad_lines) for path in extras.values()]
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
-        names = {
-            name: dict(read_records(path, _NAME_OF[name], counter))
-            for (name, path), counter in zip(extras.items(), bad[2:], strict=True)
-        }
+        names = {name: dict(read_records(file, _NAME_OF[name])) for name, file in extras.items()}
 
         def parse(line: bytes) -> tuple[str, ItemFields]:
             record = book_record(line)
             return record["book_id"], _book(record, names) if record["book_id"] in wanted else {}
 
-        return collect_items(read_records(books, parse, bad[1]), wanted, options, books)
+        return collect_items(read_records(books, parse), wanted, options, books.path)
 
-    return RawDomain(table.build(), read_catalogue, [interactions, books, *extras.values()], bad)
+    return RawDomain(table.build(), read_catalogue, [interactions, books, *extras.values()])
 
 
 def book_record(line: bytes) -> dict[str, Any]:
@@ -123,10 +120,6 @@ def _stem(raw: Path, domain: str) -> str:
             f"or the stem of a file in {raw} (found {present or 'none'})."
         )
     return stem
-
-
-def _optional(raw: Path, name: str) -> Path | None:
-    return next((path for path in (raw / f"{name}.gz", raw / name) if path.is_file()), None)
 
 
 def _author_name(line: bytes) -> tuple[str, str]:

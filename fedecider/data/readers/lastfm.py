@@ -13,8 +13,10 @@ from datetime import date
 from pathlib import Path
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import BadLines, find_file, find_optional, finite_number, read_csv
+from fedecider.data.readers.files import RawFile, find_file, find_optional
+from fedecider.data.readers.lines import finite_number, read_csv
 from fedecider.data.readers.table import (
+    BELOW_RATING,
     Catalogue,
     EventTable,
     ItemFields,
@@ -33,42 +35,40 @@ _ORIGINAL = "the original tab-separated file"
 
 def read_tags(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """One event for each tag that a user gave to an artist; user keys carry the domain name."""
-    tags = find_file(raw, ["user_taggedartists.dat"], "Last.fm tags")
-    no_ratings(tags, options)
-    bad = BadLines(tags, options.max_bad_lines)
+    tags = options.file(find_file(raw, ["user_taggedartists.dat"], "Last.fm tags"))
+    no_ratings(tags.path, options)
     table = EventTable()
     columns = ("userID", "artistID", "day", "month", "year")
-    for user, artist, time in read_csv(tags, columns, _tag_row, bad, "\t", quoting=False, expected=_ORIGINAL):
+    for user, artist, time in read_csv(tags, columns, _tag_row, "\t", quoting=False, expected=_ORIGINAL):
         table.add(f"{domain}-{user}", artist, time)
-    return _with_artists(raw, table, tags, bad, options)
+    return _with_artists(raw, table, tags, options)
 
 
 def read_plays(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """One event for each artist a user listened to, in file order; ``min_rating`` is the fewest plays."""
-    plays = find_file(raw, ["user_artists.dat"], "Last.fm listening counts")
-    bad = BadLines(plays, options.max_bad_lines)
+    plays = options.file(find_file(raw, ["user_artists.dat"], "Last.fm listening counts"))
     table = EventTable()
     columns = ("userID", "artistID", "weight")
-    for user, artist, weight in read_csv(plays, columns, _play_row, bad, "\t", quoting=False, expected=_ORIGINAL):
+    for user, artist, weight in read_csv(plays, columns, _play_row, "\t", quoting=False, expected=_ORIGINAL):
         if keep_rating(weight, options):
             table.add(f"{domain}-{user}", artist)
         else:
-            table.skip("rating below min_rating")
-    return _with_artists(raw, table, plays, bad, options)
+            table.skip(BELOW_RATING)
+    return _with_artists(raw, table, plays, options)
 
 
-def _with_artists(raw: Path, table: EventTable, events: Path, bad: BadLines, options: ReadOptions) -> RawDomain:
+def _with_artists(raw: Path, table: EventTable, events: RawFile, options: ReadOptions) -> RawDomain:
     names = ["artists.dat"]
-    artists = find_file(raw, names, "Last.fm artists") if options.texts_required else find_optional(raw, names)
-    if artists is None:
-        return RawDomain(table.build(), no_texts, [events], [bad])
-    bad_artists = BadLines(artists, options.max_bad_lines)
+    path = find_file(raw, names, "Last.fm artists") if options.texts_required else find_optional(raw, names)
+    if path is None:
+        return RawDomain(table.build(), no_texts, [events])
+    artists = options.file(path)
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
-        rows = read_csv(artists, ("id", "name"), _artist_row, bad_artists, "\t", quoting=False, expected=_ORIGINAL)
-        return collect_items(rows, wanted, options, artists)
+        rows = read_csv(artists, ("id", "name"), _artist_row, "\t", quoting=False, expected=_ORIGINAL)
+        return collect_items(rows, wanted, options, artists.path)
 
-    return RawDomain(table.build(), read_catalogue, [events, artists], [bad, bad_artists])
+    return RawDomain(table.build(), read_catalogue, [events, artists])
 
 
 def _tag_row(row: dict[str, str]) -> tuple[str, str, int]:

@@ -1,23 +1,19 @@
-"""Raw files as streams of lines: gzip or plain, bad lines counted and named, clear errors for damaged files."""
+"""Lines of raw files as records: csv rows, JSON objects, checked fields; a line that cannot be read is counted."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import json
-import logging
 import math
 import re
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-logger = logging.getLogger(__name__)
+from fedecider.data.readers.files import RawFile
 
 Record = TypeVar("Record")
-LOG_EVERY = 2_000_000
-NUM_EXAMPLES = 20
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character outside the basic plane: JSON can spell it alone, UTF-8 cannot."""
 _BAD_LINE = (
@@ -33,99 +29,13 @@ _BAD_LINE = (
 """What parsing a broken or hostile line may raise."""
 
 
-class BadLines:
-    """The lines of one file that could not be read: counted, named in the log, an error beyond ``limit``."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self.path = path
-        self.limit = limit
-        self.count = 0
-        self.examples: list[str] = []
-
-    def add(self, line_number: int, why: str) -> None:
-        """Count one bad line; ``ValueError`` when there are more than the limit."""
-        place = f"{self.path.name}:{line_number}: {why}"
-        self.count += 1
-        if len(self.examples) < NUM_EXAMPLES:
-            self.examples.append(place)
-        if self.count > self.limit:
-            raise ValueError(
-                f"{self.path}: more than {self.limit} bad lines, the last one at {place}; expected a file in its "
-                "original format. Check the file, or raise max_bad_lines."
-            )
-        logger.warning("skipped a bad line, %s", place)
-
-
-def find_file(folder: Path, names: Iterable[str], what: str) -> Path:
-    """The first of ``names`` (each also with ``.gz``, any letter case) in ``folder``; ``ValueError`` without any."""
-    if not folder.is_dir():
-        raise ValueError(f"raw folder {folder} does not exist; expected the folder with the {what}. Check --raw.")
-    names = list(names)
-    path = find_optional(folder, names)
-    if path is not None:
-        return path
-    found = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
-    listing = ", ".join(found[:12]) + (", ..." if len(found) > 12 else "") if found else "no file"
-    raise ValueError(f"no {what} in {folder}: expected {' or '.join(names)} (or .gz), found {listing}. Check --raw.")
-
-
-def find_optional(folder: Path, names: Iterable[str]) -> Path | None:
-    """As ``find_file``, but None where there is no such file."""
-    present = (
-        {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file()} if folder.is_dir() else {}
-    )
-    spellings = [name.lower() + ending for name in names for ending in ("", ".gz")]
-    return next((present[spelling] for spelling in spellings if spelling in present), None)
-
-
-def describe_bad_lines(counters: Iterable[BadLines]) -> dict[str, Any]:
-    """The bad lines of all files of a source together: count, and the first examples as file:line: why."""
-    counters = list(counters)
-    return {
-        "count": sum(bad.count for bad in counters),
-        "examples": [example for bad in counters for example in bad.examples],
-    }
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, line) of a plain or gzip file, blank lines skipped, in constant memory.
-
-    Errors: ``ValueError`` for an empty file, a truncated or damaged gzip.
-    """
-    number = 0
-    some = False
-    try:
-        # Told by the first bytes, not by the name: browsers and copies often drop or keep ".gz" wrongly.
-        with open(path, "rb") as probe:
-            is_gzip = probe.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if is_gzip else open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if number == 1 and line.startswith(b"\xef\xbb\xbf"):
-                    line = line[3:]
-                if not line.isspace():
-                    some = True
-                    yield number, line
-                if number % LOG_EVERY == 0:
-                    logger.info("%s: %s lines read", path.name, f"{number:,}")
-    except EOFError as error:
-        raise ValueError(
-            f"{path} is a truncated gzip file (it ends after line {number}); expected a whole one. Download it again."
-        ) from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path} is a damaged gzip file (after line {number}: {error}); expected a readable one. Download it again."
-        ) from error
-    if not some:
-        raise ValueError(f"{path} is empty; expected one record a line. Download it again.")
-
-
-def read_records(path: Path, parse: Callable[[bytes], Record], bad: BadLines) -> Iterator[Record]:
-    """``parse`` of each line; a line on which it raises is counted in ``bad`` and skipped."""
-    for number, line in read_lines(path):
+def read_records(file: RawFile, parse: Callable[[bytes], Record]) -> Iterator[Record]:
+    """``parse`` of each line; a line on which it raises is counted as bad and skipped."""
+    for number, line in file.lines():
         try:
             record = parse(line)
         except _BAD_LINE as error:
-            bad.add(number, _short(error))
+            file.add_bad_line(number, _short(error))
             continue
         yield record
 
@@ -174,10 +84,9 @@ def finite_number(value: Any, name: str) -> float:
 
 
 def read_csv(
-    path: Path,
+    file: RawFile,
     columns: Iterable[str],
     parse: Callable[[dict[str, str]], Record],
-    bad: BadLines,
     delimiter: str = ",",
     quoting: bool = True,
     expected: str = "the original file",
@@ -185,30 +94,41 @@ def read_csv(
     """``parse`` of each row as {column: text}; the header must hold ``columns``; UTF-8 text, else Latin-1.
 
     Every line is a row: no format read here has line breaks in its fields, and so a stray quote costs one line, which
-    is counted in ``bad``, and not all rows up to the next quote. Without ``quoting``, quotes are ordinary characters.
+    is counted as bad, and not all rows up to the next quote. Without ``quoting``, quotes are ordinary characters.
     """
     header: list[str] | None = None
-    for number, line in read_lines(path):
+    for number, line in file.lines():
         try:
             row = _split(decode(line), delimiter, quoting)
         except csv.Error as error:
-            bad.add(number, f"quotes: {_short(error)}")
+            file.add_bad_line(number, f"quotes: {_short(error)}")
             continue
         if header is None:
             header = row
-            missing = [name for name in columns if name not in header]
-            if missing:
-                raise ValueError(f"{path}: header {header} has no column {missing}; expected {expected}.")
+            _check_header(file.path, header, columns, expected)
             continue
         if len(row) != len(header):
-            bad.add(number, f"{len(row)} columns, expected {len(header)}")
+            file.add_bad_line(number, f"{len(row)} columns, expected {len(header)}")
             continue
         try:
             record = parse(dict(zip(header, row, strict=True)))
         except _BAD_LINE as error:
-            bad.add(number, _short(error))
+            file.add_bad_line(number, _short(error))
             continue
         yield record
+
+
+def _check_header(path: Path, header: list[str], columns: Iterable[str], expected: str) -> None:
+    """``ValueError`` when a column is missing, or a name stands twice: it could not be told which one is meant."""
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise ValueError(f"{path}: header {header} has no column {missing}; expected {expected}.")
+    twice = sorted(name for name, count in Counter(header).items() if name and count > 1)
+    if twice:
+        raise ValueError(
+            f"{path}: header {header} has more than one column {twice}; expected each name once. "
+            "Rename or remove the columns that are not meant."
+        )
 
 
 def decode(line: bytes) -> str:

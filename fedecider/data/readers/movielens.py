@@ -11,17 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import (
-    BadLines,
-    decode,
-    find_file,
-    find_optional,
-    finite_number,
-    read_csv,
-    read_records,
-    whole_number,
-)
+from fedecider.data.readers.files import RawFile, find_file, find_optional
+from fedecider.data.readers.lines import decode, finite_number, read_csv, read_records, whole_number
 from fedecider.data.readers.table import (
+    BELOW_RATING,
     Catalogue,
     EventTable,
     ItemFields,
@@ -46,37 +39,37 @@ Rating = tuple[str, str, float, int, int]
 
 def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The ratings and movies of the release in ``raw``; user keys carry the domain name (they are small numbers)."""
-    ratings = find_file(raw, ["u.data", "ratings.dat", "ratings.csv", "ratings_ordered.csv"], "MovieLens ratings")
+    names = ["u.data", "ratings.dat", "ratings.csv", "ratings_ordered.csv"]
+    ratings = options.file(find_file(raw, names, "MovieLens ratings"))
     names = ["u.item", "movies.dat", "movies.csv"]
-    movies = find_file(raw, names, "MovieLens movies") if options.texts_required else find_optional(raw, names)
-    files = [ratings] if movies is None else [ratings, movies]
-    bad = [BadLines(path, options.max_bad_lines) for path in files]
+    path = find_file(raw, names, "MovieLens movies") if options.texts_required else find_optional(raw, names)
+    movies = None if path is None else options.file(path)
 
-    ordered = ratings.name.startswith("ratings_ordered")
+    ordered = ratings.path.name.lower().startswith("ratings_ordered")
     table = EventTable(with_order=ordered)
-    for user, item, rating, time, order in _ratings(ratings, bad[0]):
+    for user, item, rating, time, order in _ratings(ratings):
         if keep_rating(rating, options):
             table.add(f"{domain}-{user}", item, time, order)
         else:
-            table.skip("rating below min_rating")
+            table.skip(BELOW_RATING)
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
         if movies is None:
             return no_texts(wanted)
-        return collect_items(_movies(movies, bad[1]), wanted, options, movies)
+        return collect_items(_movies(movies), wanted, options, movies.path)
 
-    return RawDomain(table.build(), read_catalogue, files, bad)
+    return RawDomain(table.build(), read_catalogue, [ratings] if movies is None else [ratings, movies])
 
 
-def _ratings(path: Path, bad: BadLines) -> Iterable[Rating]:
-    name = path.name.lower()
+def _ratings(file: RawFile) -> Iterable[Rating]:
+    name = file.path.name.lower()
     if name.startswith("u.data"):
-        return read_records(path, partial(_rating_line, separator="\t"), bad)
+        return read_records(file, partial(_rating_line, separator="\t"))
     if name.startswith("ratings.dat"):
-        return read_records(path, partial(_rating_line, separator="::"), bad)
+        return read_records(file, partial(_rating_line, separator="::"))
     if name.startswith("ratings_ordered"):
-        return read_csv(path, ("user", "movie", "rating", "order"), _ordered_row, bad)
-    return read_csv(path, ("userId", "movieId", "rating", "timestamp"), _rating_row, bad)
+        return read_csv(file, ("user", "movie", "rating", "order"), _ordered_row)
+    return read_csv(file, ("userId", "movieId", "rating", "timestamp"), _rating_row)
 
 
 def _rating_line(line: bytes, separator: str) -> Rating:
@@ -94,13 +87,13 @@ def _ordered_row(row: dict[str, str]) -> Rating:
     return user, item, rating, UNKNOWN_TIME, whole_number(row["order"], "order")
 
 
-def _movies(path: Path, bad: BadLines) -> Iterator[tuple[str, ItemFields]]:
-    name = path.name.lower()
+def _movies(file: RawFile) -> Iterator[tuple[str, ItemFields]]:
+    name = file.path.name.lower()
     if name.startswith("u.item"):
-        return read_records(path, _movie_100k, bad)
+        return read_records(file, _movie_100k)
     if name.startswith("movies.dat"):
-        return read_records(path, _movie_line, bad)
-    return read_csv(path, ("movieId", "title", "genres"), _movie_row, bad)
+        return read_records(file, _movie_line)
+    return read_csv(file, ("movieId", "title", "genres"), _movie_row)
 
 
 def _movie_100k(line: bytes) -> tuple[str, ItemFields]:

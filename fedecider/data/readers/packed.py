@@ -13,17 +13,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import (
-    BadLines,
-    find_file,
-    finite_number,
-    json_object,
-    read_csv,
-    read_records,
-    text_field,
-    whole_number,
-)
+from fedecider.data.readers.files import RawFile, find_file
+from fedecider.data.readers.lines import finite_number, json_object, read_csv, read_records, text_field, whole_number
 from fedecider.data.readers.table import (
+    BELOW_RATING,
+    NO_ITEMS,
     Catalogue,
     EventTable,
     ItemFields,
@@ -38,31 +32,32 @@ from fedecider.data.readers.table import (
 )
 
 _FIELDS = ("title", "author", "brand", "series", "categories", "genres", "attribute", "keywords", "description", "year")
+OTHER_DOMAINS = "rows of other domains"
 
 
 def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     """The events and items of one domain of the folder ``raw``."""
-    items_file = find_file(raw, ["items.jsonl"], "packed items")
-    events_file = find_file(raw, ["interactions.csv", "sequences.tsv"], "packed interactions or sequences")
-    bad = [BadLines(events_file, options.max_bad_lines), BadLines(items_file, options.max_bad_lines)]
-    items = _read_items(items_file, domain, bad[1])
+    items_file = options.file(find_file(raw, ["items.jsonl"], "packed items"))
+    names = ["interactions.csv", "sequences.tsv"]
+    events_file = options.file(find_file(raw, names, "packed interactions or sequences"))
+    items = _read_items(items_file, domain)
     keys = {number: key for number, key, _ in reversed(items)}  # the first one wins
     if len(keys) < len(items) and options.duplicate_items != "first":
-        raise _repeated_number(items_file, items)
+        raise _repeated_number(items_file.path, items)
 
     table = EventTable(with_order=True)
-    if events_file.name.startswith("interactions"):
-        _add_interactions(table, events_file, domain, keys, options, bad[0])
+    if events_file.path.name.lower().startswith("interactions"):
+        _add_interactions(table, events_file, domain, keys, options)
     else:
-        _add_sequences(table, events_file, domain, keys, options, bad[0])
+        _add_sequences(table, events_file, domain, keys, options)
 
     def read_catalogue(wanted: Collection[str]) -> Catalogue:
-        return collect_items(((key, fields) for _, key, fields in items), wanted, options, items_file)
+        return collect_items(((key, fields) for _, key, fields in items), wanted, options, items_file.path)
 
-    return RawDomain(table.build(), read_catalogue, [events_file, items_file], bad)
+    return RawDomain(table.build(), read_catalogue, [events_file, items_file])
 
 
-def _read_items(path: Path, domain: str, bad: BadLines) -> list[tuple[int, str, ItemFields]]:
+def _read_items(file: RawFile, domain: str) -> list[tuple[int, str, ItemFields]]:
     """(number, key, fields) of the items of one domain, in file order; ``ValueError`` for an unknown domain."""
     items = []
     found: set[str] = set()
@@ -76,11 +71,11 @@ def _read_items(path: Path, domain: str, bad: BadLines) -> list[tuple[int, str, 
         key = text_field(record, "asin") if record.get("asin") else f"{domain}:{number}"
         return number, key, {name: clean(record.get(name)) for name in _FIELDS}
 
-    for item in read_records(path, parse, bad):
+    for item in read_records(file, parse):
         if item is not None:
             items.append(item)
     if not items:
-        raise ValueError(f"unknown domain {domain!r}: {path} holds {sorted(found)}. Check --domains.")
+        raise ValueError(f"unknown domain {domain!r}: {file.path} holds {sorted(found)}. Check --domains.")
     return items
 
 
@@ -94,7 +89,7 @@ def _repeated_number(path: Path, items: list[tuple[int, str, ItemFields]]) -> Va
 
 
 def _add_interactions(
-    table: EventTable, path: Path, domain: str, keys: dict[int, str], options: ReadOptions, bad: BadLines
+    table: EventTable, file: RawFile, domain: str, keys: dict[int, str], options: ReadOptions
 ) -> None:
     def parse(row: dict[str, str]) -> tuple[str, str, float | None, int, int] | None:
         if row["domain"] != domain:
@@ -107,36 +102,41 @@ def _add_interactions(
         return row["user"], keys.get(number, f"{domain}:{number}"), rating, time, whole_number(row["pos"], "pos")
 
     columns = ("domain", "user", "pos", "item", "rating", "timestamp")
-    for event in read_csv(path, columns, parse, bad):
+    for event in read_csv(file, columns, parse):
         if event is None:
+            table.dropped.add(OTHER_DOMAINS, lines=1)
             continue
         user, item, rating, time, order = event
         if rating is None and options.min_rating is not None:
             raise ValueError(
-                f"{path}: min_rating is {options.min_rating}, but events of {domain!r} have no rating. "
+                f"{file.path}: min_rating is {options.min_rating}, but events of {domain!r} have no rating. "
                 "Leave min_rating out."
             )
         if rating is None or keep_rating(rating, options):
             table.add(user, item, time, order)
         else:
-            table.skip("rating below min_rating")
+            table.skip(BELOW_RATING)
 
 
-def _add_sequences(
-    table: EventTable, path: Path, domain: str, keys: dict[int, str], options: ReadOptions, bad: BadLines
-) -> None:
-    no_ratings(path, options)
+def _add_sequences(table: EventTable, file: RawFile, domain: str, keys: dict[int, str], options: ReadOptions) -> None:
+    no_ratings(file.path, options)
 
-    def parse(row: dict[str, str]) -> tuple[str, list[int]]:
+    def parse(row: dict[str, str]) -> tuple[str, list[int]] | None:
         if row["domain"] != domain:
-            return "", []
+            return None
         if not row["user"]:
             raise ValueError("no user")
         return row["user"], [whole_number(item, "item") for item in row["items"].split()]
 
     order = 0  # runs on through the file, so that a second line of a user continues the first one
     columns = ("domain", "user", "items")
-    for user, numbers in read_csv(path, columns, parse, bad, delimiter="\t", quoting=False):
+    for listed in read_csv(file, columns, parse, delimiter="\t", quoting=False):
+        if listed is None:
+            table.dropped.add(OTHER_DOMAINS, lines=1)
+            continue
+        user, numbers = listed
+        if not numbers:
+            table.dropped.add(NO_ITEMS, lines=1)
         for number in numbers:
             table.add(user, keys.get(number, f"{domain}:{number}"), UNKNOWN_TIME, order)
             order += 1

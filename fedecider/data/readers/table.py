@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.lines import SURROGATE, BadLines
+from fedecider.data.dropped import Dropped, Size
+from fedecider.data.readers.files import RawFile, Tell
+from fedecider.data.readers.lines import SURROGATE
 
 ItemFields = dict[str, str]
 """Clean one-line texts of one item by field name; "title" is empty where unknown."""
@@ -39,6 +41,8 @@ OTHER_TEXT_FIELDS = ("year", "price", "sales_rank")
 MAX_TIME = 1 << 33
 """Unix seconds end here (the year 2242)."""
 NUM_SHELVES = 5
+NO_ITEMS = "users listed without items"
+BELOW_RATING = "rating below min_rating"
 _STATES = (
     "to-read currently-reading read favorites favourites owned owned-books books-i-own i-own kindle ebook ebooks "
     "library my-books my-library default all-time-favorites did-not-finish dnf abandoned wish-list to-buy re-read "
@@ -70,6 +74,12 @@ class ReadOptions(NamedTuple):
     """A missing file of item texts is an error; False: the items have no texts then (MovieLens and Last.fm)."""
     columns: Columns = Columns()
     """Columns of source csv."""
+    tell: Tell | None = None
+    """Hears every few seconds how far a file is read."""
+
+    def file(self, path: Path) -> RawFile:
+        """``path`` as a file to read under these options."""
+        return RawFile(path, self.max_bad_lines, self.tell)
 
 
 class RawEvents(NamedTuple):
@@ -85,8 +95,12 @@ class RawEvents(NamedTuple):
     """(E,) int64 Unix seconds, ``UNKNOWN_TIME`` where not known."""
     order_E: np.ndarray | None
     """(E,) int64 order within a user where the source gives one; None: ordered by time, ties in file order."""
-    skipped: dict[str, int]
-    """Readable events left out, by reason."""
+    dropped: Dropped
+    """What the reader could read and left out on purpose."""
+
+    def size(self) -> Size:
+        """Users, items and events as read."""
+        return Size(len(self.users), len(self.items), len(self.user_E))
 
 
 class Catalogue(NamedTuple):
@@ -97,6 +111,8 @@ class Catalogue(NamedTuple):
     """Repeated records of an item with the same text, skipped."""
     num_different: int
     """Repeated records with another text, skipped (only with duplicate_items="first")."""
+    num_unused: int
+    """Records of items that are not wanted."""
 
 
 class RawDomain(NamedTuple):
@@ -105,9 +121,15 @@ class RawDomain(NamedTuple):
     events: RawEvents
     read_catalogue: Callable[[Collection[str]], Catalogue]
     """Texts of the wanted item keys, read when called (after k-core, so that few texts are held)."""
-    files: list[Path]
-    bad_lines: list[BadLines]
-    """One counter a file; those of the item files fill up when the catalogue is read."""
+    files: list[RawFile]
+    """First the one with the events; the counts of the item files fill up when the catalogue is read."""
+
+    def dropped(self) -> Dropped:
+        """All that was left out so far while reading: lines first, then what the reader left out on purpose."""
+        dropped = Dropped()
+        dropped.add("unreadable lines", lines=sum(file.num_bad for file in self.files))
+        dropped.add("blank lines", lines=sum(file.num_blank for file in self.files))
+        return dropped.include(self.events.dropped)
 
 
 class EventTable:
@@ -120,7 +142,7 @@ class EventTable:
         self._item = array("i")
         self._time = array("q")
         self._order = array("q") if with_order else None
-        self.skipped: dict[str, int] = {}
+        self.dropped = Dropped()
 
     def add(self, user: str, item: str, time: int = UNKNOWN_TIME, order: int = 0) -> None:
         """Append one event."""
@@ -133,7 +155,7 @@ class EventTable:
 
     def skip(self, reason: str) -> None:
         """Count a readable event that is left out on purpose."""
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.dropped.add(reason, events=1)
 
     def build(self) -> RawEvents:
         """The events; no more may be added afterwards (the arrays are shared, not copied)."""
@@ -144,7 +166,7 @@ class EventTable:
             item_E=np.frombuffer(self._item, dtype=np.int32) if self._item else np.zeros(0, np.int32),
             time_E=np.frombuffer(self._time, dtype=np.int64) if self._time else np.zeros(0, np.int64),
             order_E=None if self._order is None else np.asarray(self._order, dtype=np.int64),
-            skipped=self.skipped,
+            dropped=self.dropped,
         )
 
 
@@ -161,9 +183,10 @@ def collect_items(
     Errors: ``ValueError`` for any other repeated key, unless ``duplicate_items`` is "first".
     """
     items: dict[str, ItemFields] = {}
-    num_same = num_different = 0
+    num_same = num_different = num_unused = 0
     for key, fields in records:
         if key not in wanted:
+            num_unused += 1
             continue
         known = items.setdefault(key, fields)
         if known is fields:
@@ -174,12 +197,12 @@ def collect_items(
             num_same += 1
         if options.duplicate_items != "first" and not (allow_same and known == fields):
             raise duplicate_key(path, key, known, fields)
-    return Catalogue(items, num_same, num_different)
+    return Catalogue(items, num_same, num_different, num_unused)
 
 
 def no_texts(_wanted: Collection[str]) -> Catalogue:
     """The catalogue of a source without item texts."""
-    return Catalogue({}, 0, 0)
+    return Catalogue({}, 0, 0, 0)
 
 
 def duplicate_key(path: Path, key: str, first: ItemFields, second: ItemFields) -> ValueError:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def toy_world(folder: Path) -> None:
     domains = list(sample_domains(["crime", "comics", "children"], 0).values())
     renamed = dict(zip(("movies_tv", "cds_vinyl", "video_games"), domains, strict=True))
     save_domains(
-        {name: domain._replace(name=name) for name, domain in renamed.items()}, folder / "data/amazon_small_pool"
+        {name: replace(domain, name=name) for name, domain in renamed.items()}, folder / "data/amazon_small_pool"
     )
     for stem, domain in zip(("Beauty", "Clothing_Shoes_and_Jewelry"), domains, strict=False):
         events = [("", domain.clients), ("p", domain.public)]
@@ -91,8 +92,8 @@ def toy_world(folder: Path) -> None:
 def _shrunk(content: dict[str, Any]) -> dict[str, Any]:
     rows = next((name for name in ("rows", "lines") if name in content), None)
     if rows:  # a table of methods: few rows
-        kept = {name: content[rows][name] for name in ("fedecider", "local")}
-        return {**content, rows: kept, "analysed": ["fedecider", "local"]}
+        kept = dict(list(content[rows].items())[:2])
+        return {**content, rows: kept, "against": list(kept)[:1], "analysed": list(kept)}
     pretrain = content["pretrain"]
     for block, values in TINY_PRETRAIN.items():
         pretrain = {**pretrain, block: {**pretrain.get(block, {}), **values}}

@@ -66,7 +66,7 @@ def main(script: str, words: list[str], *more: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_the_commands_of_the_readme_run_one_after_the_other(tmp_path):
     toy_world(tmp_path)
     environment = {

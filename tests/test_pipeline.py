@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from peft import PeftModel
+from peft import AutoPeftModelForSeq2SeqLM, PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from fedecider.llm.recommend import load, recommend
@@ -116,6 +116,37 @@ def test_plain_peft_reproduces_the_recommendations(playground):
             logits = model(input_ids=input_ids, attention_mask=attention_mask, labels=target).logits
         score = logits.log_softmax(-1).gather(2, target[..., None]).sum().item()
         assert score == pytest.approx(item.score, abs=1e-3)
+
+
+def test_the_program_of_a_model_card_gives_our_recommendations(playground, tmp_path):
+    """From a copy of the hand-over and another folder, with transformers and peft alone."""
+    run = playground / "runs" / "whole"
+    for part in ("backbone", "adapters/crime"):
+        shutil.copytree(run / part, tmp_path / "copy" / part)
+    card = (run / "adapters" / "crime" / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "next_items.py").write_text(card.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    loaded = load(run, "crime")
+    history = [loaded.items.titles[item] for item in (8, 2, 30, 5, 17)]
+    words = ("next_items.py", "copy/adapters/crime", " | ".join(history))
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    expected = [item.title for item in recommend(loaded, history, k=10)]
+    assert done.stdout.splitlines() == [f"{place}\t{title}" for place, title in enumerate(expected, 1)]
+
+
+def test_plain_peft_finds_the_backbone_from_the_adapter_folder(playground, monkeypatch):
+    monkeypatch.chdir(playground / "runs" / "whole" / "adapters" / "crime")
+    assert AutoPeftModelForSeq2SeqLM.from_pretrained(".").get_base_model().config.d_model == 32
+
+
+def test_a_finished_run_may_be_handed_over_under_a_hub_name(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    shutil.copytree(playground / "runs" / "whole", playground / "runs" / "named")
+    words = ("--config", "toy.yaml", "--output", "runs/named", "--resume", "true", "--backbone_name", "us/books")
+    assert main("federate", *words) == 0
+    adapter = playground / "runs" / "named" / "adapters" / "crime"
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "us/books"
+    assert 'base_model: "us/books"' in (adapter / "README.md").read_text()
 
 
 def test_evaluate_confirms_the_metrics(playground):

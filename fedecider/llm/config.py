@@ -75,6 +75,8 @@ class RunConfig:
             wi and wo of the feed-forward part, lm_head for the output table.
         export_rank: Rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down to
             it by singular values. 0 keeps it, which is exact.
+        backbone_name: Hub name of the backbone, for the adapters and their model cards; empty names it by its place in
+            the run folder, ../../backbone.
         num_threads: CPU threads per process, 0 for torch's choice; bit-equal results need equal numbers.
         protocol: How recommendations are counted; part of every reported number.
         resume: Go on with the run in ``output``.
@@ -96,6 +98,7 @@ class RunConfig:
     lora_rank: int = 8
     lora_targets: str = "q,k,v,o"
     export_rank: int = 0
+    backbone_name: str = ""
     num_threads: int = 0
     protocol: str = "strict"
     resume: bool = False

@@ -21,10 +21,12 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.llm.examples import decode_examples
+from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
-from fedecider.lora.export import Card, ItemTable, export_adapter
+from fedecider.lora.card import LOCAL_BACKBONE, Card
+from fedecider.lora.export import ItemTable, export_adapter
 from fedecider.lora.fusion import load_plain
 from fedecider.lora.truncation import Truncated, truncate_loaded
 from fedecider.methods import METHODS
@@ -296,11 +298,12 @@ def _export(
             recommender.model,
             folder.adapters / name,
             base_folder=folder.backbone,
-            base_name=str(folder.backbone),
+            base_name=settings.run.backbone_name or LOCAL_BACKBONE,
             items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids),
             card=Card(
                 method=method.name,
                 domain=name,
+                prompt=prompt_layout(name, settings),
                 alpha=dict(zip(recommender.names, weight_K.tolist(), strict=False)),
                 metrics=metrics,
                 protocol=stamp(get_protocol(settings.run.protocol)),

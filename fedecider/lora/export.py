@@ -1,7 +1,7 @@
 """Export of a client's personalised model as a standard PEFT LoRA folder, with a reload check.
 
 The folder holds ``adapter_config.json`` and ``adapter_model.safetensors`` (PEFT's format), ``item_ids.json`` (item key
-to title, ID text and token IDs: all that is needed to rebuild the trie) and ``README.md`` (model card).
+to title, ID text and token IDs: all that is needed to rebuild the trie) and ``README.md`` (`fedecider.lora.card`).
 
 Shape legend: K domains, R rank, I in features, O out features.
 """
@@ -24,6 +24,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.federation.method import Tree
 from fedecider.lora.adapters import module_names
+from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
 
 ITEM_FILE = "item_ids.json"
@@ -38,21 +39,6 @@ class ItemTable(NamedTuple):
     id_texts: Sequence[str]
     token_ids: Sequence[Sequence[int]]
     """Without the end token; the trie is built from these."""
-
-
-class Card(NamedTuple):
-    """What the model card says."""
-
-    method: str
-    domain: str
-    alpha: Mapping[str, float]
-    """Fusion weight of this client for every domain; empty for methods without."""
-    metrics: Mapping[str, float]
-    protocol: str
-    """How the metrics were measured, in a sentence or a stamp."""
-    license: str = "apache-2.0"
-    details: Mapping[str, Any] = {}
-    """More lines for the table of settings."""
 
 
 def export_adapter(
@@ -71,7 +57,8 @@ def export_adapter(
 
     Fused directions become one adapter of rank K*r, ``A = [A_1; ...; A_K]``, ``B = [alpha_1 B_1, ..., alpha_K B_K]``
     with ``lora_alpha = K*r``, which is the same update exactly. ``base_folder`` is where the base model is saved now,
-    ``base_name`` what the adapter's config records. ``prompts`` are real ``input_ids``, ``attention_mask`` and
+    ``base_name`` what the adapter's config and card record: a hub name, or a
+    path relative to ``folder``. ``prompts`` are real ``input_ids``, ``attention_mask`` and
     ``labels``. ``factors`` are written instead when given (one pair per layer, any common rank): the update that
     ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside its place
     and renamed only after the check, so a wrong export never appears under its name.
@@ -86,7 +73,8 @@ def export_adapter(
     try:
         save_peft_folder(fused_factors(model) if factors is None else factors, scratch, base_name)
         _write_items(scratch, items, model)
-        (scratch / "README.md").write_text(model_card(card, base_name), encoding="utf-8")
+        text = model_card(card, base_name, tuple(items.titles[:2]))
+        (scratch / "README.md").write_text(text, encoding="utf-8")
         difference = reload_difference(model, scratch, base_folder, prompts)
         if not difference <= tolerance:
             raise ValueError(
@@ -170,42 +158,6 @@ def read_item_ids(folder: Path) -> ItemTable:
             "pair of one export; item IDs of another run would recommend other items"
         )
     return table
-
-
-def model_card(card: Card, base_name: str) -> str:
-    """Markdown with the front matter that model hubs read."""
-    total = sum(abs(weight) for weight in card.alpha.values()) or 1.0
-    lines = [
-        "---",
-        "library_name: peft",
-        f"base_model: {json.dumps(base_name)}",
-        f"license: {card.license}",
-        "tags: [recommendation, federated-learning, lora]",
-        "---",
-        "",
-        f"# {card.domain}: personalised recommender ({card.method})",
-        "",
-        f"LoRA adapter of the client `{card.domain}`, trained by `{card.method}`. It needs the backbone `{base_name}`",
-        f"and its tokenizer. `{ITEM_FILE}` maps item keys to titles, item ID texts and token IDs; decoding is",
-        "constrained to the prefix tree of those token IDs, each followed by the end token.",
-        "",
-        "```python",
-        "from peft import PeftModel",
-        "from transformers import AutoModelForSeq2SeqLM",
-        f'model = PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained("<backbone>"), "{card.domain}")',
-        "```",
-    ]
-    if card.alpha:
-        lines += ["", "## Fusion weights", "", "| domain | alpha | share of absolute values |", "|---|---|---|"]
-        lines += [f"| {name} | {value:.4f} | {abs(value) / total:.1%} |" for name, value in card.alpha.items()]
-    lines += ["", "## Evaluation", "", card.protocol]
-    if card.metrics:
-        lines += ["", "| metric | value |", "|---|---|"]
-        lines += [f"| {name} | {value:.4f} |" for name, value in card.metrics.items()]
-    if card.details:
-        lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in card.details.items()]
-    return "\n".join(lines) + "\n"
 
 
 def _write_items(folder: Path, items: ItemTable, model: PeftModel) -> None:

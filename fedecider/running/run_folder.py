@@ -18,7 +18,7 @@ from fedecider.running.stages import as_plain, content_key
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
 
 
-PLACES = ("output", "resume", "cache", "data", "tracker", "encoder")
+PLACES = ("output", "resume", "cache", "data", "tracker", "encoder", "backbone_name")
 """Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
 
 

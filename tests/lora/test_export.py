@@ -8,7 +8,8 @@ from lora_toys import RANK, adapted, batch, random_stack, tiny_t5
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.lora.export import Card, ItemTable, export_adapter, model_card, read_item_ids
+from fedecider.lora.card import Card, PromptLayout
+from fedecider.lora.export import ItemTable, export_adapter, read_item_ids
 from fedecider.lora.fusion import load_fusion
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
@@ -16,6 +17,7 @@ ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", 
 CARD = Card(
     method="fedecider",
     domain="crime",
+    prompt=PromptLayout("crime :", "", ";", 3, True, 64, 20, 0.0),
     alpha={"crime": 1.5, "comics": -0.5, "children": 2.0},
     metrics={"ndcg@10": 0.123456},
     protocol="leave-last-out, full catalogue",
@@ -112,11 +114,3 @@ def test_bad_item_tables_are_refused(tmp_path, items, message):
     with pytest.raises(ValueError, match=message):
         exported(tmp_path, items=items)
     assert not (tmp_path / "crime").exists()
-
-
-def test_model_card_says_weights_shares_and_metrics():
-    text = model_card(CARD, "../backbone")
-    assert text.startswith("---\nlibrary_name: peft\n")
-    assert "| comics | -0.5000 | 12.5% |" in text
-    assert "| ndcg@10 | 0.1235 |" in text
-    assert "leave-last-out, full catalogue" in text

@@ -11,7 +11,8 @@ from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.llm.config import RunConfig
-from fedecider.lora.export import Card, ItemTable, export_adapter
+from fedecider.lora.card import Card, PromptLayout
+from fedecider.lora.export import ItemTable, export_adapter
 from fedecider.lora.fusion import fused_factors, load_fusion
 from fedecider.lora.truncation import load_factors, truncate, truncate_loaded
 
@@ -128,7 +129,8 @@ def test_the_export_has_the_rank_and_reproduces_the_truncated_model(tmp_path):
     model = fused()
     full = model(**batch()).logits
     cut = truncate_loaded(model, 4)
-    card = Card("fedecider", "crime", {}, {}, "leave-last-out", details=cut.summary())
+    prompt = PromptLayout("crime :", "", ";", 3, True, 64, 20, 0.0)
+    card = Card("fedecider", "crime", prompt, {}, {}, "leave-last-out", details=cut.summary())
     places = {"base_folder": tmp_path / "backbone", "base_name": "x", "items": ITEMS, "card": card, "prompts": batch()}
     assert export_adapter(model, tmp_path / "crime", factors=cut.tree, **places) <= 1e-5
     config = json.loads((tmp_path / "crime" / "adapter_config.json").read_text())

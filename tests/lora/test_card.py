@@ -1,0 +1,151 @@
+"""The model card: what it says, and that its program gives the items of our own search."""
+
+import re
+import runpy
+import sys
+
+import pytest
+import torch
+from peft import PeftModel
+
+from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.llm.prompt_layout import prompt_layout
+from fedecider.llm.setup import Settings
+from fedecider.lora.adapters import LoraSettings, attach_lora
+from fedecider.lora.card import LOCAL_BACKBONE, Card, PromptLayout, model_card, snippet
+from fedecider.lora.export import ItemTable, export_adapter, read_item_ids
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import TrainingConfig
+from idgen.backbone import BackboneConfig, build_backbone, load_backbone
+from idgen.decode import constrained_beam_search
+from idgen.draws import SampleConfig
+from idgen.item_ids import ItemIds, keyword_item_ids
+from idgen.ranking import RankingConfig
+from idgen.samples import catalogue_task, encode_histories
+from idgen.tokenizer import load_tokenizer, train_tokenizer
+
+PROMPT = PromptLayout("so far the user has picked", "and next", ";", 7, False, 512, 20, 0.0)
+CARD = Card(
+    method="fedecider",
+    domain="crime",
+    prompt=PROMPT,
+    alpha={"crime": 1.5, "comics": -0.5, "children": 2.0},
+    metrics={"ndcg@10": 0.123456},
+    protocol="leave-last-out, full catalogue",
+    details={"round": 5},
+)
+TITLES = [
+    f"The {colour} {thing}" for colour in ("Red", "Blue", "Grey", "Amber") for thing in ("Lantern", "Heir", "Inn")
+]
+TITLES = [*TITLES, 'It\'s "quoted"', "Émile", *(f"Volume {number}" for number in range(20))]
+LAYOUTS = {
+    "as in the demo": SampleConfig(templates="compact", max_history=3, max_source_tokens=64, newest_first=True),
+    "oldest first, no separator": SampleConfig(templates="natural", max_history=4, separator=""),
+    "too long for all of it": SampleConfig(templates="compact", max_history=6, max_source_tokens=22),
+    "shorter in use": SampleConfig(templates="natural", max_history=6, eval_history=2),
+}
+
+
+def settings_of(samples, ranking):
+    run = RunConfig(pretrain=PretrainConfig(samples=samples))
+    return Settings(run, TrainingConfig(), ranking, METHODS["local"].config())
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A backbone and one adapter, laid out as in a run folder, and the tokenizer and item IDs of the adapter."""
+    root = tmp_path_factory.mktemp("run")
+    texts = [f"title: {title}" for title in TITLES]
+    tokenizer = train_tokenizer([*texts, "so far the user has picked and the next pick is crime : ;"], 400)
+    ids = keyword_item_ids([f"k{number:02d}" for number in range(len(TITLES))], texts, tokenizer)
+    backbone = build_backbone(BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=24), tokenizer, 1)
+    torch.nn.init.normal_(backbone.shared.weight, generator=torch.Generator().manual_seed(2))
+    backbone.save_pretrained(root / "backbone")
+    tokenizer.save_pretrained(root / "backbone")
+    return root, tokenizer, ids
+
+
+def export(run_folder, layout):
+    """The adapter, exported with its card under the prompt layout."""
+    root, tokenizer, ids = run_folder
+    model = attach_lora(load_backbone(root / "backbone", tokenizer), LoraSettings(rank=2))
+    for number, weight in enumerate(value for name, value in model.named_parameters() if "lora_B" in name):
+        torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(number))
+    row = torch.tensor([[5, 6, 1]])
+    export_adapter(
+        model,
+        root / "adapters" / "crime",
+        base_folder=root / "backbone",
+        base_name=LOCAL_BACKBONE,
+        items=ItemTable([f"k{number:02d}" for number in range(len(TITLES))], TITLES, ids.texts, ids.token_ids),
+        card=CARD._replace(prompt=layout),
+        prompts={"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row},
+    )
+    return root / "adapters" / "crime"
+
+
+def program_of(card: str) -> str:
+    (program,) = re.findall(r"```python\n(.*?)```", card, re.S)
+    return program
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("samples", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_program_gives_the_items_of_our_search(run_folder, samples, length_penalty, tmp_path, monkeypatch, capsys):
+    ranking = RankingConfig(num_beams=20, length_penalty=length_penalty)
+    adapter = export(run_folder, prompt_layout("crime", settings_of(samples, ranking)))
+    root, items = run_folder[0], read_item_ids(adapter)
+    history = [3, 20, 12, 3, 0, 31, 8]
+    tokenizer = load_tokenizer(root / "backbone")
+    model = PeftModel.from_pretrained(load_backbone(root / "backbone", tokenizer), str(adapter)).eval()
+    task = catalogue_task("crime", ItemIds(items.id_texts, items.token_ids, {}), tokenizer, samples)
+    found, _ = constrained_beam_search(
+        model, *encode_histories(task, [history]), task.trie, 20, length_penalty=length_penalty
+    )
+    expected = [items.titles[item] for item in found[0].tolist() if item not in history][:10]
+    assert len(expected) == 10
+
+    (tmp_path / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    titles = " | ".join(TITLES[number].upper() for number in history)
+    monkeypatch.setattr(sys, "argv", ["next_items.py", str(adapter), titles])
+    runpy.run_path("next_items.py")
+    assert capsys.readouterr().out.splitlines() == [f"{place}\t{title}" for place, title in enumerate(expected, 1)]
+
+
+def test_the_program_takes_its_own_titles_and_folder_without_arguments(run_folder, monkeypatch, capsys):
+    adapter = export(run_folder, PROMPT)
+    monkeypatch.chdir(adapter)
+    (adapter / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["next_items.py"])
+    runpy.run_path("next_items.py")
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == 10
+    assert not set(TITLES[:2]) & {line.split("\t")[1] for line in printed.splitlines()}
+
+
+def test_the_card_says_prompt_weights_shares_and_metrics():
+    text = model_card(CARD, LOCAL_BACKBONE, ("It's", 'a "title"'))
+    assert text.startswith('---\nlibrary_name: peft\nbase_model: "../../backbone"\n')
+    assert "| prompt template | `so far the user has picked {history} and next`, then the end token |" in text
+    assert "oldest first |" in text
+    assert "| separator between two IDs | `;` |" in text
+    assert "| `max_history` | 7 (the newest items) |" in text
+    assert "| comics | -0.5000 | 12.5% |" in text
+    assert "| ndcg@10 | 0.1235 |" in text
+    assert "| round | 5 |" in text
+    assert "leave-last-out, full catalogue" in text
+    compile(program_of(text), "card", "exec")
+
+
+def test_a_published_backbone_is_named_by_its_hub_name(tmp_path):
+    text = model_card(CARD, "someone/books", ("a", "b"))
+    assert 'base_model: "someone/books"' in text
+    assert "loaded from `someone/books`" in text
+
+
+def test_the_program_imports_nothing_of_ours():
+    program = snippet(PROMPT, ("a", "b"))
+    modules = {line.split()[1].split(".")[0] for line in program.splitlines() if re.match(r"(import|from) ", line)}
+    assert modules == {"json", "sys", "pathlib", "torch", "peft", "transformers"}
+    assert not re.search("<[A-Z_]+>", program)

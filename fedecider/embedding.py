@@ -29,7 +29,15 @@ from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.federation.state import RunState
 from fedecider.launch import Launch
 from fedecider.progress import console
-from fedecider.run_folder import RunFolder, check_run, default_name, fingerprint, forget_unstarted, open_run, provenance
+from fedecider.run_folder import (
+    RunFolder,
+    check_run,
+    default_name,
+    fingerprint,
+    forget_unstarted,
+    opened_run,
+    provenance,
+)
 from fedecider.stages import as_plain
 
 
@@ -241,7 +249,7 @@ def user_positions(
 
 def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
-    from fedecider.embedding_results import privacy_line, write_embedding_results  # plotly only where it is used
+    from fedecider.embedding_results import privacy_line  # plotly only where it is used
 
     run = settings.run
     interactions = load_interactions(settings.data)
@@ -257,8 +265,25 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     setup = set_up(settings, interactions, launch.device)
     privacy_line(settings)  # what cannot be accounted for is told before the first round
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
-    folder = open_run(root, record) if launch.is_main else RunFolder(root)
-    launch.accelerator.wait_for_everyone()
+    with opened_run(root, record, run.resume, writes=launch.is_main) as folder:
+        launch.accelerator.wait_for_everyone()
+        _run(settings, setup, interactions, folder, launch, fingerprint(record))
+        launch.accelerator.wait_for_everyone()
+    return root
+
+
+def _run(
+    settings: EmbeddingSettings,
+    setup: Setup,
+    interactions: Interactions,
+    folder: RunFolder,
+    launch: Launch,
+    key: str,
+) -> None:
+    """Rounds and results."""
+    from fedecider.embedding_results import write_embedding_results  # plotly only where it is used
+
+    run = settings.run
     if run.tracker:
         launch.accelerator.init_trackers("fedecider", config={"method": run.method, "seed": run.seed})
 
@@ -281,7 +306,7 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
             setup,
             recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
             checkpoints=folder.checkpoints,
-            key=fingerprint(record),
+            key=key,
             processes=launch.processes,
             on_round=show,
         )
@@ -290,5 +315,3 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
             forget_unstarted(folder)
         raise
     write_embedding_results(settings, setup, interactions, state, folder, launch)
-    launch.accelerator.wait_for_everyone()
-    return root

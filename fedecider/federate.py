@@ -25,7 +25,7 @@ from fedecider.methods import METHODS
 from fedecider.methods.recommender import RankingConfig, Recommender, TrainingConfig, build_recommender
 from fedecider.progress import console
 from fedecider.results import write_results
-from fedecider.run_folder import RunFolder, check_run, default_name, fingerprint, open_run, provenance
+from fedecider.run_folder import RunFolder, check_run, default_name, fingerprint, opened_run, provenance
 from fedecider.stages import Stage, as_plain
 from idgen.backbone import load_backbone
 from idgen.tokenizer import load_tokenizer
@@ -109,14 +109,14 @@ def federate(settings: Settings, launch: Launch) -> Path:
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
     recommender = make_recommender(settings, foundation, launch.device)
-    folder = open_run(root, record) if launch.is_main else RunFolder(root)
-    launch.accelerator.wait_for_everyone()
     method = METHODS[config.method].build(recommender, settings.method)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
-    state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))
-    write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
-    launch.accelerator.wait_for_everyone()
+    with opened_run(root, record, config.resume, writes=launch.is_main) as folder:
+        launch.accelerator.wait_for_everyone()
+        state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))
+        write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
+        launch.accelerator.wait_for_everyone()
     return root
 
 

@@ -132,6 +132,18 @@ def test_a_run_that_diverges_at_once_leaves_nothing_and_a_later_one_keeps_its_ro
     assert federate(*words, "--checkpoint_every", 1, "--resume", "true") == 0
 
 
+def test_every_file_of_a_run_is_written_aside_and_renamed(data, tmp_path, monkeypatch):
+    renamed, real = [], os.replace
+
+    def replace(source, target):
+        renamed.append(Path(target).name)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert federate("--method", "fedease", *data, "--num_rounds", 1, "--output", tmp_path / "run") == 0
+    assert {"run.json", "metrics.json", "results.md"} <= set(renamed)
+
+
 def test_an_upload_that_is_left_out_because_it_is_not_finite_is_told(data, tmp_path, monkeypatch):
     whole = METHODS["fedmf"]
 

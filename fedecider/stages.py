@@ -48,7 +48,7 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
     ``build`` fills a scratch folder that is renamed when it returns, so a killed build leaves nothing that could be
     mistaken for a result. ``inputs.json`` in the folder says what the key stands for. A folder without it, or without
     checksums, was made by nobody or by an older version and is replaced. Every reuse compares the SHA-256 sums of all
-    files: about a second per gigabyte, so 0.3 s for a t5-small.
+    files: one to three seconds per gigabyte, so less than one for a t5-small.
 
     Raises:
         ValueError: a file of the stage is not the one that was written.

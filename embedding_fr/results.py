@@ -19,7 +19,7 @@ from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol
 from fedecider.federation.privacy import privacy_report
-from fedecider.federation.record import read_records, write_json
+from fedecider.federation.record import non_finite_line, non_finite_uploads, read_records, write_json, write_text
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import activity_table, popularity_table
@@ -71,6 +71,7 @@ def write_embedding_results(
         "valid": _plain(result_rows(interactions.name, valid_lines, valid_references), interactions.name),
         "seconds": seconds(records),
         "bytes": traffic_totals(records),
+        "non_finite_uploads": non_finite_uploads(records),
     }
     write_json(folder.metrics, content)
     write_per_user(
@@ -82,7 +83,7 @@ def write_embedding_results(
     )
     _write_figures(setup, state, records, interactions.name, folder)
     title = f"Test of {setup.method.name} on {interactions.name}"
-    (folder.root / "results.md").write_text(markdown_table(table, title=title))
+    write_text(folder.results, markdown_table(table, title=title))
     console.print(rich_table(table, title=title))
     console.print(f"run: {folder.root}", highlight=False, soft_wrap=True)
 
@@ -177,8 +178,10 @@ def _notes(settings: EmbeddingSettings, setup: Setup, state: RunState, records: 
     time, size = seconds(records), traffic_totals(records)
     clients = sum(len(group["clients"]) for record in records for group in record["traffic"])
     federation = [] if settings.run.federation else ["federation is off: every client trained alone"]
+    broken = [line] if (line := non_finite_line(records)) else []
     return [
         *federation,
+        *broken,
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
         f"{setup.method.views[0]}",
         f"{time['wall_s']:.2f} s a round (median), {time['evaluate_s']:.2f} s for its validation; per client and round "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedding_fr.results import privacy_line, write_embedding_results
-from embedding_fr.setup import EmbeddingSettings, set_up, train
-from fedecider.data.interactions import load_interactions
+from embedding_fr.setup import EmbeddingSettings, Setup, set_up, train
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.data.readers.files import to_stderr
 from fedecider.federation.record import Recorder
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
@@ -16,7 +17,7 @@ from fedecider.running.run_folder import (
     default_name,
     fingerprint,
     forget_unstarted,
-    open_run,
+    opened_run,
     provenance,
 )
 
@@ -24,7 +25,7 @@ from fedecider.running.run_folder import (
 def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
     run = settings.run
-    interactions = load_interactions(settings.data)
+    interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda _: None)
     record = {
         "config": settings.as_record(),
         "protocol": run.protocol,
@@ -37,8 +38,23 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     setup = set_up(settings, interactions, launch.device)
     privacy_line(settings)  # what cannot be accounted for is told before the first round
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
-    folder = open_run(root, record) if launch.is_main else RunFolder(root)
-    launch.accelerator.wait_for_everyone()
+    with opened_run(root, record, run.resume, writes=launch.is_main) as folder:
+        launch.accelerator.wait_for_everyone()
+        _run(settings, setup, interactions, folder, launch, fingerprint(record))
+        launch.accelerator.wait_for_everyone()
+    return root
+
+
+def _run(
+    settings: EmbeddingSettings,
+    setup: Setup,
+    interactions: Interactions,
+    folder: RunFolder,
+    launch: Launch,
+    key: str,
+) -> None:
+    """Rounds and results."""
+    run = settings.run
     if run.tracker:
         launch.accelerator.init_trackers("fedecider", config={"method": run.method, "seed": run.seed})
 
@@ -61,7 +77,7 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
             setup,
             recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
             checkpoints=folder.checkpoints,
-            key=fingerprint(record),
+            key=key,
             processes=launch.processes,
             on_round=show,
         )
@@ -70,5 +86,3 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
             forget_unstarted(folder)
         raise
     write_embedding_results(settings, setup, interactions, state, folder, launch)
-    launch.accelerator.wait_for_everyone()
-    return root

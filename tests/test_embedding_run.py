@@ -108,7 +108,7 @@ def test_resuming_gives_the_uninterrupted_run(words, data, tmp_path):
         patch.setattr(Recorder, "write", dies)
         with pytest.raises(Killed):
             federate(*common, "--num_rounds", 4, "--output", folder)
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round_00002"]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["round_00001", "round_00002"]
     assert federate(*common, "--num_rounds", 4, "--output", folder, "--resume", "true") == 0
     again, whole = (read_json(tmp_path / name / "metrics.json") for name in ("parts", "whole"))
     assert again["test"] == whole["test"]
@@ -130,6 +130,43 @@ def test_a_run_that_diverges_at_once_leaves_nothing_and_a_later_one_keeps_its_ro
     assert "non-finite loss for client" in capsys.readouterr().err
     assert [record["round"] for record in read_records(tmp_path / "run" / "rounds.jsonl")] == [1]
     assert federate(*words, "--checkpoint_every", 1, "--resume", "true") == 0
+
+
+def test_every_file_of_a_run_is_written_aside_and_renamed(data, tmp_path, monkeypatch):
+    renamed, real = [], os.replace
+
+    def replace(source, target):
+        renamed.append(Path(target).name)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert federate("--method", "fedease", *data, "--num_rounds", 1, "--output", tmp_path / "run") == 0
+    assert {"run.json", "metrics.json", "results.md"} <= set(renamed)
+
+
+def test_an_upload_that_is_left_out_because_it_is_not_finite_is_told(data, tmp_path, monkeypatch):
+    whole = METHODS["fedmf"]
+
+    def build(*given):
+        method = whole.build(*given)
+
+        def client_update(round, download, own, block):
+            upload, new, logs = method.client_update(round, download, own, block)
+            if round == 2:
+                upload.tensors["item_table"][upload.clients == 7] = torch.nan
+            return upload, new, logs
+
+        return method._replace(client_update=client_update)
+
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 3, "--output", tmp_path / "run"]
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "fedmf", whole._replace(build=build))
+        assert federate(*words) == 0
+    found = [{"client": 7, "tensors": ["item_table"]}]
+    records = read_records(tmp_path / "run" / "rounds.jsonl")
+    assert [record["non_finite_uploads"] for record in records] == [[], found, []]
+    assert read_json(tmp_path / "run" / "metrics.json")["non_finite_uploads"] == [{"round": 2, **found[0]}]
+    assert "not finite: client 7 in round 2 (item_table);" in (tmp_path / "run" / "results.md").read_text()
 
 
 @pytest.mark.parametrize("method", ["fedmf", "pfedclr"])

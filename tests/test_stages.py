@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from fedecider.federation.checksums import SUMS_FILE
 from fedecider.running.stages import cached_stage, content_key
 
 
@@ -40,3 +41,55 @@ def test_a_failed_build_leaves_nothing(tmp_path):
 def test_content_key_sees_every_value():
     keys = {content_key(Config()), content_key(Config(inner=(2, 1))), content_key({"config": Config()})}
     assert len(keys) == 3
+
+
+def stage(cache, content="weights"):
+    def build(folder):
+        (folder / "backbone").mkdir()
+        (folder / "backbone" / "model.safetensors").write_text(content)
+
+    return cached_stage(cache, "distill", {"seed": 1}, build)
+
+
+@pytest.mark.parametrize("name", ["backbone/model.safetensors", "inputs.json", SUMS_FILE])
+def test_a_stage_with_a_flipped_byte_is_refused_with_advice(name, tmp_path):
+    folder = stage(tmp_path).folder
+    content = bytearray((folder / name).read_bytes())
+    content[3] ^= 1
+    (folder / name).write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=rf"got .*{folder.name}.*Remove the folder {folder}, and the stage is built"):
+        stage(tmp_path)
+
+
+def test_a_stage_that_lost_or_gained_a_file_is_refused(tmp_path):
+    folder = stage(tmp_path).folder
+    (folder / "backbone" / "pytorch_model.bin").write_text("other weights")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, expected no file"):
+        stage(tmp_path)
+    (folder / "backbone" / "pytorch_model.bin").unlink()
+    assert stage(tmp_path).reused
+    (folder / "backbone" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"without 'backbone/model\.safetensors'"):
+        stage(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["inputs.json", SUMS_FILE])
+def test_a_stage_folder_that_nobody_finished_is_replaced_by_what_was_built(name, tmp_path):
+    folder = stage(tmp_path, "old").folder
+    (folder / name).unlink()
+    again = stage(tmp_path, "new")
+    assert (again.folder, again.reused) == (folder, False)
+    assert (folder / "backbone" / "model.safetensors").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert stage(tmp_path, "newest").reused
+
+
+def test_of_two_builders_the_first_one_is_kept(tmp_path):
+    def slow(folder):
+        stage(tmp_path, "fast")
+        (folder / "model.txt").write_text("slow")
+
+    found = cached_stage(tmp_path, "distill", {"seed": 1}, slow)
+    assert not found.reused
+    assert (found.folder / "backbone" / "model.safetensors").read_text() == "fast"
+    assert [path.name for path in tmp_path.iterdir()] == [found.folder.name]

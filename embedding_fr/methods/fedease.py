@@ -154,8 +154,6 @@ def fedease(federation: Federation, training: TrainingConfig, config: FedeaseCon
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         if round > 1:
-            for _ in uploads:  # the stream is what makes the loop go on
-                pass
             return server
         gram_of = secure_gram if config.secure else plain_gram
         return model_of(gram_of(round, uploads, federation, config), federation, config)

@@ -161,8 +161,6 @@ def fednear(federation: Federation, training: TrainingConfig, config: FednearCon
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         if round > 1:
-            for _ in uploads:  # the stream is what makes the loop go on
-                pass
             return server
         sum_of = secure_planes if config.secure else plain_planes
         return model_of(sum_of(round, uploads, federation, config), federation, config)

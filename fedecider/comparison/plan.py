@@ -7,18 +7,16 @@ settings and data: a finished one is not run again, one that was killed goes on 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,7 +28,7 @@ from fedecider.methods import METHODS
 from fedecider.report.encoders import load_encoder
 from fedecider.running.cli import REPOSITORY
 from fedecider.running.progress import console
-from fedecider.running.run_folder import RunFolder, fingerprint
+from fedecider.running.run_folder import RunFolder, fingerprint, locked
 from fedecider.running.stages import content_key
 from idgen.ranking import RankingConfig
 
@@ -245,15 +243,6 @@ def _call(config: CompareConfig, script: str, run: Run) -> str:
         return ""
     last = [line for line in Path(log.name).read_text().splitlines() if line.strip()][-1:]
     return f"exit code {code}, {last[0] if last else 'no output'} (see {log.name})"
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[IO]:
-    """A file lock that a child process keeps when this one is killed, so that no run is ever written twice at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
 
 
 def _shared_words(config: CompareConfig) -> list[str]:

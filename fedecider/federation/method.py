@@ -20,7 +20,13 @@ class Block(NamedTuple):
     clients: Tensor
     """(C,) int64 client numbers."""
     data: Any
-    """The private data of these clients, in whatever form the method understands."""
+    """The private data of these clients, in whatever form the method understands; None in the LLM track.
+
+    There a method closes over one :class:`fedecider.methods.recommender.Recommender`, which holds the model with its
+    adapters attached and the tasks of all domains: they share one tokenizer, one trie per catalogue and one set of
+    streams, and a domain is named by its number, which ``clients`` has already. The runner never looks into ``data``
+    either way: what keeps one client's data from another is that a method reads only those of ``clients``, which the
+    contract tests hold it to. In the embedding track blocks are cut out of flat arrays, so they carry what was cut."""
 
 
 class Download(NamedTuple):
@@ -54,6 +60,9 @@ class Upload(NamedTuple):
     """(C,) int64 bytes of tensors that travel encoded; all others have their plain size."""
     num_rows: dict[str, int] = {}  # noqa: RUF012 (never written to)
     """Rows in full of tables in ``rows`` that were not downloaded, such as gradients: every other row is zero."""
+    finite: Tensor | None = None
+    """(C,) bool, set by the runner when the upload has left its clients: whether all its tensors are finite. None while
+    nobody has looked; :func:`fedecider.federation.aggregate.finite_clients` is how a server asks."""
 
 
 class RowUpdate(NamedTuple):
@@ -85,7 +94,8 @@ class FederatedMethod(NamedTuple):
     client_update: Callable[[int, Download, Tree, Block], tuple[Upload, Update, list[dict]]]
     """round, download, own rows, block -> upload, new own rows, one log record per client."""
     server_aggregate: Callable[[int, Tree, Iterable[Upload]], Tree]
-    """round, server, uploads in client order -> new server tree. Consumes the uploads as a stream."""
+    """round, server, uploads in client order -> new server tree. Reads the uploads once, as a stream, as far as it
+    wants: clients whose uploads it does not read train all the same."""
     positions: Callable[[str, Download, Tree, Block, str], list[Tensor]]
     """view, download, own rows, block, split ("valid" | "test") -> per client, the 0-based place of each
     held-out item (int64, ``NOT_RANKED`` when it was not returned)."""

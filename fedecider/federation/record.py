@@ -1,11 +1,12 @@
-"""One JSON line per round: what happened, measured; readable while the run goes on."""
+"""One JSON line per round: what happened, measured; readable while the run goes on. And reading JSON files safely."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    """The content of a JSON file; ``ValueError`` with the file's name when it is none."""
+    return _parsed(path.read_bytes(), str(path))
+
+
+def read_object(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
+    """The JSON object in ``path``, which must have these fields of these types; else ``ValueError`` with its name.
+
+    ``float`` takes whole numbers too.
+    """
+    return _with_fields(read_json(path), fields, str(path))
 
 
 class Recorder(NamedTuple):
@@ -52,22 +62,88 @@ class Recorder(NamedTuple):
         if self.tracker is not None:
             self.tracker(record, record["round"])
 
-    def rewind(self, round: int) -> None:
-        """Drop records after ``round``: they belong to work that a resumed run does again."""
-        if self.path is None or not self.path.exists():
+    def digest(self) -> str:
+        """SHA-256 of the records so far, for the checkpoint; empty where none are written."""
+        return "" if self.path is None else hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    def rewind(self, round: int, digest: str = "") -> None:
+        """Drop records after ``round``: they belong to work that a resumed run does again.
+
+        ``digest`` is what :meth:`digest` said at the checkpoint; empty for one whose records were not written.
+
+        Raises:
+            ValueError: the records before are not exactly those of the rounds 1 to ``round``: every total over the
+                rounds would be wrong.
+        """
+        if self.path is None or (round > 0 and not digest):
             return
-        kept = [line for line in self.path.read_text().splitlines() if _round_of(line) <= round]
-        scratch = self.path.with_name(f".{self.path.name}.tmp")
-        scratch.write_text("".join(line + "\n" for line in kept))
-        os.replace(scratch, self.path)
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        kept = lines[:round]
+        found = [_round_of(line) for line in kept]
+        if found != list(range(1, round + 1)) or (round and hashlib.sha256(b"".join(kept)).hexdigest() != digest):
+            wrong = next((n for n, one in enumerate(found, 1) if n != one), len(found) + 1)
+            what = f"at line {wrong}" if found != list(range(1, round + 1)) else "in some line"
+            raise ValueError(
+                f"got {self.path} damaged {what}, expected the records of the rounds 1 to {round} as they were "
+                "written: sums over rounds, such as bytes, would be wrong. Restore it from a copy, or start again with "
+                "another --output"
+            )
+        if len(kept) < len(lines):
+            scratch = self.path.with_name(f".{self.path.name}.tmp")
+            scratch.write_bytes(b"".join(kept))
+            os.replace(scratch, self.path)
 
 
 def read_records(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """All records; ``ValueError`` with file and line when one is damaged."""
+    lines = path.read_bytes().splitlines()
+    places = [f"{path}:{number}" for number in range(1, len(lines) + 1)]
+    return [
+        _with_fields(_parsed(line, place), {"round": int}, place) for line, place in zip(lines, places, strict=True)
+    ]
 
 
-def _round_of(line: str) -> float:
+def non_finite_uploads(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """``round``, ``client`` and ``tensors`` of every upload of a run that was not finite."""
+    return [
+        {"round": record["round"], **upload} for record in records for upload in record.get("non_finite_uploads", [])
+    ]
+
+
+def non_finite_line(records: Sequence[Mapping[str, Any]]) -> str:
+    """What to say under the results about uploads that were not finite; empty when all were."""
+    found = non_finite_uploads(records)
+    if not found:
+        return ""
+    some = [f"client {one['client']} in round {one['round']} ({', '.join(one['tensors'])})" for one in found[:3]]
+    more = f" and {len(found) - 3} more, see rounds.jsonl" if len(found) > 3 else ""
+    return f"uploads that were not finite: {', '.join(some)}{more}; what is averaged leaves them out"
+
+
+def _parsed(text: bytes, place: str) -> Any:
     try:
-        return json.loads(line)["round"]
-    except ValueError:  # the half line of a killed process
-        return math.inf
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        raise ValueError(f"got a damaged {place} ({error}), expected JSON. Restore it from a copy") from error
+
+
+def _with_fields(value: Any, fields: Mapping[str, type], place: str) -> dict[str, Any]:
+    """``value`` when it is an object with these fields; else ``ValueError`` with its place."""
+    if not isinstance(value, dict):
+        raise ValueError(f"got a damaged {place} ({type(value).__name__}), expected an object. Restore it from a copy")
+    for name, kind in fields.items():
+        one = value.get(name)
+        if not isinstance(one, (int, float) if kind is float else kind) or isinstance(one, bool):
+            found = f"{name} is {str(one)[:40]!r}" if name in value else f"no {name}"
+            raise ValueError(
+                f"got a damaged {place} ({found}), expected {name} as {kind.__name__}. Restore it from a copy"
+            )
+    return value
+
+
+def _round_of(line: bytes) -> int | None:
+    """None for what is no record, such as the half line of a killed process."""
+    try:
+        return _with_fields(_parsed(line, ""), {"round": int}, "")["round"]
+    except ValueError:
+        return None

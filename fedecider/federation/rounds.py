@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
@@ -15,8 +16,16 @@ from fedecider.federation.method import Block, Download, FederatedMethod, RowUpd
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
 from fedecider.federation.rows import write_rows
-from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, save_state, snapshot
-from fedecider.federation.wire import Traffic, check_upload, group_traffic, measure
+from fedecider.federation.state import (
+    RunState,
+    is_mapped,
+    load_state,
+    mapped_like,
+    remove_debris,
+    save_state,
+    snapshot,
+)
+from fedecider.federation.wire import Traffic, check_upload, group_traffic, measure, with_finite
 
 Pack = Callable[[Sequence[int]], Sequence[Block]]
 """Client numbers of a cohort, ascending -> the blocks they are trained in."""
@@ -66,17 +75,25 @@ def run_rounds(
     Local state is updated in place and copied only when its round is the best so far.
 
     Raises:
-        ValueError: a cohort is empty, or a loss is not finite (told by the method, which knows the tensor).
+        ValueError: a cohort is empty; a loss is not finite (told by the method, which knows the tensor); checkpoints or
+            records of the run to resume are damaged.
     """
     processes, recorder = processes or Processes(), recorder or Recorder(None)
-    state = load_state(checkpoints, settings.fingerprint) if resume and checkpoints else None
+
+    def warn(text: str) -> None:
+        if processes.index == 0:
+            print(f"warning: {text}", file=sys.stderr)
+
+    if checkpoints and processes.index == 0:
+        remove_debris(checkpoints)
+    state = load_state(checkpoints, settings.fingerprint, warn) if resume and checkpoints else None
     server, local = method.init()
     if state is not None:
         state = _on_device(state, server, local)
     else:
         local = {name: tensor if is_mapped(tensor) else tensor.clone() for name, tensor in local.items()}
         state = RunState(0, server, local, 0, -1.0, server, snapshot(local))
-    recorder.rewind(state.round)
+    recorder.rewind(state.round, state.records)
     num_clients = sum(len(block.clients) for block in blocks)
     pack = pack or _whole(blocks)
     for round in range(state.round + 1, settings.num_rounds + 1):
@@ -85,7 +102,7 @@ def run_rounds(
         started = time.perf_counter()
         cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
-        server, local, clients, traffic, train_s = _train(method, round, state, present, protect, processes)
+        server, local, done = _train(method, round, state, present, protect, processes)
         trained = time.perf_counter()
         scores = {
             view: summarise(evaluate(method, round, view, "valid", server, local, blocks, processes))
@@ -98,16 +115,24 @@ def run_rounds(
             state = state._replace(best_round=round, best_score=score, best_server=server, best_local=best_local)
         state = state._replace(round=round, server=server, local=local)
         seconds = {
-            "train_s": train_s,  # summed over clients
+            "train_s": done.train_s,  # summed over clients
             "wall_s": trained - started,
             "evaluate_s": time.perf_counter() - trained,
         }
-        logs = summarise_logs(clients)
-        record = {"round": round, "score": score, "valid": scores, "clients": logs, "traffic": traffic, **seconds}
+        record = {
+            "round": round,
+            "score": score,
+            "valid": scores,
+            "clients": summarise_logs(done.logs),
+            "traffic": done.traffic,
+            "non_finite_uploads": done.non_finite,
+            **seconds,
+        }
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
         due = round % settings.checkpoint_every == 0 or round == settings.num_rounds
         last = 0 < settings.patience <= round - state.best_round
         if checkpoints and (due or last) and processes.index == 0:
+            state = state._replace(records=recorder.digest())
             save_state(state, checkpoints, settings.fingerprint)
         on_round(record)
     return state
@@ -135,6 +160,26 @@ def evaluate(
     return [position_U for _, position_U in sorted(positions, key=itemgetter(0))]
 
 
+class _Done(NamedTuple):
+    """What is recorded of the training of a cohort, in client order."""
+
+    logs: list[dict]
+    traffic: list[dict]
+    non_finite: list[dict]
+    train_s: float
+
+
+class _Sent(NamedTuple):
+    """What a block hands to the loop."""
+
+    upload: Upload
+    own: Update
+    logs: list[dict]
+    traffic: list[Traffic]
+    non_finite: list[dict]
+    seconds: float
+
+
 def _train(
     method: FederatedMethod,
     round: int,
@@ -142,41 +187,47 @@ def _train(
     blocks: Sequence[Block],
     protect: Protect,
     processes: Processes,
-) -> tuple[Tree, Tree, list[dict], list[dict], float]:
-    """Local training of the cohort and aggregation -> server, local, log per client, traffic, training seconds."""
+) -> tuple[Tree, Tree, _Done]:
+    """Local training of the cohort and aggregation -> server, local, what is recorded."""
     local = state.local
     read = {name: tensor for name, tensor in local.items() if name not in method.unread}
     logs: list[dict] = []
     traffic: list[tuple[int, Traffic]] = []
+    non_finite: list[dict] = []
     train_s = 0.0
     cohort_size = sum(len(block.clients) for block in blocks)
 
-    def work(block: Block) -> tuple[Upload, Update, list[dict], list[Traffic], float]:
+    def work(block: Block) -> _Sent:
         download = method.broadcast(round, state.server, block.clients)
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(read, block), block)
         seconds = time.perf_counter() - started
-        upload = protect(upload, download, round, cohort_size)
+        upload, bad = with_finite(protect(upload, download, round, cohort_size))
         check_upload(upload, state.local, block.clients)
-        return upload, own, client_logs, measure(download, upload), seconds
+        return _Sent(upload, own, client_logs, measure(download, upload), bad, seconds)
 
     def uploads() -> Iterator[Upload]:
         nonlocal train_s
-        for block, (upload, own, client_logs, client_traffic, seconds) in in_client_order(blocks, work, processes):
-            for name, update in own.items():
+        for block, sent in in_client_order(blocks, work, processes):
+            for name, update in sent.own.items():
                 if isinstance(update, RowUpdate):
                     write_rows(local[name], block.clients, update)
                 else:
                     local[name][block.clients] = update.to(local[name])
             clients = block.clients.tolist()
-            logs.extend({"client": client, **log} for client, log in zip(clients, client_logs, strict=True))
-            traffic.extend(zip(clients, client_traffic, strict=True))
-            train_s += seconds
-            yield _moved(upload, state.server)
+            logs.extend({"client": client, **log} for client, log in zip(clients, sent.logs, strict=True))
+            traffic.extend(zip(clients, sent.traffic, strict=True))
+            non_finite.extend(sent.non_finite)
+            train_s += sent.seconds
+            yield _moved(sent.upload, state.server)
 
-    server = method.server_aggregate(round, state.server, uploads())
+    stream = uploads()
+    server = method.server_aggregate(round, state.server, stream)
+    for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads
+        pass
     logs.sort(key=itemgetter("client"))
-    return server, local, logs, group_traffic(sorted(traffic, key=itemgetter(0))), train_s
+    non_finite.sort(key=itemgetter("client"))
+    return server, local, _Done(logs, group_traffic(sorted(traffic, key=itemgetter(0))), non_finite, train_s)
 
 
 def _whole(blocks: Sequence[Block]) -> Pack:

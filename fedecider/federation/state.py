@@ -1,27 +1,38 @@
-"""Crash-safe save, load and resume of a run: safetensors + JSON, written aside and renamed.
+"""Crash-safe save, load and resume of a run: safetensors + JSON, written aside and renamed, with checksums.
 
-A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both and
-``state.json``. It is written under a temporary name and renamed when complete, so a kill at any moment leaves
-the previous checkpoint intact.
+A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both,
+``state.json`` and the SHA-256 sums of all of them. It is written under a hidden name and renamed when complete, and
+hidden before it is removed, so a kill at any moment leaves whole checkpoints and hidden debris, which the next start or
+save removes. The two newest are kept: where the newest is damaged the one before it is used.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.method import Tree
+from fedecider.federation.record import read_object
+
+FORMAT = 2
+"""Raise it when checkpoints are laid out in another way, so that older ones are refused."""
 
 _TREES = ("server", "local", "best_server", "best_local")
+_FIELDS = {"round": int, "best_round": int, "best_score": float, "records": str, "fingerprint": str, "format": int}
+_KEPT = 2
 
 
 class RunState(NamedTuple):
@@ -34,43 +45,103 @@ class RunState(NamedTuple):
     best_score: float
     best_server: Tree
     best_local: Tree
+    records: str = ""
+    """:meth:`fedecider.federation.record.Recorder.digest` of the rounds so far."""
 
 
 def save_state(state: RunState, folder: Path, fingerprint: str) -> None:
-    """Write ``folder/round_NNNNN`` and remove older checkpoints. ``fingerprint`` names the configuration."""
+    """Write ``folder/round_NNNNN`` and keep the checkpoint before it; ``fingerprint`` names the configuration."""
+    remove_debris(folder)
     final = folder / f"round_{state.round:05d}"
     scratch = folder / f".{final.name}.tmp"
-    shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     for name in _TREES:
         tree = {key: tensor.detach().cpu().contiguous() for key, tensor in getattr(state, name).items()}
         save_file(tree, scratch / f"{name}.safetensors")
-    numbers = {"round": state.round, "best_round": state.best_round, "best_score": state.best_score}
-    (scratch / "state.json").write_text(json.dumps({**numbers, "fingerprint": fingerprint}, indent=1))
-    shutil.rmtree(final, ignore_errors=True)
+    numbers = {name: value for name, value in state._asdict().items() if name in _FIELDS}
+    content = {**numbers, "fingerprint": fingerprint, "format": FORMAT}
+    (scratch / "state.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_sums(scratch)
+    _remove(final)
     os.replace(scratch, final)
-    for old in folder.glob("round_*"):
-        if old != final:
-            shutil.rmtree(old)
+    found = _checkpoints(folder)
+    kept = [path for round, path in found if round <= state.round][-_KEPT:]
+    for _, path in found:
+        if path not in kept:
+            _remove(path)
 
 
-def load_state(folder: Path, fingerprint: str) -> RunState | None:
-    """The newest complete checkpoint of ``folder``; None when there is none.
+def load_state(folder: Path, fingerprint: str, warn: Callable[[str], None] = lambda text: None) -> RunState | None:
+    """The newest checkpoint of ``folder`` that is whole; None when there is none. ``warn`` is told of damaged ones.
 
     Raises:
-        ValueError: the checkpoint was written by another configuration.
+        ValueError: the checkpoint was written by another configuration; or all of them are damaged.
     """
-    complete = sorted(path for path in folder.glob("round_*") if (path / "state.json").is_file())
-    if not complete:
-        return None
-    numbers = json.loads((complete[-1] / "state.json").read_text())
-    if numbers["fingerprint"] != fingerprint:
-        raise ValueError(
-            f"{folder} belongs to a run with another configuration (got {fingerprint}, expected "
-            f"{numbers['fingerprint']}). Resume with the settings in run.json, or choose another --output"
+    problems: list[str] = []
+    for round, checkpoint in reversed(_checkpoints(folder)):
+        try:
+            numbers, trees = _read(checkpoint, round)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if numbers["fingerprint"] != fingerprint:
+            raise ValueError(
+                f"{folder} belongs to a run with another configuration (got {fingerprint}, expected "
+                f"{numbers['fingerprint']}). Resume with the settings in run.json, or choose another --output"
+            )
+        for problem in problems:
+            warn(f"{problem}. The run goes on from {checkpoint.name}, the checkpoint before it")
+        return RunState(
+            round,
+            best_round=numbers["best_round"],
+            best_score=numbers["best_score"],
+            records=numbers["records"],
+            **trees,
         )
-    trees = {name: load_file(complete[-1] / f"{name}.safetensors") for name in _TREES}
-    return RunState(numbers["round"], best_round=numbers["best_round"], best_score=numbers["best_score"], **trees)
+    if problems:
+        raise ValueError(
+            f"{problems[0]}. No checkpoint of this run can be used: restore {folder} from a copy, or start again with "
+            "another --output"
+        )
+    return None
+
+
+def remove_debris(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote or removed a checkpoint."""
+    for path in folder.glob(".round_*"):
+        shutil.rmtree(path)
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Rounds and folders, ascending."""
+    named = [(re.fullmatch(r"round_(\d+)", path.name), path) for path in folder.glob("round_*")]
+    return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
+
+
+def _remove(checkpoint: Path) -> None:
+    if checkpoint.exists():
+        hidden = checkpoint.with_name(f".{checkpoint.name}.old")
+        os.replace(checkpoint, hidden)
+        shutil.rmtree(hidden)
+
+
+def _read(checkpoint: Path, round: int) -> tuple[dict[str, Any], dict[str, Tree]]:
+    """What ``state.json`` says, and the trees; ``ValueError`` that names the file when any of it is not as written."""
+    check_sums(checkpoint)
+    path = checkpoint / "state.json"
+    numbers = read_object(path, _FIELDS)
+    if numbers["format"] != FORMAT:
+        raise ValueError(f"got format {numbers['format']} in {path}, expected {FORMAT}: another version wrote it")
+    if numbers["round"] != round or not 0 <= numbers["best_round"] <= round or not math.isfinite(numbers["best_score"]):
+        raise ValueError(f"got {path} with numbers out of range, expected round {round} and a best round up to it")
+    return numbers, {name: _load_tree(checkpoint / f"{name}.safetensors") for name in _TREES}
+
+
+def _load_tree(path: Path) -> Tree:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"got a damaged {path} ({error}), expected safetensors") from error
 
 
 def snapshot(tree: Tree, older: Tree | None = None) -> Tree:

@@ -9,7 +9,8 @@ Shape legend: C clients of a block.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,13 +77,23 @@ def take_row(tree: Tree, row: int) -> Tree:
     return {name: tensor[row] for name, tensor in tree.items()}
 
 
+def download_of(download: Download, row: int) -> Download:
+    """The download of client ``row`` alone: a block of one."""
+    here = slice(row, row + 1)
+    return download._replace(
+        per_client={name: tensor[here] for name, tensor in download.per_client.items()},
+        sent_rows={name: sent_Cn[here] for name, sent_Cn in download.sent_rows.items()},
+    )
+
+
 def message(download: Download, row: int) -> Tree:
     """What client ``row`` of the block is sent: shared tensors (marked rows only, where marked) and its own ones."""
+    one = download_of(download, row)
     shared = {
-        name: tensor[download.sent_rows[name][row].to(tensor.device)] if name in download.sent_rows else tensor
-        for name, tensor in download.shared.items()
+        name: tensor[one.sent_rows[name][0].to(tensor.device)] if name in one.sent_rows else tensor
+        for name, tensor in one.shared.items()
     }
-    return {**shared, **take_row(download.per_client, row)}
+    return {**shared, **take_row(one.per_client, 0)}
 
 
 def measure(download: Download, upload: Upload) -> list[Traffic]:
@@ -149,7 +160,8 @@ def group_traffic(traffic: list[tuple[int, Traffic]]) -> list[dict]:
 def check_upload(upload: Upload, local: Tree, block_clients: Tensor) -> None:
     """Assert what every upload must satisfy: the block's clients, a client axis, nothing that is local state.
 
-    A non-finite upload is the method's to refuse (it knows what to use instead); a malformed one is a bug.
+    A non-finite upload is reported (:func:`with_finite`) and the method's to refuse, since it knows what to use
+    instead; a malformed one is a bug.
     """
     assert torch.equal(upload.clients, block_clients), "an upload names other clients than its block"
     assert upload.weights.shape == upload.clients.shape, "one client weight per client"
@@ -159,3 +171,24 @@ def check_upload(upload: Upload, local: Tree, block_clients: Tensor) -> None:
         assert tensor.shape[:1] == upload.clients.shape, f"upload tensor {name} has no client axis"
     for name, row_CR in upload.rows.items():
         assert row_CR.shape == upload.tensors[name].shape[:2], f"one row number per row of {name}"
+
+
+def with_finite(upload: Upload) -> tuple[Upload, list[dict[str, Any]]]:
+    """The upload with ``finite`` filled in, and ``client`` and ``tensors`` of every client with a non-finite one."""
+    finite = {name: finite_rows(tensor) for name, tensor in upload.tensors.items()}
+    all_C = torch.ones(len(upload.clients), dtype=torch.bool)
+    for finite_C in finite.values():
+        all_C &= finite_C
+    bad = [
+        {"client": int(upload.clients[row]), "tensors": [name for name in finite if not finite[name][row]]}
+        for row in (~all_C).nonzero()[:, 0].tolist()
+    ]
+    return upload._replace(finite=all_C), bad
+
+
+def finite_rows(tensor: Tensor) -> Tensor:
+    """(C,) bool, on the CPU: clients whose part of ``tensor`` (C, ...) is finite."""
+    if not tensor.is_floating_point():
+        return torch.ones(len(tensor), dtype=torch.bool)
+    flat_CF = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+    return torch.isfinite(flat_CF.sum(1)).cpu()  # of a sum: twenty times faster

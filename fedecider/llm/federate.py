@@ -18,7 +18,7 @@ from fedecider.methods import METHODS
 from fedecider.methods.recommender import Recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
-from fedecider.running.run_folder import RunFolder, check_run, default_name, fingerprint, open_run, provenance
+from fedecider.running.run_folder import RunFolder, check_run, default_name, fingerprint, opened_run, provenance
 
 
 def federate(settings: Settings, launch: Launch) -> Path:
@@ -41,14 +41,14 @@ def federate(settings: Settings, launch: Launch) -> Path:
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
     recommender = make_recommender(settings, foundation, launch.device)
-    folder = open_run(root, record) if launch.is_main else RunFolder(root)
-    launch.accelerator.wait_for_everyone()
     method = METHODS[config.method].build(recommender, settings.method)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
-    state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))
-    write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
-    launch.accelerator.wait_for_everyone()
+    with opened_run(root, record, config.resume, writes=launch.is_main) as folder:
+        launch.accelerator.wait_for_everyone()
+        state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))
+        write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
+        launch.accelerator.wait_for_everyone()
     return root
 
 

@@ -60,8 +60,6 @@ def centralised(recommender: Recommender, config: CentralisedConfig) -> Federate
         return upload, stack_trees([row] * num_clients), [dict(trained.log) for _ in range(num_clients)]
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        for _ in uploads:  # the stream is what makes the training happen
-            pass
         return {}
 
     positions = client_positions(recommender, partial(load_view, recommender, config))

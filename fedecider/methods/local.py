@@ -50,8 +50,6 @@ def local(recommender: Recommender, config: LocalConfig) -> FederatedMethod:
         return Upload(block.clients, torch.ones(len(rows)), {}), stack_trees(rows), logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        for _ in uploads:  # the stream is what makes the clients train
-            pass
         return {}
 
     positions = client_positions(recommender, partial(load_view, recommender, config))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.wire import take_row
+from fedecider.federation.wire import download_of, message, take_row
 from fedecider.lora.adapters import (
     FACTORS,
     adapter_shapes,
@@ -68,7 +68,7 @@ def personal_average(name: str, recommender: Recommender, weigh: Weigh, *, sends
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         uploads, rows, logs = [], [], []
         for row, client in enumerate(block.clients.tolist()):
-            load_plain(recommender.model, take_row(download.per_client, row))
+            load_plain(recommender.model, message(download, row))
             trained = train_locally(recommender, client, round)
             loss = {LOSS: torch.tensor(trained.log["loss"])} if sends_loss else {}
             uploads.append({**trained.adapters, **loss})
@@ -101,9 +101,7 @@ def personal_average(name: str, recommender: Recommender, weigh: Weigh, *, sends
 def load_row(recommender: Recommender, view: str, download: Download, own: Tree, client: int) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
     assert view in VIEWS, view
-    load_plain(
-        recommender.model, take_row(download.per_client, 0) if view == "aggregated" else without_prefix(own, "own")
-    )
+    load_plain(recommender.model, message(download, 0) if view == "aggregated" else without_prefix(own, "own"))
 
 
 def module_products(adapters: Tree) -> Tensor:
@@ -154,9 +152,8 @@ def _row_by_row(recommender: Recommender) -> Callable[[str, Download, Tree, Bloc
         found = []
         for row in range(len(block.clients)):
             here = slice(row, row + 1)
-            alone = Download({}, {key: tensor[here] for key, tensor in download.per_client.items()})
             own_row = {key: tensor[here] for key, tensor in own.items()}
-            found += single(view, alone, own_row, Block(block.clients[here], None), split)
+            found += single(view, download_of(download, row), own_row, Block(block.clients[here], None), split)
         return found
 
     return positions

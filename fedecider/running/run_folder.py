@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
-import json
 import platform
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from fedecider.federation.record import write_json
+from fedecider.federation.record import read_object, write_json
 from fedecider.running.stages import as_plain, content_key
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
@@ -68,6 +69,11 @@ class RunFolder(NamedTuple):
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that writes the run, for as long as it lives."""
+        return self.root / ".lock"
+
 
 def default_name(method: str, domains: list[str]) -> str:
     return f"{method}-{'-'.join(domains)}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -77,10 +83,87 @@ def check_run(root: Path, record: dict[str, Any], resume: bool) -> None:
     """See, before any work, that ``root`` can hold this run; nothing is written.
 
     Raises:
-        ValueError: the folder holds a run already and ``resume`` is false; it holds none and ``resume`` is true;
-            or it holds a run of another configuration.
+        ValueError: another process writes there; the folder holds a run already and ``resume`` is false; it holds none
+            and ``resume`` is true; or it holds a run of another configuration.
     """
     folder = RunFolder(root)
+    if is_locked(folder.lock):
+        raise ValueError(_busy(root))
+    _check_content(folder, record, resume)
+
+
+@contextmanager
+def opened_run(root: Path, record: dict[str, Any], resume: bool, writes: bool = True) -> Iterator[RunFolder]:
+    """``root`` with its ``run.json``, for this process alone until the block ends; a kill ends it too.
+
+    With several processes one of them ``writes``, and holds the lock for all.
+
+    Raises:
+        ValueError: as :func:`check_run`, whose answer may have changed while the stages were built.
+    """
+    folder = RunFolder(root)
+    if not writes:
+        yield folder
+        return
+    with locked(folder.lock, _busy(root)):
+        _check_content(folder, record, resume)
+        if not folder.record.exists():
+            write_json(folder.record, as_plain(record))
+        yield folder
+
+
+@contextmanager
+def locked(path: Path, refusal: str = "") -> Iterator[IO]:
+    """A lock of the operating system, held until the block or the process ends, however it ends.
+
+    Waits for it; with a ``refusal`` that is raised instead. A child process that is given the file keeps the lock when
+    this process is killed.
+
+    Raises:
+        ValueError: another process holds the lock.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        if refusal:
+            _lock_or_refuse(file, refusal)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock ``path`` now; nothing is written."""
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _lock_or_refuse(file: IO, refusal: str) -> None:
+    for last in (False, False, False, True):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if last:
+                raise ValueError(refusal) from error
+            time.sleep(0.1)  # a process that only looks (is_locked) is away in an instant
+        else:
+            return
+
+
+def _busy(root: Path) -> str:
+    return (
+        f"{root} is being written by another process, expected a run folder that nobody writes. Wait until that run "
+        "ends, or choose another --output"
+    )
+
+
+def _check_content(folder: RunFolder, record: dict[str, Any], resume: bool) -> None:
+    root = folder.root
     if not resume:
         if folder.record.exists():
             raise ValueError(f"{root} holds a run already. Choose another --output, or go on with it: --resume true")
@@ -94,19 +177,11 @@ def check_run(root: Path, record: dict[str, Any], resume: bool) -> None:
         )
 
 
-def open_run(root: Path, record: dict[str, Any]) -> RunFolder:
-    """Create ``root`` with its ``run.json``, if it is not there yet."""
-    folder = RunFolder(root)
-    if not folder.record.exists():
-        root.mkdir(parents=True, exist_ok=True)
-        write_json(folder.record, as_plain(record))
-    return folder
-
-
 def forget_unstarted(folder: RunFolder) -> None:
     """Remove a run that has no round yet: nothing of it can be gone on with, and its folder can be used again."""
     if not folder.rounds.exists():
         folder.record.unlink(missing_ok=True)
+        folder.lock.unlink(missing_ok=True)
         with suppress(OSError):  # a folder that holds something else stays
             folder.root.rmdir()
 
@@ -116,13 +191,20 @@ def read_run(root: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: ``root`` is not a run folder.
+        ValueError: the file is damaged.
     """
     path = RunFolder(root).record
     if not path.is_file():
         raise FileNotFoundError(
             f"no run in {root} (expected {path}). Give the folder that scripts/federate.py printed at its end"
         )
-    return json.loads(path.read_text())
+    record = read_object(path, {"config": dict, "data": dict})
+    wrong = [name for name, part in {"run": None, **record["config"]}.items() if not isinstance(part, dict)]
+    if wrong:
+        raise ValueError(
+            f"got a damaged {path} (no settings in config.{wrong[0]}), expected them. Restore it from a copy"
+        )
+    return record
 
 
 def identity(config: dict) -> dict:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
+
 FORMAT = 1
 """Raise it when the same settings begin to give another result, so that older stages are not reused."""
 
@@ -44,25 +46,53 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
     """``cache/<name>-<key>``, built by ``build(folder)`` unless it is there already.
 
     ``build`` fills a scratch folder that is renamed when it returns, so a killed build leaves nothing that could be
-    mistaken for a result. ``inputs.json`` in the folder says what the key stands for.
+    mistaken for a result. ``inputs.json`` in the folder says what the key stands for. A folder without it, or without
+    checksums, was made by nobody or by an older version and is replaced. Every reuse compares the SHA-256 sums of all
+    files: one to three seconds per gigabyte, so less than one for a t5-small.
+
+    Raises:
+        ValueError: a file of the stage is not the one that was written.
     """
     inputs = {"format": FORMAT, **inputs}
     folder = cache / f"{name}-{content_key(inputs)}"
-    if (folder / "inputs.json").is_file():
+    if _is_complete(folder):
+        _check(folder)
         return Stage(folder, True)
     scratch = cache / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
     scratch.mkdir(parents=True)
     try:
         build(scratch)
         (scratch / "inputs.json").write_text(json.dumps(as_plain(inputs), indent=1, default=str) + "\n")
-        try:
-            os.replace(scratch, folder)
-        except OSError:
-            if not folder.exists():  # else another run was faster
-                raise
+        write_sums(scratch)
+        _put(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Stage(folder, False)
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / "inputs.json").is_file() and (folder / SUMS_FILE).is_file()
+
+
+def _check(folder: Path) -> None:
+    try:
+        check_sums(folder)
+    except ValueError as error:
+        raise ValueError(f"{error}. Remove the folder {folder}, and the stage is built again") from error
+
+
+def _put(scratch: Path, folder: Path) -> None:
+    """Give ``scratch`` its name, unless another run was faster; what is incomplete makes room."""
+    try:
+        os.replace(scratch, folder)
+    except OSError:
+        if _is_complete(folder):
+            _check(folder)
+            return
+        doomed = scratch.with_suffix(".old")
+        os.replace(folder, doomed)
+        os.replace(scratch, folder)
+        shutil.rmtree(doomed)
 
 
 def file_digest(folder: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Upload
-from fedecider.federation.record import Recorder, read_records
+from fedecider.federation.record import Recorder, non_finite_line, non_finite_uploads, read_records
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.federation.state import load_state
 from fedecider.federation.streams import stream
@@ -73,7 +73,8 @@ def test_kill_and_resume_reproduces_the_uninterrupted_run(tmp_path):
     first = run(rounds=2, checkpoints=tmp_path / "checkpoints", recorder=Recorder(tmp_path / "parts.jsonl"))
     with (tmp_path / "parts.jsonl").open("a") as file:
         file.write('{"round": 3, "scor')  # what a kill leaves behind
-    (tmp_path / "checkpoints" / ".round_00003.tmp").mkdir()
+    (tmp_path / "checkpoints" / ".round_00003.tmp").mkdir()  # and while it saved
+    (tmp_path / "checkpoints" / ".round_00009.old").mkdir()  # and while it removed
     second = run(
         rounds=5, checkpoints=tmp_path / "checkpoints", recorder=Recorder(tmp_path / "parts.jsonl"), resume=True
     )
@@ -83,6 +84,84 @@ def test_kill_and_resume_reproduces_the_uninterrupted_run(tmp_path):
     scores = [[record["score"] for record in read_records(tmp_path / f"{n}.jsonl")] for n in ("whole", "parts")]
     assert len(scores[0]) == 5
     assert scores[0] == scores[1]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["round_00004", "round_00005"]
+
+
+def test_records_after_the_checkpoint_are_dropped_and_no_other(tmp_path):
+    common = {"checkpoints": tmp_path, "recorder": Recorder(tmp_path / "rounds.jsonl")}
+    run(rounds=2, **common)
+    before = read_records(tmp_path / "rounds.jsonl")
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({**before[1], "round": 3, "score": 9.0}) + "\n")  # killed before its checkpoint
+    run(rounds=5, resume=True, **common)
+    after = read_records(tmp_path / "rounds.jsonl")
+    assert [record["round"] for record in after] == [1, 2, 3, 4, 5]
+    assert after[:2] == before
+    assert after[2]["score"] < 9.0
+
+
+def test_the_best_round_s_local_state_is_resumed_as_it_was(tmp_path):
+    def summarise(positions):
+        return [{"ndcg@10": next(given)}]
+
+    given = iter([0.1, 0.3, 0.2, 0.2, 0.2])
+    groups, settings = blocks((0,), (1,), (2,)), RoundSettings(3, seed=0)
+    run_rounds(toy(), groups, settings, summarise, checkpoints=tmp_path)
+    resumed = run_rounds(toy(), groups, settings._replace(num_rounds=5), summarise, checkpoints=tmp_path, resume=True)
+    assert (resumed.round, resumed.best_round) == (5, 2)
+    assert resumed.local["seen"].tolist() == [5] * 3
+    assert resumed.best_local["seen"].tolist() == [2] * 3
+
+
+def test_clients_train_also_when_the_server_reads_no_or_few_uploads(tmp_path):
+    def nothing(round, server, uploads):
+        return server
+
+    def one(round, server, uploads):
+        return weighted_mean([next(uploads)], server)
+
+    for aggregate in (nothing, one):
+        method = toy()._replace(server_aggregate=aggregate)
+        recorder = Recorder(tmp_path / f"{aggregate.__name__}.jsonl")
+        state = run_rounds(method, blocks((0,), (1,), (2,)), RoundSettings(2, seed=3), summarise, recorder=recorder)
+        assert state.local["seen"].tolist() == [2, 2, 2]
+        for record in read_records(recorder.path):
+            assert [client["points"] for client in record["clients"]] == [2, 1, 3]
+            assert record["traffic"][0]["clients"] == [0, 1, 2]
+
+
+def test_an_upload_that_is_not_finite_is_recorded_with_client_round_and_tensor(tmp_path):
+    inner = toy()
+
+    def client_update(round, download, own, block):
+        upload, new, logs = inner.client_update(round, download, own, block)
+        other_C = torch.where(upload.clients == (1 if round == 2 else -1), torch.nan, 1.0)
+        tensors = {**upload.tensors, "other": other_C, "count": upload.clients}
+        return upload._replace(tensors=tensors), new, logs
+
+    def run_in(name, *groups):
+        method = inner._replace(
+            init=lambda: (
+                {"mean": torch.zeros(()), "other": torch.zeros(()), "count": torch.zeros(())},
+                inner.init()[1],
+            ),
+            client_update=client_update,
+        )
+        run_rounds(
+            method, blocks(*groups), RoundSettings(3, seed=3), summarise, recorder=Recorder(tmp_path / f"{name}.jsonl")
+        )
+        return read_records(tmp_path / f"{name}.jsonl")
+
+    single, together = run_in("single", (0,), (1,), (2,)), run_in("together", (0, 2), (1,))
+    for records in (single, together):
+        assert [record["non_finite_uploads"] for record in records] == [
+            [],
+            [{"client": 1, "tensors": ["other"]}],
+            [],
+        ]
+        assert non_finite_uploads(records) == [{"round": 2, "client": 1, "tensors": ["other"]}]
+        assert "client 1 in round 2 (other)" in non_finite_line(records)
+    assert non_finite_line([{"round": 1}]) == ""
 
 
 def test_resume_refuses_another_configuration(tmp_path):

@@ -6,7 +6,7 @@ from safetensors.torch import save
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.federation.wire import dense, header_bytes, measure, tensor_bytes
+from fedecider.federation.wire import dense, download_of, header_bytes, measure, message, tensor_bytes
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -31,6 +31,18 @@ def test_traffic_of_a_block_is_counted_per_client_and_tensor():
     assert first.down == {"bank": 84, "table": 20}
     assert second.up == {"delta": 88}
     assert first.bytes_up == len(save({"delta": torch.zeros(11, dtype=torch.float64)}))
+
+
+def test_what_one_client_of_a_block_is_sent_is_its_own_rows_and_the_marked_shared_ones():
+    bank = torch.arange(6.0).view(3, 2)
+    marked = torch.tensor([[True, False, True], [False, True, False]])
+    download = Download({"bank": bank}, {"table": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, sent_rows={"bank": marked})
+    first, second = message(download, 0), message(download, 1)
+    assert (first["bank"].tolist(), first["table"].tolist()) == ([[0, 1], [4, 5]], [1, 2])
+    assert (second["bank"].tolist(), second["table"].tolist()) == ([[2, 3]], [3, 4])
+    for row, whole in enumerate((first, second)):
+        alone = message(download_of(download, row), 0)
+        assert {name: tensor.tolist() for name, tensor in alone.items()} == {n: t.tolist() for n, t in whole.items()}
 
 
 def test_streams_depend_on_every_label_and_not_on_order():

@@ -16,6 +16,7 @@ from transformers import T5ForConditionalGeneration
 
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import Init, Pair, build_student, pair_parameters, pairs_of
+from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
 from idgen.decode import evaluating
 from idgen.samples import Task, num_batches, train_batches
 from idgen.training import Batch, OnStep, TrainConfig, epoch_generator, sequence_loss, set_dropout, train_model
@@ -33,15 +34,12 @@ class FinetuneConfig:
         kl_weight: Weight of KL(teacher || student) beside the cross-entropy.
     """
 
-    epochs: int = 0
-    learning_rate: float = 3e-4
-    kl_weight: float = 0.0
+    epochs: ZeroOrMore = 0
+    learning_rate: Positive = 3e-4
+    kl_weight: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.epochs < 0 or self.kl_weight < 0:
-            raise ValueError(f"got epochs {self.epochs} and kl_weight {self.kl_weight}, expected 0 or more")
-        if not self.learning_rate > 0:
-            raise ValueError(f"got learning_rate {self.learning_rate}, expected more than 0")
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -62,22 +60,18 @@ class DistillConfig:
     """
 
     init: Init = "first"
-    epochs: int = 3
-    learning_rate: float = 1e-3
-    batch_size: int = 64
-    warmup_share: float = 0.05
+    epochs: ZeroOrMore = 3
+    learning_rate: Positive = 1e-3
+    batch_size: OneOrMore = 64
+    warmup_share: Share = 0.05
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    clip_norm: float = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
-    report_batches: int = 8
+    clip_norm: NotNegative = 1.0
+    precision: Precision = "fp32"
+    report_batches: OneOrMore = 8
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
-        if self.init not in ("first", "second", "mean"):
-            raise ValueError(f"got init {self.init!r}, expected 'first', 'second' or 'mean'")
-        if self.report_batches < 1:
-            raise ValueError(f"got report_batches {self.report_batches}, expected at least 1")
-        self.training(self.epochs, self.learning_rate)  # checks the shared settings
+        check(self)
 
     def training(self, epochs: int, learning_rate: float) -> TrainConfig:
         """These settings for the training loop; dropout would only add noise to what a block is to return."""

@@ -26,6 +26,7 @@ from embedding_fr.results import seconds, traffic_totals
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
+from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
@@ -64,19 +65,17 @@ class LeaderboardConfig:
 
     methods: str = "all"
     protocol: str = "strict,strict/sampled99"
-    seeds: int = 3
-    tune: int = 3
-    num_rounds: int = 100
-    patience: int = 15
+    seeds: OneOrMore = 3
+    tune: OneOrMore = 3
+    num_rounds: OneOrMore = 100
+    patience: ZeroOrMore = 15
     output: str = ""
-    num_threads: int = 0
-    memory_gb: float = 0.0
+    num_threads: Threads = 0
+    memory_gb: NotNegative = 0.0
     only_cells: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 1), ("tune", 1), ("num_rounds", 1), ("patience", 0), ("num_threads", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
+        check(self)
         unknown = [name for name in self.method_names if kind_of(name) is None]
         if unknown or not self.method_names:
             raise ValueError(

@@ -35,6 +35,7 @@ from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_
 from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser, fresh_state
 from embedding_fr.tables import personal_table
+from fedecider.bounds import NotNegative, Share, check
 from fedecider.federation.method import Tree
 
 LAST = "last_table"
@@ -56,17 +57,12 @@ class Merging:
     """
 
     scheme: Literal["EM", "DM", "SM"] = "EM"
-    rho: float = 0.5
+    rho: Share = 0.5
     adapter_layers: str = "16,8"
-    adapter_learning_rate: float = 0.0
+    adapter_learning_rate: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.scheme not in ("EM", "DM", "SM"):
-            raise ValueError(f"got scheme {self.scheme}, expected EM, DM or SM")
-        if not 0.0 <= self.rho <= 1.0:
-            raise ValueError(f"got rho {self.rho}, expected a number from 0 to 1")
-        if not self.adapter_learning_rate >= 0.0:
-            raise ValueError(f"got adapter_learning_rate {self.adapter_learning_rate}, expected 0 or more")
+        check(self)
         layer_sizes(self.adapter_layers)
 
     @property

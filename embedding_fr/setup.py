@@ -18,6 +18,7 @@ from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_p
 from embedding_fr.config import TrainingConfig
 from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
+from fedecider.bounds import NotNegative, OneOrMore, Participation, Seed, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
@@ -55,31 +56,22 @@ class EmbeddingRunConfig:
 
     method: str = "fedmf"
     output: str = ""
-    seed: int = 0
-    num_rounds: int = 100
-    patience: int = 0
-    participation: float = 1.0
+    seed: Seed = 0
+    num_rounds: OneOrMore = 100
+    patience: ZeroOrMore = 0
+    participation: Participation = 1.0
     federation: bool = True
     protocol: str = "strict"
-    memory_gb: float = 0.0
-    num_threads: int = 0
-    checkpoint_every: int = 25
+    memory_gb: NotNegative = 0.0
+    num_threads: Threads = 0
+    checkpoint_every: OneOrMore = 25
     resume: bool = False
     tracker: str = ""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.method not in METHODS:
             raise ValueError(f"got method {self.method!r}, expected one of {', '.join(sorted(METHODS))}")
-        for name, least in (("num_rounds", 1), ("checkpoint_every", 1), ("patience", 0), ("num_threads", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
-        if not 0.0 < self.participation <= 1.0:
-            raise ValueError(
-                f"got participation {self.participation}, expected a share above 0 and at most 1: the cohort of a "
-                "round may not be empty"
-            )
-        if not self.memory_gb >= 0.0:
-            raise ValueError(f"got memory_gb {self.memory_gb}, expected 0 (automatic) or a size in GB")
         get_protocol(self.protocol)
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from fedecider.bounds import OneOrMore, Positive, ZeroOrMore, check
 from idgen.samples import Task, num_batches, num_samples, train_batches
 from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
@@ -58,24 +59,16 @@ class AlternatingConfig:
         soft: How IDs are softened.
     """
 
-    num_phases: int = 0
+    num_phases: ZeroOrMore = 0
     order: Literal["rec_first", "id_first"] = "rec_first"
-    id_epochs: int = 1
-    rec_epochs: int = 10
-    id_lr: float = 1e-5
-    id_batch_size: int = 12
+    id_epochs: ZeroOrMore = 1
+    rec_epochs: ZeroOrMore = 10
+    id_lr: Positive = 1e-5
+    id_batch_size: OneOrMore = 12
     soft: SoftIdConfig = field(default_factory=SoftIdConfig)
 
     def __post_init__(self) -> None:
-        for name in ("num_phases", "id_epochs", "rec_epochs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
-        if self.order not in ("rec_first", "id_first"):
-            raise ValueError(f"got order {self.order!r}, expected 'rec_first' or 'id_first'")
-        if not self.id_lr > 0 or self.id_batch_size < 1:
-            raise ValueError(
-                f"got id_lr {self.id_lr} and id_batch_size {self.id_batch_size}, expected more than 0 and at least 1"
-            )
+        check(self)
 
 
 def phases(config: AlternatingConfig) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from fedecider.bounds import OneOrMore, Positive, check
 from idgen.decode import decoder_step, evaluating, start_decoder, token_logits, unwrap
 from idgen.draws import EventTable, SampleConfig, draw_samples, is_target
 from idgen.prompts import load_templates
@@ -36,19 +37,13 @@ class SoftIdConfig:
         straight_through: Read the most likely tokens' embeddings, with the gradient of the soft ones.
     """
 
-    max_new_tokens: int = 9
-    max_text_tokens: int = 256
-    temperature: float = 1.0
+    max_new_tokens: OneOrMore = 9
+    max_text_tokens: OneOrMore = 256
+    temperature: Positive = 1.0
     straight_through: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.max_text_tokens < 1:
-            raise ValueError(
-                f"got max_new_tokens {self.max_new_tokens} and max_text_tokens {self.max_text_tokens}, "
-                "expected at least 1 each"
-            )
-        if not self.temperature > 0:
-            raise ValueError(f"got temperature {self.temperature}, expected more than 0")
+        check(self)
 
 
 class SoftSource(NamedTuple):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
 from idgen.decode import token_logits, unwrap
 from idgen.trie import IGNORED_LABEL
 
@@ -50,41 +51,24 @@ class TrainConfig:
         keep_best: Go back to the weights with the best validation score at the end.
     """
 
-    learning_rate: float = 1e-3
-    batch_size: int = 64
-    epochs: int = 1
-    max_steps: int = 0
-    warmup_share: float = 0.05
+    learning_rate: Positive = 1e-3
+    batch_size: OneOrMore = 64
+    epochs: ZeroOrMore = 1
+    max_steps: ZeroOrMore = 0
+    warmup_share: Share = 0.05
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    final_share: float = 0.0
-    weight_decay: float = 0.01
-    beta2: float = 0.999
-    dropout: float | None = None
-    label_smoothing: float = 0.0
-    clip_norm: float = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
-    evaluate_every: int = 0
+    final_share: Share = 0.0
+    weight_decay: NotNegative = 0.01
+    beta2: ShareBelow1 = 0.999
+    dropout: ShareBelow1 | None = None
+    label_smoothing: Share = 0.0
+    clip_norm: NotNegative = 1.0
+    precision: Precision = "fp32"
+    evaluate_every: ZeroOrMore = 0
     keep_best: bool = False
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"got learning_rate {self.learning_rate}, expected more than 0")
-        if self.batch_size < 1:
-            raise ValueError(f"got batch_size {self.batch_size}, expected at least 1")
-        for name in ("epochs", "max_steps", "weight_decay", "clip_norm", "evaluate_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
-        for name in ("warmup_share", "final_share", "label_smoothing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 to 1")
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(f"got beta2 {self.beta2}, expected at least 0 and less than 1")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"got dropout {self.dropout}, expected at least 0 and less than 1")
-        if self.schedule not in ("linear", "cosine", "constant"):
-            raise ValueError(f"got schedule {self.schedule!r}, expected 'linear', 'cosine' or 'constant'")
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"got precision {self.precision!r}, expected 'fp32' or 'bf16' (float16 overflows in T5)")
+        check(self)
 
 
 class Best(NamedTuple):

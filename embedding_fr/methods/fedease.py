@@ -34,6 +34,7 @@ from embedding_fr.gram import (
 )
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
 from fedecider.baselines.ease import ease_weights
+from fedecider.bounds import NotNegative, Positive, ZeroOrMore, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
@@ -64,32 +65,24 @@ class FedeaseConfig:
         history: What a client scores from: train items, or known, which adds the validation item when testing.
     """
 
-    regularisation: float = 200.0
+    regularisation: Positive = 200.0
     secure: bool = False
-    mask_neighbours: int = 16
-    max_items: int = 0
-    clip: float = 0.0
-    noise_scale: float = 0.0
+    mask_neighbours: ZeroOrMore = 16
+    max_items: ZeroOrMore = 0
+    clip: NotNegative = 0.0
+    noise_scale: NotNegative = 0.0
     delta: float = 1e-5
-    top_k: int = 0
-    rank: int = 0
+    top_k: ZeroOrMore = 0
+    rank: ZeroOrMore = 0
     dtype: Literal["float32", "float64"] = "float32"
     history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
-        if not self.regularisation > 0:
-            raise ValueError(f"got regularisation {self.regularisation}, expected a number above 0")
-        for name in ("mask_neighbours", "max_items", "clip", "top_k", "rank"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected a positive number, or 0 for off")
+        check(self)
         if self.mask_neighbours % 2:
             raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
         if self.top_k and self.rank:
             raise ValueError(f"got top_k {self.top_k} and rank {self.rank}, expected one of them: two download forms")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"got dtype {self.dtype}, expected float32 or float64")
-        if self.history not in ("train", "known"):
-            raise ValueError(f"got history {self.history}, expected train or known")
         if self.noise_scale and self.bound == math.inf:
             raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip or max_items as well")
         _ = self.privacy  # its own checks

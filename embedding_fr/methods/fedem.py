@@ -37,10 +37,12 @@ from embedding_fr.merging import (
 )
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import mf_model
+from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
 from embedding_fr.sampling import epoch_batches, round_examples
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.stacked import Optimiser, fresh_state
+from fedecider.bounds import NotNegative, Share, ShareAbove0, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -63,31 +65,22 @@ class FedemConfig:
     """
 
     merging: Literal["EM", "DM", "SM", "SR"] = "EM"
-    rho: float = 0.5
+    rho: Share = 0.5
     adapter_layers: str = "16,8"
-    adapter_learning_rate: float = 0.0
+    adapter_learning_rate: NotNegative = 0.0
     aggregation: Literal["similarity", "mean"] = "similarity"
-    similarity_weight: float = 0.9
+    similarity_weight: NotNegative = 0.9
     variant: Literal["paper", "code"] = "paper"
-    mixed_share: float = 0.1
+    mixed_share: ShareAbove0 = 0.1
 
     def __post_init__(self) -> None:
-        if self.merging not in ("EM", "DM", "SM", "SR"):
-            raise ValueError(f"got merging {self.merging}, expected EM, DM, SM or SR")
-        if self.aggregation not in ("similarity", "mean"):
-            raise ValueError(f"got aggregation {self.aggregation}, expected similarity or mean")
-        if not self.similarity_weight >= 0.0:
-            raise ValueError(f"got similarity_weight {self.similarity_weight}, expected 0 or more")
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
-        if not 0.0 < self.mixed_share <= 1.0:
-            raise ValueError(f"got mixed_share {self.mixed_share}, expected above 0 and at most 1")
+        check(self)
         if self.variant == "code" and (self.merging, self.aggregation) != ("EM", "similarity"):
             raise ValueError(
                 f"got variant code with merging {self.merging} and aggregation {self.aggregation}, expected EM and "
                 "similarity: the public code has no other"
             )
-        Merging("EM", self.rho, self.adapter_layers, self.adapter_learning_rate)
+        layer_sizes(self.adapter_layers)
 
     @property
     def local_merging(self) -> Merging | None:

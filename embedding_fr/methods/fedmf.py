@@ -13,6 +13,7 @@ from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
+from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod
 
 
@@ -27,8 +28,7 @@ class FedmfConfig:
     weighting: Literal["examples", "uniform"] = "examples"
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("examples", "uniform"):
-            raise ValueError(f"got weighting {self.weighting}, expected examples or uniform")
+        check(self)
 
 
 DEFAULTS: dict[str, float] = {"learning_rate": 0.1}

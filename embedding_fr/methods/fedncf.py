@@ -23,6 +23,7 @@ from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gr
 from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
+from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod, Tree
 
 
@@ -38,6 +39,7 @@ class FedncfConfig:
     hidden_sizes: str = "16,8"
 
     def __post_init__(self) -> None:
+        check(self)
         layer_sizes(self.hidden_sizes)
 
 

@@ -21,6 +21,7 @@ from embedding_fr.local_training import batch_loss, check_finite, inner_products
 from embedding_fr.sampling import Batch, epoch_batches, round_examples
 from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import normal, personal_table
+from fedecider.bounds import NotNegative, Positive, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
@@ -84,30 +85,15 @@ class FedrapConfig:
     tables: Literal["both", "common", "personal"] = "both"
     sparsity: Literal["l1", "l2", "none"] = "l1"
     distance: Literal["frobenius", "bounded"] = "frobenius"
-    distance_weight: float = 0.1
-    sparsity_weight: float = 0.1
+    distance_weight: NotNegative = 0.1
+    sparsity_weight: NotNegative = 0.1
     curriculum: Curriculum | None = None
-    grad_clip: float | None = None
+    grad_clip: Positive | None = None
     encoding: Literal["plain", "sparse"] = "plain"
     keep_uploaded: bool = False
 
     def __post_init__(self) -> None:
-        choices = {
-            "variant": ("paper", "code"),
-            "tables": ("both", "common", "personal"),
-            "sparsity": ("l1", "l2", "none"),
-            "distance": ("frobenius", "bounded"),
-            "curriculum": (None, "tanh", "fixed", "sin", "square", "frac"),
-            "encoding": ("plain", "sparse"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected one of {allowed}")
-        for name in ("distance_weight", "sparsity_weight"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or a positive number")
-        if self.grad_clip is not None and not self.grad_clip > 0.0:
-            raise ValueError(f"got grad_clip {self.grad_clip}, expected a positive bound, or None to leave it off")
+        check(self)
         if self.keep_uploaded and self.tables == "personal":
             raise ValueError("got keep_uploaded with tables personal, expected a common table: nothing is uploaded")
 

@@ -31,6 +31,7 @@ from embedding_fr.sampling import Batch, Examples, epoch_batches, round_examples
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 from embedding_fr.tables import normal
+from fedecider.bounds import NotNegative, Positive, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -49,19 +50,13 @@ class FedrecgelConfig:
     """
 
     variant: Literal["paper", "code"] = "paper"
-    private_radius: float = 0.05
-    shared_radius: float = 0.05
+    private_radius: NotNegative = 0.05
+    shared_radius: NotNegative = 0.05
     hidden_sizes: str = "32,16"
-    server_learning_rate: float = 1.5
+    server_learning_rate: Positive = 1.5
 
     def __post_init__(self) -> None:
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
-        for name in ("private_radius", "shared_radius"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 (off) or a positive number")
-        if not self.server_learning_rate > 0.0:
-            raise ValueError(f"got server_learning_rate {self.server_learning_rate}, expected a positive number")
+        check(self)
         layer_sizes(self.hidden_sizes)
 
 

@@ -23,6 +23,7 @@ from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import round_examples
 from embedding_fr.stacked import Optimiser
+from fedecider.bounds import Depth, NotNegative, ZeroOrMore, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -44,24 +45,15 @@ class GpfedrecConfig:
     """
 
     hidden_sizes: str = "16,8"
-    threshold: float = 1.0
-    num_neighbours: int = 0
-    graph_layers: int = 1
-    graph_weight: float = 1.0
+    threshold: NotNegative = 1.0
+    num_neighbours: ZeroOrMore = 0
+    graph_layers: Depth = 1
+    graph_weight: NotNegative = 1.0
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
+        check(self)
         layer_sizes(self.hidden_sizes)
-        if not self.threshold >= 0.0:
-            raise ValueError(f"got threshold {self.threshold}, expected 0 or more")
-        if self.num_neighbours < 0:
-            raise ValueError(f"got num_neighbours {self.num_neighbours}, expected 0 (use threshold) or more")
-        if self.graph_layers < 1:
-            raise ValueError(f"got graph_layers {self.graph_layers}, expected at least 1")
-        if not self.graph_weight >= 0.0:
-            raise ValueError(f"got graph_weight {self.graph_weight}, expected 0 or more")
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import Batch, Examples, round_examples
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal, personal_table
+from fedecider.bounds import NotNegative, at_least, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
 
@@ -51,16 +52,11 @@ class PfedclrConfig:
     """
 
     variant: Literal["clr", "cf", "af"] = "clr"
-    rank: int = 2
-    buffer_learning_rate: float | None = None
+    rank: Annotated[int, at_least(1, most=2**16, hint="buffer_learning_rate 0 turns the buffer off")] = 2
+    buffer_learning_rate: NotNegative | None = None
 
     def __post_init__(self) -> None:
-        if self.variant not in ("clr", "cf", "af"):
-            raise ValueError(f"got variant {self.variant}, expected clr, cf or af")
-        if self.rank < 1:
-            raise ValueError(f"got rank {self.rank}, expected at least 1: buffer_learning_rate 0 turns the buffer off")
-        if self.buffer_learning_rate is not None and not self.buffer_learning_rate >= 0.0:
-            raise ValueError(f"got buffer_learning_rate {self.buffer_learning_rate}, expected 0 or more")
+        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.01, "participation": 0.6}

@@ -22,6 +22,7 @@ from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
+from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod, Tree
 
 ITEM_FACTOR = 80
@@ -40,8 +41,7 @@ class PfedrecConfig:
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
+        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}

@@ -45,18 +45,6 @@ class TrainingConfig(typing.Protocol):
     def patience(self) -> int: ...
 
 
-def check_training(config: TrainingConfig) -> None:
-    """``ValueError`` for settings that cannot train."""
-    for name in ("embedding_size", "num_epochs", "batch_size", "num_negatives", "patience"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"got {name} {getattr(config, name)}, expected at least 1")
-    if not config.learning_rate > 0 or not config.weight_decay >= 0:
-        raise ValueError(
-            f"got learning_rate {config.learning_rate} and weight_decay {config.weight_decay}, "
-            "expected a number above 0 and one from 0 up"
-        )
-
-
 def validation_ndcg(sequences: Sequences, num_items: int) -> Valid:
     """ndcg@10 of the validation items in the whole catalogue, protocol ``strict``; the test items are not read.
 

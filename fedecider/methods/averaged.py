@@ -81,12 +81,6 @@ def train_from_global(
     return trained.adapters, kept, trained.log
 
 
-def check_weighting(weighting: str) -> None:
-    """Raise ``ValueError`` for an unknown way of weighing clients."""
-    if weighting not in ("uniform", "examples"):
-        raise ValueError(f"got weighting {weighting}, expected uniform or examples")
-
-
 def scalars_both_ways(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
     """P down and P up in every round, P the scalars of one client's adapters."""
     num_scalars = sum(factor_scalars(shapes).values())

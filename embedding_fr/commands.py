@@ -22,7 +22,7 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     if foreign:
         raise ValueError(f"got {foreign[0]} with the method {method} of the embedding track, expected --dataset")
     entry = EMBEDDING_METHODS[method]
-    privacy = () if entry.budget else (PrivacyConfig,)
+    privacy = () if entry.guarantee else (PrivacyConfig,)
     classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
     parser = build_parser(description, *classes)
     parser.set_defaults(dict(entry.defaults))

@@ -22,7 +22,10 @@ from fedecider.federation.method import Tree
 
 
 class Kernel(NamedTuple):
-    """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``."""
+    """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``.
+
+    Built with keywords: which tensor goes where is all that it says.
+    """
 
     train: Callable[..., np.ndarray]
     gradients: Callable

@@ -125,7 +125,7 @@ class Line(NamedTuple):
 
 def all_methods() -> list[str]:
     """What ``all`` stands for: centralised lines, federated methods (not the plug-ins), two with federation off."""
-    plain = [name for name in METHODS if not name.endswith("_em")]
+    plain = [name for name, entry in METHODS.items() if not entry.plug_in]
     return [*BASELINES, *plain, f"fedmf{LOCAL}", f"pfedrec{LOCAL}"]
 
 
@@ -133,7 +133,7 @@ def kind_of(name: str) -> Kind | None:
     """Which kind of line a name stands for; None when it is not known."""
     if name.endswith(LOCAL):
         entry = METHODS.get(name.removesuffix(LOCAL))
-        return "local" if entry and not entry.budget else None  # a sum over clients is nothing without them
+        return "local" if entry and not entry.needs_server(entry.config()) else None
     if name.endswith(CODE):
         entry = METHODS.get(name.removesuffix(CODE))
         return "federated" if entry and entry.code else None
@@ -359,4 +359,4 @@ def settings_text(line: Line) -> str:
     if line.method.endswith(CODE):
         return "public code's"
     entry = METHODS.get(line.method.removesuffix(LOCAL))
-    return setting or ("paper's" if entry and not entry.budget else "default")  # our own methods have no paper
+    return setting or ("paper's" if entry and entry.published else "default")

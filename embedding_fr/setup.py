@@ -142,18 +142,17 @@ def _check_settings(settings: EmbeddingSettings, population: Population) -> None
     """What would end the first round is told before anything is written."""
     run, entry = settings.run, METHODS[settings.run.method]
     num_pool = int(population.num_items - population.avoid_start_N.diff().max())
-    if not entry.budget and settings.training.num_negatives > num_pool:
+    if entry.negatives and settings.training.num_negatives > num_pool:
         raise ValueError(
             f"got num_negatives {settings.training.num_negatives}, expected at most {num_pool}: a client has no more "
             "items that may be negatives"
         )
-    gradients = run.method == "fedrecgel" and settings.method.variant == "code"
-    if not run.federation and (entry.budget or gradients):
+    if not run.federation and entry.needs_server(settings.method):
         raise ValueError(
-            f"got federation false with {run.method}{' variant code' if gradients else ''}, expected a method whose "
-            "clients upload what they trained: nothing would be left of this one"
+            f"got federation false with {run.method} as it is set, expected a method or a variant whose clients upload "
+            "what they trained: nothing would be left of this one"
         )
-    if getattr(settings.method, "secure", False) and run.participation < 1.0:
+    if entry.needs_everyone(settings.method) and run.participation < 1.0:
         raise ValueError(
             f"got secure with participation {run.participation}, expected 1: masks cancel over all clients"
         )

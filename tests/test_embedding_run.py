@@ -286,7 +286,7 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
 def test_names_and_groups_of_the_leaderboard(capsys):
     assert protocol_groups(["strict", "paper", "strict/sampled99"]) == [["strict", "strict/sampled99"], ["paper"]]
     assert {kind_of(name) for name in all_methods()} == {"central", "federated", "local"}
-    assert {name for name in METHODS if not name.endswith("_em")} < set(all_methods())
+    assert {name for name, entry in METHODS.items() if not entry.plug_in} < set(all_methods())
     assert kind_of("ease/local") is None
     assert leaderboard("--methods", "fedmf,nothing") == 2
     assert "['nothing']" in capsys.readouterr().err

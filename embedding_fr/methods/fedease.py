@@ -112,7 +112,7 @@ def fedease(federation: Federation, training: TrainingConfig, config: FedeaseCon
       learns G.
     - ``noise_scale``: s_u = min(1, bound / ||triangle of x_u x_u^T||_2) and Gaussian noise of noise_scale * bound on
       every entry of the sum, a share from each client under ``secure``, else added by the server, who then must be
-      trusted with the plain items. :func:`budget` says what it is worth. :func:`embedding_fr.gram.denoise` cleans G.
+      trusted with the plain items. :func:`guarantee` says what it is worth. :func:`embedding_fr.gram.denoise` cleans G.
 
     Download forms: B; its ``top_k`` entries a column; ``rank`` eigenpairs of G, from which a client makes x_u B itself.
     ``training`` is not used. View ``global``. With participation below 1 only the cohort of round 1 counts, and
@@ -163,9 +163,19 @@ def fedease(federation: Federation, training: TrainingConfig, config: FedeaseCon
     return FederatedMethod("fedease", init, broadcast, client_update, server_aggregate, positions, ("global",))
 
 
-def budget(config: FedeaseConfig) -> str:
+def guarantee(config: FedeaseConfig) -> str:
     """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
     return privacy_report(config.privacy, num_rounds=1)
+
+
+def needs_server(config: FedeaseConfig) -> bool:
+    """Always: a client's term of a sum is no model."""
+    return True
+
+
+def needs_everyone(config: FedeaseConfig) -> bool:
+    """Under ``secure``: masks cancel over all clients."""
+    return config.secure
 
 
 def client_bytes(num_items: int, config: FedeaseConfig) -> int:

@@ -58,7 +58,7 @@ def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig)
         optimiser=optimiser,
         uniform=config.weighting == "uniform",
         gradients=dot_gradients,
-        kernel=Kernel(train_linear, dot_gradients, ("item_table",), (("user",),)),
+        kernel=Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),)),
     )
 
 

@@ -64,7 +64,13 @@ def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfi
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
     network = tuple(name for name in model.shared if name != "item_table")
     sizes = np.array([2 * training.embedding_size, *layer_sizes(config.hidden_sizes), 1])
-    kernel = Kernel(train_mlp, ncf_gradients, ("item_table",), (("user",), network), (sizes,))
+    kernel = Kernel(
+        train=train_mlp,
+        gradients=ncf_gradients,
+        tables=("item_table",),
+        vectors=(("user",), network),
+        constants=(sizes,),
+    )
     return averaged("fedncf", model, federation, training, optimiser=optimiser, gradients=ncf_gradients, kernel=kernel)
 
 

@@ -172,9 +172,19 @@ def fednear(federation: Federation, training: TrainingConfig, config: FednearCon
     return FederatedMethod("fednear", init, broadcast, client_update, server_aggregate, positions, ("global",))
 
 
-def budget(config: FednearConfig) -> str:
+def guarantee(config: FednearConfig) -> str:
     """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
     return privacy_report(config.privacy, num_rounds=1)
+
+
+def needs_server(config: FednearConfig) -> bool:
+    """Always: a client's term of a sum is no model."""
+    return True
+
+
+def needs_everyone(config: FednearConfig) -> bool:
+    """Under ``secure``: masks cancel over all clients."""
+    return config.secure
 
 
 def client_bytes(num_items: int, config: FednearConfig) -> int:

@@ -88,6 +88,11 @@ def fedrecgel(federation: Federation, training: TrainingConfig, config: Fedrecge
     )
 
 
+def needs_server(config: FedrecgelConfig) -> bool:
+    """Of the public code: its clients upload gradients, and the server takes the step."""
+    return config.variant == "code"
+
+
 def neumf_model(federation: Federation, training: TrainingConfig) -> Model:
     """NeuMF (He et al., 2017): ``w . [p * q, relu(tower([p', q']))] + b``, the tower 8 D -> 4 D -> 2 D -> D.
 

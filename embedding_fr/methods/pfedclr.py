@@ -192,8 +192,13 @@ def full_gradients(objective: Objective, params: Tree, names: Sequence[str], bat
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
-    dot = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
-    low_rank = Kernel(train_low_rank, low_rank_gradients, ("item_table", "buffer_a"), (("user",), ("buffer_b",)))
+    dot = Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
+    low_rank = Kernel(
+        train=train_low_rank,
+        gradients=low_rank_gradients,
+        tables=("item_table", "buffer_a"),
+        vectors=(("user",), ("buffer_b",)),
+    )
     table = Stage(("item_table",), dot_logits, dot_gradients, dot)
     names = ("user", "buffer_a", "buffer_b")
     return {

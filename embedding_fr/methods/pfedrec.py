@@ -86,7 +86,13 @@ def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecCon
         groups=groups,
         uniform=True,
         gradients=linear_gradients,
-        kernel=Kernel(train_linear, linear_gradients, ("item_table",), (groups[0],), alternates=True),
+        kernel=Kernel(
+            train=train_linear,
+            gradients=linear_gradients,
+            tables=("item_table",),
+            vectors=(groups[0],),
+            alternates=True,
+        ),
     )
     return with_personal_view(method, federation)
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fedecider.cli import build_parser, parse
 
 from fedecider.data.interactions import (
     DATASETS,
@@ -20,6 +19,7 @@ from fedecider.data.interactions import (
 )
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.store import file_sha256, load_domains
+from fedecider.running.cli import build_parser, parse
 
 BELOW = "below min_user_events or min_item_events"
 # u1 has a twice and a tie at the end; u3 has 4 rows but 2 items; u4 has 2 rows, one of them the only z.

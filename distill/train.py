@@ -18,8 +18,8 @@ from distill.losses import finetune_loss, pair_losses
 from distill.pairing import Init, Pair, build_student, pair_parameters, pairs_of
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
 from idgen.decode import evaluating
-from idgen.samples import Task, num_batches, train_batches
-from idgen.training import Batch, OnStep, TrainConfig, epoch_generator, sequence_loss, set_dropout, train_model
+from idgen.samples import Task, TokenBatch, num_batches, train_batches
+from idgen.training import BackboneTraining, OnStep, epoch_generator, sequence_loss, set_dropout, train_model
 
 Evaluate = Callable[[T5ForConditionalGeneration], dict[str, Any]]
 
@@ -73,9 +73,9 @@ class DistillConfig:
     def __post_init__(self) -> None:
         check(self)
 
-    def training(self, epochs: int, learning_rate: float) -> TrainConfig:
+    def training(self, epochs: int, learning_rate: float) -> BackboneTraining:
         """These settings for the training loop; dropout would only add noise to what a block is to return."""
-        return TrainConfig(
+        return BackboneTraining(
             learning_rate=learning_rate,
             batch_size=self.batch_size,
             epochs=epochs,
@@ -150,7 +150,7 @@ def train_pairs(
     teacher.eval()
     pairs = pairs_of(teacher.config)
 
-    def loss(batch: Batch) -> torch.Tensor:
+    def loss(batch: TokenBatch) -> torch.Tensor:
         return pair_losses(teacher, student, pairs, batch).sum()
 
     training = config.training(config.epochs, config.learning_rate)
@@ -174,7 +174,7 @@ def finetune(
     teacher.eval()
     settings = config.finetune
 
-    def loss(batch: Batch) -> torch.Tensor:
+    def loss(batch: TokenBatch) -> torch.Tensor:
         return finetune_loss(teacher, student, batch, settings.kl_weight)
 
     pairs, training = pairs_of(teacher.config), config.training(settings.epochs, settings.learning_rate)
@@ -186,8 +186,8 @@ def _train(
     student: T5ForConditionalGeneration,
     pairs: Sequence[Pair],
     tasks: Task | Sequence[Task],
-    training: TrainConfig,
-    loss: Callable[[Batch], torch.Tensor],
+    training: BackboneTraining,
+    loss: Callable[[TokenBatch], torch.Tensor],
     seed: int,
     device: torch.device | str,
     on_step: OnStep | None,
@@ -218,7 +218,7 @@ def _train(
 
 def _report_batches(
     tasks: Task | Sequence[Task], config: DistillConfig, seed: int, device: torch.device
-) -> list[Batch]:
+) -> list[TokenBatch]:
     generator = torch.Generator().manual_seed(seed)
     batches = islice(train_batches(tasks, config.batch_size, generator), config.report_batches)
     return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
@@ -228,7 +228,7 @@ def _measure(
     teacher: T5ForConditionalGeneration,
     model: T5ForConditionalGeneration,
     pairs: Sequence[Pair],
-    measured: dict[str, list[Batch]],
+    measured: dict[str, list[TokenBatch]],
     evaluate: Evaluate | None,
 ) -> dict[str, Any]:
     """Chained loss and pair losses of ``model`` on each list of batches, and whatever ``evaluate`` says."""

@@ -8,7 +8,7 @@ from fedecider.bounds import Epochs, NotNegative, OneOrMore, Positive, Width, ch
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class EmbeddingTraining:
     """Local training on implicit feedback with sampled negatives.
 
     Args:

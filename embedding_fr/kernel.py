@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.compiled.draws import COLUMN, order_keys
 from embedding_fr.compiled.training import Schedule
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.sampling import Examples
 from embedding_fr.stacked import Optimiser
 from fedecider.federation.method import Tree
@@ -51,7 +51,7 @@ def train_compiled(
     groups: Sequence[Sequence[str]],
     examples: Examples,
     place_CB: Tensor,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     optimiser: Optimiser,
     first_epoch: int,
 ) -> Tensor:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from embedding_fr.blocks import build_population
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
 from embedding_fr.results import seconds, traffic_totals
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
@@ -276,13 +276,13 @@ def run_settings(
     entry = METHODS[name]
     values = {**entry.defaults, **((entry.code or {}) if method.endswith(CODE) else {}), **setting}
     run = {key: values.pop(key) for key in list(values) if key in EmbeddingRunConfig.__dataclass_fields__}
-    training = {key: values.pop(key) for key in list(values) if key in TrainingConfig.__dataclass_fields__}
+    training = {key: values.pop(key) for key in list(values) if key in EmbeddingTraining.__dataclass_fields__}
     run |= {"method": name, "protocol": protocol, "seed": seed, "federation": not method.endswith(LOCAL)}
     run |= {"num_rounds": run.get("num_rounds", config.num_rounds), "patience": patience}
     return EmbeddingSettings(
         EmbeddingRunConfig(**run, memory_gb=config.memory_gb),
         data,
-        TrainingConfig(**training),
+        EmbeddingTraining(**training),
         PrivacyConfig(),
         from_plain(entry.config, values),
     )

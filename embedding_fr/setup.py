@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_packer, build_population
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
 from fedecider.bounds import NotNegative, OneOrMore, Participation, Seed, Threads, ZeroOrMore, check
@@ -82,7 +82,7 @@ class EmbeddingSettings(NamedTuple):
 
     run: EmbeddingRunConfig
     data: InteractionsConfig
-    training: TrainingConfig
+    training: EmbeddingTraining
     privacy: PrivacyConfig
     method: Any
     """The method's own frozen dataclass."""

@@ -16,10 +16,10 @@ from fedecider.bounds import OneOrMore, Positive, ZeroOrMore, check
 from idgen.samples import Task, num_batches, num_samples, train_batches
 from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
-    Batch,
+    BackboneTraining,
     LossFn,
     OnStep,
-    TrainConfig,
+    TokenBatch,
     epoch_generator,
     make_optimizer,
     parameter_groups,
@@ -38,7 +38,7 @@ class _Side(NamedTuple):
     """Training of one of the two models over all its turns."""
 
     optimizer: torch.optim.AdamW
-    config: TrainConfig
+    config: BackboneTraining
     step: int
     total_steps: int
 
@@ -87,7 +87,7 @@ def alternate(
     item_texts: Sequence[Sequence[str]],
     tokenizer: PreTrainedTokenizerBase,
     config: AlternatingConfig,
-    train: TrainConfig,
+    train: BackboneTraining,
     seed: int,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
@@ -147,7 +147,7 @@ def changed_ids(old: Sequence[Task], new: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _side(model: nn.Module, config: TrainConfig, total_steps: int) -> _Side:
+def _side(model: nn.Module, config: BackboneTraining, total_steps: int) -> _Side:
     return _Side(make_optimizer(parameter_groups(model, config), config), config, 0, total_steps)
 
 
@@ -161,7 +161,7 @@ def _train_backbone(
 ) -> tuple[_Side, list[float]]:
     backbone.train()
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: TokenBatch) -> Tensor:
         return sequence_loss(backbone, batch, side.config.label_smoothing)
 
     epochs = (train_batches(tasks, side.config.batch_size, stream) for stream in streams)
@@ -181,7 +181,7 @@ def _train_generator(
     generator.eval()
     backbone.eval()
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: TokenBatch) -> Tensor:
         return soft_id_loss(generator, backbone, source, batch)
 
     epochs = (soft_batches(source, side.config.batch_size, stream) for stream in streams)
@@ -190,7 +190,7 @@ def _train_generator(
 
 
 def _run(
-    side: _Side, epochs: Iterable[Iterable[Batch]], loss_fn: LossFn, device: torch.device, on_step: OnStep | None
+    side: _Side, epochs: Iterable[Iterable[TokenBatch]], loss_fn: LossFn, device: torch.device, on_step: OnStep | None
 ) -> tuple[_Side, list[float]]:
     losses = []
     for batches in epochs:

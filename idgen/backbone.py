@@ -18,7 +18,7 @@ from transformers import (
 
 from fedecider.bounds import Depth, ShareBelow1, Width, check
 from idgen.samples import Task, num_batches, train_batches
-from idgen.training import OnStep, TrainConfig, epoch_generator, train_model
+from idgen.training import BackboneTraining, OnStep, epoch_generator, train_model
 from idgen.word_vectors import WordVectorConfig, start_from_word_vectors, word_vectors
 
 MODEL_CLASSES: dict[str, Any] = {"t5": T5ForConditionalGeneration, "mt5": MT5ForConditionalGeneration}
@@ -115,7 +115,7 @@ def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) 
 def train_backbone(
     model: T5ForConditionalGeneration,
     tasks: Task | Sequence[Task],
-    config: TrainConfig,
+    config: BackboneTraining,
     seed: int,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,

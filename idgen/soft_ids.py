@@ -20,10 +20,10 @@ from fedecider.bounds import OneOrMore, Positive, check
 from idgen.decode import decoder_step, evaluating, start_decoder, token_logits, unwrap
 from idgen.draws import EventTable, SampleConfig, draw_samples, is_target
 from idgen.prompts import load_templates
-from idgen.samples import Task, merge_tasks, prompts_of, target_labels
+from idgen.samples import Task, TokenBatch, merge_tasks, prompts_of, target_labels
 from idgen.segments import PromptParts, Prompts, Segments, join, lay_out, make_segments
 from idgen.tokenizer import SPACE
-from idgen.training import Batch, sequence_loss
+from idgen.training import sequence_loss
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def banned_tokens(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> Tensor
     return torch.tensor(banned)
 
 
-def soft_batches(source: SoftSource, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+def soft_batches(source: SoftSource, batch_size: int, generator: torch.Generator) -> Iterator[TokenBatch]:
     """One epoch of samples for `soft_id_loss`, on the same positions as the recommender's training."""
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     order = rng.permutation(np.flatnonzero(is_target(source.events)))
@@ -138,7 +138,7 @@ def soft_batches(source: SoftSource, batch_size: int, generator: torch.Generator
         yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: Batch) -> Tensor:
+def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: TokenBatch) -> Tensor:
     """Cross-entropy of the recommender on prompts whose item IDs are soft; gradients reach the generator alone.
 
     The generator writes an ID for every item of the histories; the recommender reads the expected token embeddings

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
 from idgen.decode import token_logits, unwrap
+from idgen.samples import TokenBatch
 from idgen.trie import IGNORED_LABEL
 
-Batch = dict[str, Tensor]
-LossFn = Callable[[Batch], Tensor]
+LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
 """done, total, note: called after every step."""
 
@@ -30,7 +30,7 @@ NOTE_EVERY = 20
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class BackboneTraining:
     """Optimisation by AdamW. The defaults follow IDGenRec (SIGIR 2024) but for ``epochs``.
 
     Args:
@@ -85,7 +85,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(word >> 1)
 
 
-def sequence_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
     ``model``: a T5, plain or wrapped by PEFT. ``batch`` holds ``attention_mask``, ``labels`` (B, T) and either
@@ -97,7 +97,7 @@ def sequence_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Ten
     return F.cross_entropy(logit_RV, label_BT[counts_BT], label_smoothing=label_smoothing)
 
 
-def decoder_states(model: Any, batch: Batch) -> Tensor:
+def decoder_states(model: Any, batch: TokenBatch) -> Tensor:
     """Last hidden states (B, T, D) of the decoder, which reads the labels shifted by one; see `sequence_loss`."""
     base = unwrap(model)
     source = {name: batch[name] for name in ("input_ids", "inputs_embeds") if name in batch}
@@ -110,7 +110,7 @@ def decoder_states(model: Any, batch: Batch) -> Tensor:
     ).last_hidden_state
 
 
-def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[str, Any]]:
     """Trainable parameters of ``model`` for AdamW: weights with decay; norms and biases, by class, without."""
     kept_whole = {
         id(parameter)
@@ -128,7 +128,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def learning_rate_factor(step: int, total_steps: int, config: TrainConfig) -> float:
+def learning_rate_factor(step: int, total_steps: int, config: BackboneTraining) -> float:
     """Factor on the learning rate in step 0 .. ``total_steps - 1``."""
     warmup = round(config.warmup_share * total_steps)
     if step < warmup:
@@ -140,7 +140,7 @@ def learning_rate_factor(step: int, total_steps: int, config: TrainConfig) -> fl
     return config.final_share + (1 - config.final_share) * share
 
 
-def make_optimizer(groups: Sequence[dict[str, Any]], config: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(groups: Sequence[dict[str, Any]], config: BackboneTraining) -> torch.optim.AdamW:
     """AdamW with eps 1e-6; a group may bring its own ``lr`` and ``weight_decay``."""
     optimizer = torch.optim.AdamW(
         list(groups),
@@ -166,9 +166,9 @@ def set_dropout(model: nn.Module, probability: float) -> None:
 
 def train_steps(
     optimizer: torch.optim.AdamW,
-    batches: Iterable[Batch],
+    batches: Iterable[TokenBatch],
     loss_fn: LossFn,
-    config: TrainConfig,
+    config: BackboneTraining,
     device: torch.device,
     first_step: int,
     total_steps: int,
@@ -212,9 +212,9 @@ def train_steps(
 
 def train_model(
     model: nn.Module,
-    batches_of_epoch: Callable[[int], Iterable[Batch]],
+    batches_of_epoch: Callable[[int], Iterable[TokenBatch]],
     steps_per_epoch: int,
-    config: TrainConfig,
+    config: BackboneTraining,
     device: torch.device | str = "cpu",
     *,
     seed: int,
@@ -282,7 +282,7 @@ def train_model(
     return logs
 
 
-def _pieces(batches: Iterable[Batch], size: int) -> Iterable[Iterable[Batch]]:
+def _pieces(batches: Iterable[TokenBatch], size: int) -> Iterable[Iterable[TokenBatch]]:
     """The batches in pieces of ``size`` (0: all at once), without reading ahead."""
     iterator = iter(batches)
     if size == 0:
@@ -292,7 +292,7 @@ def _pieces(batches: Iterable[Batch], size: int) -> Iterable[Iterable[Batch]]:
         yield _chain(first, iterator, size)
 
 
-def _chain(first: Batch, rest: Iterable[Batch], size: int) -> Iterable[Batch]:
+def _chain(first: TokenBatch, rest: Iterable[TokenBatch], size: int) -> Iterable[TokenBatch]:
     yield first
     for _, batch in zip(range(size - 1), rest, strict=False):
         yield batch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods import (
     fedease,
@@ -33,9 +33,9 @@ class Method(NamedTuple):
 
     config: type
     """Frozen dataclass of the method's own settings."""
-    build: Callable[[Federation, TrainingConfig, Any], FederatedMethod]
+    build: Callable[[Federation, EmbeddingTraining, Any], FederatedMethod]
     defaults: Mapping[str, Any]
-    """What the paper sets among the common settings (TrainingConfig, participation)."""
+    """What the paper sets among the common settings (EmbeddingTraining, participation)."""
     grid: tuple[dict[str, Any], ...]
     """Settings to try on validation, most sensible first; an empty dict is the paper's."""
     whole_tables: int = 0

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import (
     SCALE_BITS,
     add_gram,
@@ -100,7 +100,7 @@ class FedeaseConfig:
         return PrivacyConfig(clip, "gaussian", self.noise_scale, self.delta, noise_on="sum")
 
 
-def fedease(federation: Federation, training: TrainingConfig, config: FedeaseConfig) -> FederatedMethod:
+def fedease(federation: Federation, training: EmbeddingTraining, config: FedeaseConfig) -> FederatedMethod:
     """``G = sum_u s_u x_u x_u^T + noise``, ``P = (G + lambda I)^-1``, ``B = I - P diag(1 / diag P)``, score ``x_u B``.
 
     Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of B is counted too (each

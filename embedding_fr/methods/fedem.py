@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import (
     Objective,
     check_finite,
@@ -100,7 +100,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig) -> FederatedMethod:
+def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConfig) -> FederatedMethod:
     """Score ``p_u . q_i``. Each round a client merges the table that it receives with its own last one, and trains p_u
     and the merged table; on every local epoch the adapter takes its pass first. The server makes one table per client
     (:func:`with_similarity`).
@@ -141,7 +141,7 @@ def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig)
     return with_similarity(method, federation, config.similarity_weight)
 
 
-def merged_method(federation: Federation, training: TrainingConfig, merging: Merging) -> FederatedMethod:
+def merged_method(federation: Federation, training: EmbeddingTraining, merging: Merging) -> FederatedMethod:
     """FedMF with elastic merging: the server averages."""
     model, scorer, optimiser = mf_model(federation, training), Scorer(dot_logits), _optimiser(training)
 
@@ -207,6 +207,6 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
     return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate)
 
 
-def _optimiser(training: TrainingConfig) -> Optimiser:
+def _optimiser(training: EmbeddingTraining) -> Optimiser:
     rates = {"user": training.learning_rate, TABLE: training.item_rate}
     return Optimiser("adam", rates, training.weight_decay)

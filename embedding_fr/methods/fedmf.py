@@ -8,7 +8,7 @@ from typing import Literal
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.compiled.training import train_linear
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.stacked import Optimiser
@@ -41,7 +41,7 @@ GRID: tuple[dict, ...] = (
 )
 
 
-def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig) -> FederatedMethod:
+def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConfig) -> FederatedMethod:
     """Score ``p_u . q_i``: the user embedding p_u stays, the item table Q is averaged.
 
     Differs from the papers: gradients of a batch are means, uploads are plain (Chai et al. encrypt them, FCF uploads
@@ -62,7 +62,7 @@ def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig)
     )
 
 
-def mf_model(federation: Federation, training: TrainingConfig) -> Model:
+def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:
     """``item_table`` (I, D), ``user`` (N, D), both normal with ``init_std``."""
     return Model(
         shared={"item_table": normal(federation, training, "item_table", federation.num_items)},

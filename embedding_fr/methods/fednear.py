@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import SCALE_BITS, denoise, from_triangle, sparse_columns, sparse_scores, triangle_size
 from fedecider.baselines.ease import ease_weights
 from fedecider.bounds import NotNegative, Positive, ZeroOrMore, at_least, check
@@ -108,7 +108,7 @@ class FednearConfig:
         return PrivacyConfig(clip, "gaussian", self.noise_scale, self.delta, noise_on="sum")
 
 
-def fednear(federation: Federation, training: TrainingConfig, config: FednearConfig) -> FederatedMethod:
+def fednear(federation: Federation, training: EmbeddingTraining, config: FednearConfig) -> FederatedMethod:
     """``G = sum_u s_u sum_{s,t} k(|s - t|) e_{i_s} e_{i_t}^T``, ``k(d) = 1 / (1 + d / pair_reach)``, score ``h_u W``.
 
     i_1 ... i_n are the train items of client u, oldest first. With D the part of G where i_s came before i_t,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_epochs
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
@@ -66,7 +66,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecConfig) -> FederatedMethod:
+def gpfedrec(federation: Federation, training: EmbeddingTraining, config: GpfedrecConfig) -> FederatedMethod:
     """Score ``mlp([p_u, q_i])``: p_u and the network stay. The server joins clients whose item tables are similar
     (:func:`user_graph`), ``R = A^layers Q`` over the uploaded tables gives each client the table r_u of its
     neighbourhood, and ``q = mean_u r_u`` is what all start from. Loss: BCE + graph_weight mean((q_u - r_u)^2).
@@ -194,12 +194,12 @@ def pulled_tables(download: Download, steps_C: Tensor, rate: float) -> Tensor:
     return received(download, "item_table", len(offset_CID)) + share_C[:, None, None] * offset_CID
 
 
-def landing_weight(graph_weight: float, federation: Federation, training: TrainingConfig, item_rate: float) -> float:
+def landing_weight(graph_weight: float, federation: Federation, training: EmbeddingTraining, item_rate: float) -> float:
     """The regulariser's weight, at most that with which one step lands on its goal: ``2 rate weight / (I D) = 1``."""
     return min(graph_weight, federation.num_items * training.embedding_size / (2.0 * item_rate))
 
 
-def _sgd(federation: Federation, training: TrainingConfig, names: list[str]) -> Optimiser:
+def _sgd(federation: Federation, training: EmbeddingTraining, names: list[str]) -> Optimiser:
     rate = training.learning_rate
     item_rate = training.item_learning_rate or code_item_rate(federation, training) - rate
     rates = {**dict.fromkeys(names, rate), "user": rate * ITEM_FACTOR - rate, "item_table": item_rate}

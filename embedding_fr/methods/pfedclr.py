@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.compiled.training import train_linear, train_low_rank
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
     Gradients,
@@ -33,12 +33,12 @@ from embedding_fr.local_training import (
     weighted_sum,
 )
 from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import Batch, Examples, round_examples
+from embedding_fr.sampling import ExampleBatch, Examples, round_examples
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, at_least, check
 from fedecider.federation.aggregate import weighted_mean
-from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Stage(NamedTuple):
     kernel: Kernel | None = None
 
 
-def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> FederatedMethod:
+def pfedclr(federation: Federation, training: EmbeddingTraining, config: PfedclrConfig) -> FederatedMethod:
     """Step 1: ``Q_u <- min L(p_u, Q)`` with p_u frozen, and Q_u is uploaded; step 2: Q_u frozen,
     ``p_u, A_u, B_u <- min L(p_u, Q_u + A_u B_u)`` (equations 6, 10, 11; algorithm 1). A_u starts at 0, B_u normal.
 
@@ -100,7 +100,7 @@ def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrCon
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(server)
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         examples, row_CR, place_CB = round_examples(federation, training, block, round)
         own = {name: tensor.to(federation.device) for name, tensor in own.items()}  # a table in a file is read
         params = {name: _held(name, tensor, row_CR) for name, tensor in own.items()}
@@ -138,7 +138,7 @@ def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrCon
     return with_personal_view(method, federation)
 
 
-def start_buffer(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> Tree:
+def start_buffer(federation: Federation, training: EmbeddingTraining, config: PfedclrConfig) -> Tree:
     """``buffer_a`` (N, I, K) zeros and ``buffer_b`` (N, K, D) normal; ``buffer`` (N, I, D) zeros where it is full."""
     low_rank = config.variant == "clr"
     width = config.rank if low_rank else training.embedding_size
@@ -155,7 +155,9 @@ def low_rank_logits(params: Tree, item: Tensor | None) -> Tensor:
     return dot_logits(params, item) + inner_products(take(params["buffer_a"], item), seen_CK)
 
 
-def low_rank_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def low_rank_gradients(
+    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
+) -> tuple[Tree, Tensor]:
     """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i and
     s = sum g_i a_i, ``dL/dp = sum g_i q_i + B^T s``, ``dL/da_i = g_i B p``, ``dL/dB = s p^T``.
     """
@@ -179,7 +181,9 @@ def full_logits(params: Tree, item: Tensor | None) -> Tensor:
     return inner_products(row_CBD, params["user"])
 
 
-def full_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def full_gradients(
+    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
+) -> tuple[Tree, Tensor]:
     """Closed form: with g_i as above, ``dL/dp = sum g_i (q_i + w_i)``; a row of the table and that of the buffer have
     one gradient, g_i p.
     """
@@ -214,7 +218,7 @@ def _train(
     optimiser: Optimiser,
     examples: Examples,
     place_CB: Tensor,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     first_epoch: int,
 ) -> Tensor:
     """Local epochs of one stage, in place, with a fresh optimiser -> (C,) loss of the last epoch."""

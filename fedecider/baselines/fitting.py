@@ -26,7 +26,7 @@ Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 """Epoch number -> users (B,) and items (B, N), int64, batch by batch."""
 
 
-class TrainingConfig(typing.Protocol):
+class BaselineTraining(typing.Protocol):
     """Settings that every trained line has. ``batch_size`` counts samples, positives and negatives together."""
 
     @property
@@ -54,7 +54,13 @@ def validation_ndcg(sequences: Sequences, num_items: int) -> Valid:
 
 
 def training_batches(
-    sequences: Sequences, num_items: int, protocol: Protocol, config: TrainingConfig, *, seed: int, device: str = "cpu"
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    config: BaselineTraining,
+    *,
+    seed: int,
+    device: str = "cpu",
 ) -> Batches:
     """Every distinct train pair once an epoch, in random order, with ``num_negatives`` negatives drawn anew.
 
@@ -77,7 +83,7 @@ def training_batches(
 
 
 def fit_epochs(
-    model: nn.Module, run_epoch: Callable[[int], None], score: ScoreUsers, config: TrainingConfig, valid: Valid | None
+    model: nn.Module, run_epoch: Callable[[int], None], score: ScoreUsers, config: BaselineTraining, valid: Valid | None
 ) -> None:
     """Run the epochs and leave in ``model`` the parameters of the epoch that ``valid`` likes best.
 

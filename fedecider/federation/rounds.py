@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
 from fedecider.federation.rows import write_rows
@@ -151,7 +151,7 @@ def _train(
     train_s = 0.0
     cohort_size = sum(len(block.clients) for block in blocks)
 
-    def work(block: Block) -> tuple[Upload, Update, list[dict], list[Traffic], float]:
+    def work(block: Block) -> tuple[Upload, NewRows, list[dict], list[Traffic], float]:
         download = method.broadcast(round, state.server, block.clients)
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(read, block), block)

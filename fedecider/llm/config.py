@@ -15,7 +15,7 @@ from idgen.draws import SampleConfig
 from idgen.id_generator import IDGeneratorConfig
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
-from idgen.training import TrainConfig
+from idgen.training import BackboneTraining
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PretrainConfig:
     id_generator: IDGeneratorConfig = field(default_factory=IDGeneratorConfig)
     samples: SampleConfig = field(default_factory=SampleConfig)
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    train: BackboneTraining = field(default_factory=BackboneTraining)
     alternating: AlternatingConfig = field(default_factory=AlternatingConfig)
 
     def __post_init__(self) -> None:

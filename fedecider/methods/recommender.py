@@ -22,7 +22,7 @@ from idgen.samples import Split, Task, num_samples, train_batches
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class LocalTraining:
     """Local training, alike for every method so that comparisons are fair (FeDecider, section 4.1).
 
     Args:
@@ -54,7 +54,7 @@ class Recommender(NamedTuple):
     """Domain name of every client; random streams are keyed by it, so client order does not matter."""
     device: torch.device
     seed: int
-    training: TrainingConfig
+    training: LocalTraining
     ranking: RankingConfig
     batches: Callable[[int, torch.Generator], Iterator[dict[str, Tensor]]]
     """client, generator -> one epoch of ``input_ids`` (B, S), ``attention_mask`` (B, S), ``labels`` (B, T)."""
@@ -74,7 +74,7 @@ def build_recommender(
     tasks: Sequence[Task],
     *,
     seed: int,
-    training: TrainingConfig,
+    training: LocalTraining,
     ranking: RankingConfig,
     drop_seen: bool = True,
     device: torch.device | str = "cpu",

@@ -107,26 +107,34 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     chosen = get_protocol(protocol or run.protocol)
     population = build_population(interactions.sequences, interactions.num_items, chosen, run.seed, device)
     entry = METHODS[run.method]
+    client_bytes = working_set(settings, interactions.num_items, device)
     _check_settings(settings, population)
+    _check_memory(settings, population, client_bytes, device)
     federation = Federation(
         interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
     )
     method = entry.build(federation, training, settings.method)
     method = method if run.federation else local_only(method, federation)
+    pack = block_packer(population, client_bytes, block_bytes(run, device))
+    return Setup(method, population, pack(range(interactions.num_users)), pack)
+
+
+def working_set(settings: EmbeddingSettings, num_items: int, device: torch.device) -> Callable[[int], int]:
+    """Train items of a client -> bytes that its part of a block takes, by which blocks are sized."""
+    run, training, entry = settings.run, settings.training, METHODS[settings.run.method]
     whole_tables = entry.whole_tables + (0 if run.federation else 2)
     whole_tables += 0 if device.type == "cpu" else entry.passing_tables
 
     def client_bytes(num_train: int) -> int:
         if entry.client_bytes is not None:
-            return entry.client_bytes(interactions.num_items, settings.method)
+            return entry.client_bytes(num_items, settings.method)
         examples = num_train * (1 + training.num_negatives)
-        rows = interactions.num_items if whole_tables else min(examples, interactions.num_items)
+        rows = num_items if whole_tables else min(examples, num_items)
         per_example = 12 + training.embedding_size + 3 * training.local_epochs  # items and labels in each epoch's order
         floats = examples * per_example + rows * training.embedding_size * (4 + 2 * whole_tables)
         return 4 * floats
 
-    pack = block_packer(population, client_bytes, block_bytes(run, device))
-    return Setup(method, population, pack(range(interactions.num_users)), pack)
+    return client_bytes
 
 
 def keep_freed_memory() -> None:
@@ -158,9 +166,32 @@ def _check_settings(settings: EmbeddingSettings, population: Population) -> None
         )
 
 
+def _check_memory(
+    settings: EmbeddingSettings, population: Population, client_bytes: Callable[[int], int], device: torch.device
+) -> None:
+    """A typo should not end in the allocator: an item table, the user embeddings, the best round's copy of both, and
+    the largest client, who is alone in its block at best."""
+    needed = client_bytes(int(population.num_train_N.max()))
+    if METHODS[settings.run.method].negatives:
+        needed += 8 * settings.training.embedding_size * (population.num_items + population.num_clients)
+    if needed > device_bytes(device):
+        given = {name: getattr(settings.training, name) for name in ("embedding_size", "local_epochs", "num_negatives")}
+        raise ValueError(
+            f"got settings that take {needed / 1e9:,.1f} GB ({', '.join(f'{n} {v}' for n, v in given.items())}), "
+            f"expected at most the {device_bytes(device) / 1e9:,.1f} GB of this machine"
+        )
+
+
+def device_bytes(device: torch.device) -> int:
+    """All memory of the machine, or of its accelerator."""
+    if device.type == "cpu":
+        return psutil.virtual_memory().total
+    return torch.cuda.get_device_properties(device).total_memory
+
+
 def block_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
     """Budget for the working set of a block: the caches of a CPU, a quarter of a GPU, at most ``memory_gb``."""
-    suits = CPU_BLOCK_BYTES if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory // 4
+    suits = CPU_BLOCK_BYTES if device.type == "cpu" else device_bytes(device) // 4
     return min(suits, int(run.memory_gb * 1e9)) if run.memory_gb else suits
 
 
@@ -170,7 +201,7 @@ def table_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
         return int(run.memory_gb * 1e9)
     if device.type == "cpu":
         return psutil.virtual_memory().available // 8
-    return torch.cuda.get_device_properties(device).total_memory // 8
+    return device_bytes(device) // 8
 
 
 def train(

@@ -77,13 +77,16 @@ ShareAbove0 = Annotated[float, above(0, most=1)]
 ShareBelow1 = Annotated[float, at_least(0, below=1)]
 Participation = Annotated[float, above(0, most=1, hint="the cohort of a round may not be empty")]
 Seed = Annotated[int, at_least(-(2**63), most=2**63 - 1)]
-Width = Annotated[int, at_least(1, most=2**16)]
+WIDEST = 2**16
+Width = Annotated[int, at_least(1, most=WIDEST)]
 """Units of a layer, dimensions of an embedding: more would not fit into any machine that this is written for."""
 Depth = Annotated[int, at_least(1, most=1000)]
 """Layers or heads."""
 Epochs = Annotated[int, at_least(1, most=10_000)]
 """Passes over data whose order is drawn ahead for all of them."""
 Precision = Annotated[Literal["fp32", "bf16"], "fp16 overflows in T5"]
+Negatives = Annotated[int, at_least(1, most=10_000)]
+"""Drawn for every positive at once."""
 LoraRank = Annotated[int, at_least(1, most=4096, hint="the paper uses 8 and 16")]
 Threads = Annotated[int, at_least(0, most=1024, hint="0 is the library's choice")]
 """A fixed end, whatever the machine: settings of a run are read on other machines too."""

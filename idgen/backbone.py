@@ -59,6 +59,18 @@ class BackboneConfig:
         check(self)
 
 
+def known_width(config: BackboneConfig) -> int | None:
+    """``d_model`` of the backbone, on one side of each of its layers; None where only loading it would tell."""
+    if config.name_or_path is None:
+        return config.d_model
+    if not Path(config.name_or_path).is_dir():  # a name of the hub, which is not asked here
+        return None
+    try:
+        return getattr(AutoConfig.from_pretrained(config.name_or_path), "d_model", None)
+    except (OSError, ValueError):  # load_backbone says what is wrong
+        return None
+
+
 def build_backbone(
     config: BackboneConfig, tokenizer: PreTrainedTokenizerBase, seed: int = 0, tasks: Sequence[Task] = ()
 ) -> T5ForConditionalGeneration:

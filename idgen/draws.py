@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from fedecider.bounds import OneOrMore, Share, ShareAbove0, ShareBelow1, ZeroOrMore, check
+from fedecider.bounds import OneOrMore, Share, ShareAbove0, ShareBelow1, ZeroOrMore, at_least, check
 from idgen.item_ids import MAX_PREFIX_ITEMS
 from idgen.prompts import TemplateSet
 
@@ -47,7 +47,7 @@ class SampleConfig:
     max_history: OneOrMore = 20
     eval_history: ZeroOrMore = 0
     max_source_tokens: OneOrMore = 512
-    samples_per_position: OneOrMore = 1
+    samples_per_position: Annotated[int, at_least(1, most=1000)] = 1
     newest_first: bool = False
     history_crop: Literal["none", "uniform", "geometric"] = "none"
     crop_rate: ShareAbove0 = 0.3

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
-from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, ZeroOrMore, check
+from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, ZeroOrMore, at_least, check
 from idgen.decode import unwrap
 from idgen.diverse import diverse_beam_search
 from idgen.item_ids import DEFAULT_LIMITS, Attempt, IdConfig, ItemIds, assign_item_ids, keyword_item_ids
@@ -54,7 +54,7 @@ class IDGeneratorConfig:
     learning_rate: Positive = 1e-3
     weight_decay: NotNegative = 0.01
     max_text_tokens: OneOrMore = 256
-    num_groups: OneOrMore = 10
+    num_groups: Annotated[int, at_least(1, most=1000)] = 10
     bf16: bool = False
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import ExampleBatch, Examples, round_examples
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import NotNegative, at_least, check
+from fedecider.bounds import WIDEST, NotNegative, at_least, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 
@@ -52,7 +52,7 @@ class PfedclrConfig:
     """
 
     variant: Literal["clr", "cf", "af"] = "clr"
-    rank: Annotated[int, at_least(1, most=2**16, hint="buffer_learning_rate 0 turns the buffer off")] = 2
+    rank: Annotated[int, at_least(1, most=WIDEST, hint="buffer_learning_rate 0 turns the buffer off")] = 2
     buffer_learning_rate: NotNegative | None = None
 
     def __post_init__(self) -> None:

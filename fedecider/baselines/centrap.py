@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, training_batches
-from fedecider.bounds import NotNegative, OneOrMore, Positive, Width, check
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
 
@@ -51,7 +51,7 @@ class CentrapConfig:
     personal_rate: Positive = 1e-4
     num_epochs: OneOrMore = 60
     batch_size: OneOrMore = 2048
-    num_negatives: OneOrMore = 4
+    num_negatives: Negatives = 4
     weight_decay: NotNegative = 0.0
     patience: OneOrMore = 8
     distance_weight: NotNegative = 0.1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
 from fedecider.baselines.fitting import Valid
-from fedecider.bounds import OneOrMore, check
+from fedecider.bounds import Negatives, OneOrMore, check
 from fedecider.evaluation.canary import memoriser_scores
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
@@ -32,7 +32,7 @@ class MemoriserConfig:
     """
 
     num_rounds: OneOrMore = 100
-    num_negatives: OneOrMore = 4
+    num_negatives: Negatives = 4
 
     def __post_init__(self) -> None:
         check(self)

@@ -22,7 +22,7 @@ from fedecider.baselines.fitting import (
 )
 from fedecider.baselines.interactions import train_matrix
 from fedecider.baselines.mf import MatrixFactors
-from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, Width, check
+from fedecider.bounds import Depth, Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
 
@@ -57,7 +57,7 @@ class LightgcnConfig:
     learning_rate: Positive = 1e-2
     num_epochs: OneOrMore = 60
     batch_size: OneOrMore = 4096
-    num_negatives: OneOrMore = 1
+    num_negatives: Negatives = 1
     weight_decay: NotNegative = 0.0
     patience: OneOrMore = 8
 

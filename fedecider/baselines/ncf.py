@@ -17,7 +17,7 @@ from fedecider.baselines.fitting import (
     square_norms,
     training_batches,
 )
-from fedecider.bounds import NotNegative, OneOrMore, Positive, Width, check
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import derive_seed
 
@@ -55,7 +55,7 @@ class NcfConfig:
     learning_rate: Positive = 3e-3
     num_epochs: OneOrMore = 60
     batch_size: OneOrMore = 4096
-    num_negatives: OneOrMore = 4
+    num_negatives: Negatives = 4
     weight_decay: NotNegative = 3e-3
     patience: OneOrMore = 8
 

@@ -171,10 +171,9 @@ def _check_memory(
 ) -> None:
     """A typo should not end in the allocator: an item table, the user embeddings, the best round's copy of both, and
     the largest client, who is alone in its block at best."""
-    needed = client_bytes(int(population.num_train_N.max()))
-    if METHODS[settings.run.method].negatives:
-        needed += 8 * settings.training.embedding_size * (population.num_items + population.num_clients)
-    if needed > device_bytes(device):
+    tables = 8 * settings.training.embedding_size * (population.num_items + population.num_clients)
+    needed = tables + client_bytes(int(population.num_train_N.max()))
+    if METHODS[settings.run.method].negatives and needed > device_bytes(device):  # the others have no embeddings
         given = {name: getattr(settings.training, name) for name in ("embedding_size", "local_epochs", "num_negatives")}
         raise ValueError(
             f"got settings that take {needed / 1e9:,.1f} GB ({', '.join(f'{n} {v}' for n, v in given.items())}), "

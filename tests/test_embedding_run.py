@@ -206,7 +206,7 @@ def test_a_method_with_a_bound_of_its_own_says_what_it_guarantees(data, tmp_path
         (["--method", "fedmf", "--noise_scale", "1"], "without a clip"),
         (["--method", "fedmf", "--protocol", "loose"], "got protocol 'loose'"),
         (["--method", "pfedclr", "--lora_rank", "4"], "got lora_rank with the method pfedclr"),
-        (["--method", "pfedclr", "--rank", "0"], "got rank 0, expected at least 1"),
+        (["--method", "pfedclr", "--rank", "0"], "got rank 0, expected 1 to 65536"),
     ],
 )
 def test_bad_settings_end_with_one_line_and_code_2(words, message, tmp_path, capsys):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import round_examples
 from embedding_fr.stacked import Optimiser
-from fedecider.bounds import Depth, NotNegative, ZeroOrMore, check
+from fedecider.bounds import Depth, NotNegative, at_least, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -46,7 +46,7 @@ class GpfedrecConfig:
 
     hidden_sizes: str = "16,8"
     threshold: NotNegative = 1.0
-    num_neighbours: ZeroOrMore = 0
+    num_neighbours: Annotated[int, at_least(0, hint="0 uses threshold")] = 0
     graph_layers: Depth = 1
     graph_weight: NotNegative = 1.0
     variant: Literal["paper", "code"] = "paper"

@@ -334,7 +334,7 @@ def test_budget_says_what_holds():
         ({"mask_neighbours": 3}, "even"),
         ({"top_k": 2, "rank": 2}, "one of them"),
         ({"dtype": "float16"}, "float16"),
-        ({"history": "all"}, "history all"),
+        ({"history": "all"}, "history 'all', expected train or known"),
         ({"delta": 1.0}, "delta 1.0"),
         ({"rank": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
     ],

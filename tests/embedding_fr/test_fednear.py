@@ -344,7 +344,7 @@ def test_budget_says_what_holds():
         ({"noise_scale": 1.0, "clip": 1.0}, "expected direction 0"),
         ({"clip": -1.0}, "clip -1.0"),
         ({"mask_neighbours": 3}, "even"),
-        ({"history": "all"}, "history all"),
+        ({"history": "all"}, "history 'all', expected train or known"),
         ({"delta": 1.0}, "delta 1.0"),
         ({"top_k": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
     ],

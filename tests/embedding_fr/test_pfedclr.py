@@ -168,7 +168,7 @@ def test_personal_view_is_the_own_table_global_the_next_download():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="rank 0, expected at least 1: buffer_learning_rate 0"):
+    with pytest.raises(ValueError, match="rank 0, expected 1 to 65536: buffer_learning_rate 0"):
         PfedclrConfig(rank=0)
     with pytest.raises(ValueError, match="clr, cf or af"):
         PfedclrConfig(variant="clf")

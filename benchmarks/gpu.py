@@ -40,7 +40,7 @@ from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
 from fedecider.lora.directions import update_norms
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import TrainingConfig, build_recommender
+from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.backbone import train_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
@@ -49,7 +49,7 @@ from idgen.prompts import prompt_texts
 from idgen.ranking import RankingConfig, rank_task
 from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
-from idgen.training import TrainConfig
+from idgen.training import BackboneTraining
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOMAINS = ("crime", "comics", "children")
@@ -194,7 +194,7 @@ def train(bench: Bench, precision: Any, batch_size: int) -> tuple[T5ForCondition
     """Train for some steps: (model, last loss, row). The first eighth warms up and is not timed."""
     model, steps = new_backbone(bench), bench.size.train_steps
     reset_memory(bench.device)
-    config = TrainConfig(batch_size=batch_size, max_steps=steps, evaluate_every=steps // 8, precision=precision)
+    config = BackboneTraining(batch_size=batch_size, max_steps=steps, evaluate_every=steps // 8, precision=precision)
     logs = train_backbone(model, bench.public, config, 0, bench.device)
     losses = [log["loss"] for log in logs]
     assert all(np.isfinite(losses)), f"losses {losses}"
@@ -232,7 +232,7 @@ def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
         bench.tokenizer,
         tasks,
         seed=0,
-        training=TrainingConfig(local_epochs=size.fusion_epochs, batch_size=size.batch_sizes[0], precision="bf16"),
+        training=LocalTraining(local_epochs=size.fusion_epochs, batch_size=size.batch_sizes[0], precision="bf16"),
         ranking=RankingConfig(num_beams=size.num_beams, eval_batch_size=size.decode_batches[-1]),
         device=bench.device,
     )

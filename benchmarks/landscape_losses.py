@@ -13,9 +13,9 @@ from torch.nn.functional import softplus
 
 from embedding_fr.averaged import Model
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import Objective, plain_gradients
-from embedding_fr.sampling import Batch, epoch_batches, round_examples
+from embedding_fr.sampling import ExampleBatch, epoch_batches, round_examples
 from fedecider.federation.method import Block, Tree
 from fedecider.federation.streams import stream
 
@@ -69,7 +69,7 @@ def gradient_direction(
     local: Tree,
     blocks: Sequence[Block],
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     round: int = 1,
 ) -> Tree:
     """The gradient of :func:`training_loss` for the shared tensors, of length 1: where the loss rises fastest."""
@@ -89,7 +89,7 @@ def training_loss(
     local: Tree,
     blocks: Sequence[Block],
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     round: int = 1,
 ) -> Callable[[Tree], float]:
     """Shared tensors -> mean cross-entropy over the training examples of ``round`` of all clients in ``blocks``."""
@@ -112,9 +112,9 @@ def _batches(
     local: Tree,
     blocks: Sequence[Block],
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     round: int,
-) -> Iterator[tuple[Tree, Tensor, Batch]]:
+) -> Iterator[tuple[Tree, Tensor, ExampleBatch]]:
     """Per block: parameters, the touched rows, and all examples, each of weight 1 / (examples of all blocks)."""
     num_examples = sum(int(block.data.num_train_C.sum()) for block in blocks) * (1 + training.num_negatives)
     for block in blocks:

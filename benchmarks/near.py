@@ -17,7 +17,7 @@ import torch
 from provenance import heading
 from torch import Tensor
 
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train, user_positions
 from fedecider.baselines.counts import decayed_cooccurrence
@@ -106,7 +106,7 @@ def fit(
     settings = EmbeddingSettings(
         EmbeddingRunConfig(method=method, num_rounds=1),
         InteractionsConfig(),
-        TrainingConfig(),
+        EmbeddingTraining(),
         PrivacyConfig(),
         from_plain(entry.config, setting),
     )

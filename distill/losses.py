@@ -16,7 +16,8 @@ from transformers import T5ForConditionalGeneration
 
 from distill.pairing import STACKS, Pair
 from idgen.decode import token_logits
-from idgen.training import Batch, decoder_states
+from idgen.samples import TokenBatch
+from idgen.training import decoder_states
 from idgen.trie import IGNORED_LABEL
 
 
@@ -55,7 +56,7 @@ def recorded(model: T5ForConditionalGeneration) -> Iterator[dict[tuple[str, int]
 
 
 def pair_losses(
-    teacher: T5ForConditionalGeneration, student: T5ForConditionalGeneration, pairs: Sequence[Pair], batch: Batch
+    teacher: T5ForConditionalGeneration, student: T5ForConditionalGeneration, pairs: Sequence[Pair], batch: TokenBatch
 ) -> Tensor:
     """(P,) losses ``|| g_i(h_i) - f_2i(f_2i-1(h_i)) ||^2``: summed over features, mean over tokens that count.
 
@@ -77,7 +78,7 @@ def pair_losses(
 
 
 def finetune_loss(
-    teacher: T5ForConditionalGeneration, student: T5ForConditionalGeneration, batch: Batch, kl_weight: float
+    teacher: T5ForConditionalGeneration, student: T5ForConditionalGeneration, batch: TokenBatch, kl_weight: float
 ) -> Tensor:
     """Cross-entropy of the chained student plus ``kl_weight`` times KL(teacher || student) per target token."""
     label_BT = batch["labels"]

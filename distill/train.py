@@ -16,9 +16,10 @@ from transformers import T5ForConditionalGeneration
 
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import Init, Pair, build_student, pair_parameters, pairs_of
+from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
 from idgen.decode import evaluating
-from idgen.samples import Task, num_batches, train_batches
-from idgen.training import Batch, OnStep, TrainConfig, epoch_generator, sequence_loss, set_dropout, train_model
+from idgen.samples import Task, TokenBatch, num_batches, train_batches
+from idgen.training import BackboneTraining, OnStep, epoch_generator, sequence_loss, set_dropout, train_model
 
 Evaluate = Callable[[T5ForConditionalGeneration], dict[str, Any]]
 
@@ -33,15 +34,12 @@ class FinetuneConfig:
         kl_weight: Weight of KL(teacher || student) beside the cross-entropy.
     """
 
-    epochs: int = 0
-    learning_rate: float = 3e-4
-    kl_weight: float = 0.0
+    epochs: ZeroOrMore = 0
+    learning_rate: Positive = 3e-4
+    kl_weight: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.epochs < 0 or self.kl_weight < 0:
-            raise ValueError(f"got epochs {self.epochs} and kl_weight {self.kl_weight}, expected 0 or more")
-        if not self.learning_rate > 0:
-            raise ValueError(f"got learning_rate {self.learning_rate}, expected more than 0")
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -62,26 +60,22 @@ class DistillConfig:
     """
 
     init: Init = "first"
-    epochs: int = 3
-    learning_rate: float = 1e-3
-    batch_size: int = 64
-    warmup_share: float = 0.05
+    epochs: ZeroOrMore = 3
+    learning_rate: Positive = 1e-3
+    batch_size: OneOrMore = 64
+    warmup_share: Share = 0.05
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    clip_norm: float = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
-    report_batches: int = 8
+    clip_norm: NotNegative = 1.0
+    precision: Precision = "fp32"
+    report_batches: OneOrMore = 8
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
-        if self.init not in ("first", "second", "mean"):
-            raise ValueError(f"got init {self.init!r}, expected 'first', 'second' or 'mean'")
-        if self.report_batches < 1:
-            raise ValueError(f"got report_batches {self.report_batches}, expected at least 1")
-        self.training(self.epochs, self.learning_rate)  # checks the shared settings
+        check(self)
 
-    def training(self, epochs: int, learning_rate: float) -> TrainConfig:
+    def training(self, epochs: int, learning_rate: float) -> BackboneTraining:
         """These settings for the training loop; dropout would only add noise to what a block is to return."""
-        return TrainConfig(
+        return BackboneTraining(
             learning_rate=learning_rate,
             batch_size=self.batch_size,
             epochs=epochs,
@@ -156,7 +150,7 @@ def train_pairs(
     teacher.eval()
     pairs = pairs_of(teacher.config)
 
-    def loss(batch: Batch) -> torch.Tensor:
+    def loss(batch: TokenBatch) -> torch.Tensor:
         return pair_losses(teacher, student, pairs, batch).sum()
 
     training = config.training(config.epochs, config.learning_rate)
@@ -180,7 +174,7 @@ def finetune(
     teacher.eval()
     settings = config.finetune
 
-    def loss(batch: Batch) -> torch.Tensor:
+    def loss(batch: TokenBatch) -> torch.Tensor:
         return finetune_loss(teacher, student, batch, settings.kl_weight)
 
     pairs, training = pairs_of(teacher.config), config.training(settings.epochs, settings.learning_rate)
@@ -192,8 +186,8 @@ def _train(
     student: T5ForConditionalGeneration,
     pairs: Sequence[Pair],
     tasks: Task | Sequence[Task],
-    training: TrainConfig,
-    loss: Callable[[Batch], torch.Tensor],
+    training: BackboneTraining,
+    loss: Callable[[TokenBatch], torch.Tensor],
     seed: int,
     device: torch.device | str,
     on_step: OnStep | None,
@@ -224,7 +218,7 @@ def _train(
 
 def _report_batches(
     tasks: Task | Sequence[Task], config: DistillConfig, seed: int, device: torch.device
-) -> list[Batch]:
+) -> list[TokenBatch]:
     generator = torch.Generator().manual_seed(seed)
     batches = islice(train_batches(tasks, config.batch_size, generator), config.report_batches)
     return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
@@ -234,7 +228,7 @@ def _measure(
     teacher: T5ForConditionalGeneration,
     model: T5ForConditionalGeneration,
     pairs: Sequence[Pair],
-    measured: dict[str, list[Batch]],
+    measured: dict[str, list[TokenBatch]],
     evaluate: Evaluate | None,
 ) -> dict[str, Any]:
     """Chained loss and pair losses of ``model`` on each list of batches, and whatever ``evaluate`` says."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
     Gradients,
@@ -49,7 +49,7 @@ def averaged(
     name: str,
     model: Model,
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     *,
     optimiser: Optimiser,
     groups: Sequence[Sequence[str]] | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedding_fr.config import TrainingConfig as EmbeddingTraining
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.rating_sets import InteractionsConfig
@@ -22,7 +22,7 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     if foreign:
         raise ValueError(f"got {foreign[0]} with the method {method} of the embedding track, expected --dataset")
     entry = EMBEDDING_METHODS[method]
-    privacy = () if entry.budget else (PrivacyConfig,)
+    privacy = () if entry.guarantee else (PrivacyConfig,)
     classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
     parser = build_parser(description, *classes)
     parser.set_defaults(dict(entry.defaults))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedecider.bounds import Epochs, NotNegative, OneOrMore, Positive, Width, check
+
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class EmbeddingTraining:
     """Local training on implicit feedback with sampled negatives.
 
     Args:
@@ -23,25 +25,18 @@ class TrainingConfig:
             blocks of clients with PyTorch, as on a GPU. Results differ by rounding.
     """
 
-    embedding_size: int = 16
-    init_std: float = 0.01
-    learning_rate: float = 0.1
-    item_learning_rate: float = 0.0
-    local_epochs: int = 10
-    batch_size: int = 256
-    num_negatives: int = 4
-    weight_decay: float = 0.0
+    embedding_size: Width = 16
+    init_std: NotNegative = 0.01
+    learning_rate: Positive = 0.1
+    item_learning_rate: NotNegative = 0.0
+    local_epochs: Epochs = 10
+    batch_size: OneOrMore = 256
+    num_negatives: OneOrMore = 4
+    weight_decay: NotNegative = 0.0
     compiled: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("embedding_size", "local_epochs", "batch_size", "num_negatives"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least 1")
-        if not self.learning_rate > 0.0:
-            raise ValueError(f"got learning_rate {self.learning_rate}, expected a positive number")
-        for name in ("init_std", "item_learning_rate", "weight_decay"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
+        check(self)
 
     @property
     def item_rate(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import check_finite, received, received_rows, take
 from embedding_fr.merging import (
     ADAPTER,
@@ -22,7 +22,7 @@ from embedding_fr.merging import (
     start_merging,
 )
 from embedding_fr.sampling import epoch_batches, round_examples
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Update, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.wire import dense
 
 
@@ -30,7 +30,7 @@ def elastic(
     method: FederatedMethod,
     scorer: Scorer,
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     merging: Merging,
     offsets: tuple[str, ...] = (),
 ) -> FederatedMethod:
@@ -49,7 +49,7 @@ def elastic(
         server, local = method.init()
         return server, {**local, **start_merging(merging, server[scorer.table], federation)}
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
         added = {LAST: own[LAST], **merge.adapter}
         merged_CID, rho_C = merged_table(merging, added, merge.received_CID)
@@ -79,7 +79,7 @@ def elastic(
 def trained_adapters(
     scorer: Scorer,
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     merging: Merging,
     round: int,
     download: Download,

@@ -15,14 +15,17 @@ from torch import Tensor
 
 from embedding_fr.compiled.draws import COLUMN, order_keys
 from embedding_fr.compiled.training import Schedule
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.sampling import Examples
 from embedding_fr.stacked import Optimiser
 from fedecider.federation.method import Tree
 
 
 class Kernel(NamedTuple):
-    """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``."""
+    """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``.
+
+    Built with keywords: which tensor goes where is all that it says.
+    """
 
     train: Callable[..., np.ndarray]
     gradients: Callable
@@ -48,7 +51,7 @@ def train_compiled(
     groups: Sequence[Sequence[str]],
     examples: Examples,
     place_CB: Tensor,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     optimiser: Optimiser,
     first_epoch: int,
 ) -> Tensor:

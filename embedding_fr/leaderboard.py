@@ -20,12 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from embedding_fr.blocks import build_population
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
 from embedding_fr.results import seconds, traffic_totals
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
+from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
@@ -64,19 +65,17 @@ class LeaderboardConfig:
 
     methods: str = "all"
     protocol: str = "strict,strict/sampled99"
-    seeds: int = 3
-    tune: int = 3
-    num_rounds: int = 100
-    patience: int = 15
+    seeds: OneOrMore = 3
+    tune: OneOrMore = 3
+    num_rounds: OneOrMore = 100
+    patience: ZeroOrMore = 15
     output: str = ""
-    num_threads: int = 0
-    memory_gb: float = 0.0
+    num_threads: Threads = 0
+    memory_gb: NotNegative = 0.0
     only_cells: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 1), ("tune", 1), ("num_rounds", 1), ("patience", 0), ("num_threads", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
+        check(self)
         unknown = [name for name in self.method_names if kind_of(name) is None]
         if unknown or not self.method_names:
             raise ValueError(
@@ -126,7 +125,7 @@ class Line(NamedTuple):
 
 def all_methods() -> list[str]:
     """What ``all`` stands for: centralised lines, federated methods (not the plug-ins), two with federation off."""
-    plain = [name for name in METHODS if not name.endswith("_em")]
+    plain = [name for name, entry in METHODS.items() if not entry.plug_in]
     return [*BASELINES, *plain, f"fedmf{LOCAL}", f"pfedrec{LOCAL}"]
 
 
@@ -134,7 +133,7 @@ def kind_of(name: str) -> Kind | None:
     """Which kind of line a name stands for; None when it is not known."""
     if name.endswith(LOCAL):
         entry = METHODS.get(name.removesuffix(LOCAL))
-        return "local" if entry and not entry.budget else None  # a sum over clients is nothing without them
+        return "local" if entry and not entry.needs_server(entry.config()) else None
     if name.endswith(CODE):
         entry = METHODS.get(name.removesuffix(CODE))
         return "federated" if entry and entry.code else None
@@ -277,13 +276,13 @@ def run_settings(
     entry = METHODS[name]
     values = {**entry.defaults, **((entry.code or {}) if method.endswith(CODE) else {}), **setting}
     run = {key: values.pop(key) for key in list(values) if key in EmbeddingRunConfig.__dataclass_fields__}
-    training = {key: values.pop(key) for key in list(values) if key in TrainingConfig.__dataclass_fields__}
+    training = {key: values.pop(key) for key in list(values) if key in EmbeddingTraining.__dataclass_fields__}
     run |= {"method": name, "protocol": protocol, "seed": seed, "federation": not method.endswith(LOCAL)}
     run |= {"num_rounds": run.get("num_rounds", config.num_rounds), "patience": patience}
     return EmbeddingSettings(
         EmbeddingRunConfig(**run, memory_gb=config.memory_gb),
         data,
-        TrainingConfig(**training),
+        EmbeddingTraining(**training),
         PrivacyConfig(),
         from_plain(entry.config, values),
     )
@@ -360,4 +359,4 @@ def settings_text(line: Line) -> str:
     if line.method.endswith(CODE):
         return "public code's"
     entry = METHODS.get(line.method.removesuffix(LOCAL))
-    return setting or ("paper's" if entry and not entry.budget else "default")  # our own methods have no paper
+    return setting or ("paper's" if entry and entry.published else "default")

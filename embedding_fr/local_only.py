@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.tables import personal_table
-from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 
 KEPT = "kept."
 """Prefix of the local tensors that hold a client's own last upload."""
@@ -42,7 +42,7 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download({})
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         mine, kept = _split(own)
         received = Download({}, {name: tensor.to(federation.device) for name, tensor in kept.items()})
         upload, new, logs = method.client_update(round, received, mine, block)

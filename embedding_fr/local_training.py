@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel, train_compiled
-from embedding_fr.sampling import Batch, Examples, epoch_batches
+from embedding_fr.sampling import ExampleBatch, Examples, epoch_batches
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 from fedecider.federation.method import Download, Tree
 
@@ -34,11 +34,13 @@ class Objective(NamedTuple):
     penalty: Penalty | None = None
 
 
-Gradients = Callable[[Objective, Tree, Sequence[str], Batch], tuple[Tree, Tensor]]
+Gradients = Callable[[Objective, Tree, Sequence[str], ExampleBatch], tuple[Tree, Tensor]]
 """objective, all parameters, names to differentiate, batch -> gradients (A, ...) by name, logits (A, B)."""
 
 
-def plain_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def plain_gradients(
+    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
+) -> tuple[Tree, Tensor]:
     """Each client's gradient of its own mean loss.
 
     The loss of a logit z with label y has the gradient sigmoid(z) - y, so only the graph of the logits is walked.
@@ -61,7 +63,7 @@ def train_epochs(
     groups: Sequence[Sequence[str]],
     examples: Examples,
     place_CB: Tensor,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     optimiser: Optimiser,
     gradients: Gradients = plain_gradients,
     kernel: Kernel | None = None,
@@ -85,7 +87,7 @@ def train_batches(
     objective: Objective,
     params: Tree,
     groups: Sequence[Sequence[str]],
-    batches: Iterable[Batch],
+    batches: Iterable[ExampleBatch],
     optimiser: Optimiser,
     state: Tree,
     gradients: Gradients = plain_gradients,
@@ -108,7 +110,7 @@ def train_batches(
     return loss_C / batches_C.clamp(min=1.0)
 
 
-def batch_loss(logit_AB: Tensor, batch: Batch) -> Tensor:
+def batch_loss(logit_AB: Tensor, batch: ExampleBatch) -> Tensor:
     """(A,) weighted sum of the cross-entropies: with the weights of a batch each client's mean."""
     return ((softplus(logit_AB) - batch.label_AB * logit_AB) * batch.weight_AB).sum(1)
 
@@ -123,7 +125,7 @@ def inner_products(row_CBD: Tensor, vector_CD: Tensor) -> Tensor:
     return torch.bmm(vector_CD[:, None], row_CBD.mT)[:, 0]
 
 
-def dot_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def dot_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
     """:func:`plain_gradients` of :func:`dot_logits` in closed form, in a fraction of the time.
 
     With g_i = the sum of (sigmoid(p . q_i) - y) / batch size over the examples of item i: dL/dp = sum g_i q_i,
@@ -142,7 +144,7 @@ def dot_gradients(objective: Objective, params: Tree, names: Sequence[str], batc
     return gradients, logit_AB
 
 
-def row_slopes(score_AR: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def row_slopes(score_AR: Tensor, batch: ExampleBatch) -> tuple[Tensor, Tensor]:
     """(A, R) derivative of each client's loss by the score of each of its rows, and the logits (A, B).
 
     For scores that depend on the item alone: then every row is scored once, in order, and only these numbers are

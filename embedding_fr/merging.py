@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import (
     Logits,
     Objective,
@@ -32,9 +32,10 @@ from embedding_fr.local_training import (
     train_batches,
 )
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from embedding_fr.stacked import Optimiser, fresh_state
 from embedding_fr.tables import personal_table
+from fedecider.bounds import NotNegative, Share, check
 from fedecider.federation.method import Tree
 
 LAST = "last_table"
@@ -56,17 +57,12 @@ class Merging:
     """
 
     scheme: Literal["EM", "DM", "SM"] = "EM"
-    rho: float = 0.5
+    rho: Share = 0.5
     adapter_layers: str = "16,8"
-    adapter_learning_rate: float = 0.0
+    adapter_learning_rate: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.scheme not in ("EM", "DM", "SM"):
-            raise ValueError(f"got scheme {self.scheme}, expected EM, DM or SM")
-        if not 0.0 <= self.rho <= 1.0:
-            raise ValueError(f"got rho {self.rho}, expected a number from 0 to 1")
-        if not self.adapter_learning_rate >= 0.0:
-            raise ValueError(f"got adapter_learning_rate {self.adapter_learning_rate}, expected 0 or more")
+        check(self)
         layer_sizes(self.adapter_layers)
 
     @property
@@ -154,7 +150,7 @@ def merged_table(merging: Merging, own: Tree, received_CID: Tensor) -> tuple[Ten
 
 def open_merge(
     merging: Merging,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     own: Tree,
     received_CID: Tensor,
     received_CRD: Tensor,
@@ -175,7 +171,7 @@ def open_merge(
     return merge, last_CRD + step_CRD
 
 
-def merge_epochs(merge: Merge, scorer: Scorer, params: Tree, batches: Iterable[Batch]) -> Merge:
+def merge_epochs(merge: Merge, scorer: Scorer, params: Tree, batches: Iterable[ExampleBatch]) -> Merge:
     """Steps of the adapters, everything else frozen (equation 11); then the table in ``params`` takes the new
     merge, and keeps what local steps have added to it.
 
@@ -229,7 +225,7 @@ def merged_logits(merging: Merging, scorer: Scorer) -> Logits:
 
 
 def dot_adapter_gradients(
-    sizes: Sequence[int], objective: Objective, params: Tree, names: Sequence[str], batch: Batch
+    sizes: Sequence[int], objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
 ) -> tuple[Tree, Tensor]:
     """:func:`plain_gradients` of the adapters under :func:`dot_logits`, in closed form.
 

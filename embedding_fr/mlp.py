@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
+from fedecider.bounds import WIDEST
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 
@@ -112,6 +113,8 @@ def layer_sizes(text: str) -> tuple[int, ...]:
         sizes = tuple(int(size) for size in text.split(",")) if text.strip() else ()
     except ValueError:
         sizes = (0,)
-    if not all(size >= 1 for size in sizes):
-        raise ValueError(f"got the layer sizes {text!r}, expected positive whole numbers and commas, as in 32,16,8")
+    if not all(1 <= size <= WIDEST for size in sizes):
+        raise ValueError(
+            f"got the layer sizes {text!r}, expected positive whole numbers up to {WIDEST} and commas, as in 32,16,8"
+        )
     return sizes

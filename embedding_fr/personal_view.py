@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.tables import personal_table
-from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.wire import dense
 
 PERSONAL = "personal_table"
@@ -29,7 +29,7 @@ def with_personal_view(method: FederatedMethod, federation: Federation) -> Feder
         table_NID = personal_table(server["item_table"], federation.num_clients, federation.table_bytes)
         return server, {**local, PERSONAL: table_NID}
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         upload, mine, logs = method.client_update(round, download, _without_table(own), block)
         if "item_table" in upload.rows and "item_table" in download.shared:
             rows, values = upload.rows["item_table"], upload.tensors["item_table"]

@@ -146,9 +146,9 @@ def privacy_line(settings: EmbeddingSettings) -> str:
     """What is guaranteed about one client's uploads over the run."""
     if not settings.run.federation:
         return "nothing leaves a client"
-    budget = METHODS[settings.run.method].budget
-    if budget is not None:
-        return budget(settings.method)
+    guarantee = METHODS[settings.run.method].guarantee
+    if guarantee is not None:
+        return guarantee(settings.method)
     return privacy_report(settings.privacy, settings.run.num_rounds, settings.run.participation)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData
 from embedding_fr.compiled import draws
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from fedecider.federation.method import Block
 from fedecider.federation.streams import below, client_keys, counter_draws
 
@@ -33,7 +33,7 @@ class Examples(NamedTuple):
     """Streams of the shuffles."""
 
 
-class Batch(NamedTuple):
+class ExampleBatch(NamedTuple):
     """One local step of the first ``active`` clients of a block; the others have no batch left."""
 
     active: int
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 def round_examples(
-    federation: Federation, training: TrainingConfig, block: Block, round: int
+    federation: Federation, training: EmbeddingTraining, block: Block, round: int
 ) -> tuple[Examples, Tensor, Tensor]:
     """:func:`draw_examples` of a block and :func:`touched_rows`: examples, rows (C, R), the examples' places (C, B).
 
@@ -145,7 +145,7 @@ def touched_rows(item_CB: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     return row_CR, torch.empty_like(place).scatter_(1, place, row)
 
 
-def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epochs: range) -> Iterator[Batch]:
+def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epochs: range) -> Iterator[ExampleBatch]:
     """The shuffled batches of these epochs; ``place_CB`` says which table row each example uses.
 
     A client goes from one epoch to the next without waiting for those who have more batches, so clients that step
@@ -178,7 +178,7 @@ def epoch_batches(examples: Examples, place_CB: Tensor, batch_size: int, epochs:
             active -= 1
         column_B = column_X[: width_K[step]]
         index_AB = (first_KC1[step, :active] + column_B).clamp_(max=len(item_F) - 1)
-        yield Batch(
+        yield ExampleBatch(
             active,
             item_F[index_AB],
             label_F[index_AB],

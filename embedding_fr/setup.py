@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_packer, build_population
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
+from fedecider.bounds import NotNegative, OneOrMore, Participation, Seed, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
@@ -55,31 +56,22 @@ class EmbeddingRunConfig:
 
     method: str = "fedmf"
     output: str = ""
-    seed: int = 0
-    num_rounds: int = 100
-    patience: int = 0
-    participation: float = 1.0
+    seed: Seed = 0
+    num_rounds: OneOrMore = 100
+    patience: ZeroOrMore = 0
+    participation: Participation = 1.0
     federation: bool = True
     protocol: str = "strict"
-    memory_gb: float = 0.0
-    num_threads: int = 0
-    checkpoint_every: int = 25
+    memory_gb: NotNegative = 0.0
+    num_threads: Threads = 0
+    checkpoint_every: OneOrMore = 25
     resume: bool = False
     tracker: str = ""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.method not in METHODS:
             raise ValueError(f"got method {self.method!r}, expected one of {', '.join(sorted(METHODS))}")
-        for name, least in (("num_rounds", 1), ("checkpoint_every", 1), ("patience", 0), ("num_threads", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
-        if not 0.0 < self.participation <= 1.0:
-            raise ValueError(
-                f"got participation {self.participation}, expected a share above 0 and at most 1: the cohort of a "
-                "round may not be empty"
-            )
-        if not self.memory_gb >= 0.0:
-            raise ValueError(f"got memory_gb {self.memory_gb}, expected 0 (automatic) or a size in GB")
         get_protocol(self.protocol)
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
@@ -90,7 +82,7 @@ class EmbeddingSettings(NamedTuple):
 
     run: EmbeddingRunConfig
     data: InteractionsConfig
-    training: TrainingConfig
+    training: EmbeddingTraining
     privacy: PrivacyConfig
     method: Any
     """The method's own frozen dataclass."""
@@ -115,26 +107,34 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     chosen = get_protocol(protocol or run.protocol)
     population = build_population(interactions.sequences, interactions.num_items, chosen, run.seed, device)
     entry = METHODS[run.method]
+    client_bytes = working_set(settings, interactions.num_items, device)
     _check_settings(settings, population)
+    _check_memory(settings, population, client_bytes, device)
     federation = Federation(
         interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
     )
     method = entry.build(federation, training, settings.method)
     method = method if run.federation else local_only(method, federation)
+    pack = block_packer(population, client_bytes, block_bytes(run, device))
+    return Setup(method, population, pack(range(interactions.num_users)), pack)
+
+
+def working_set(settings: EmbeddingSettings, num_items: int, device: torch.device) -> Callable[[int], int]:
+    """Train items of a client -> bytes that its part of a block takes, by which blocks are sized."""
+    run, training, entry = settings.run, settings.training, METHODS[settings.run.method]
     whole_tables = entry.whole_tables + (0 if run.federation else 2)
     whole_tables += 0 if device.type == "cpu" else entry.passing_tables
 
     def client_bytes(num_train: int) -> int:
         if entry.client_bytes is not None:
-            return entry.client_bytes(interactions.num_items, settings.method)
+            return entry.client_bytes(num_items, settings.method)
         examples = num_train * (1 + training.num_negatives)
-        rows = interactions.num_items if whole_tables else min(examples, interactions.num_items)
+        rows = num_items if whole_tables else min(examples, num_items)
         per_example = 12 + training.embedding_size + 3 * training.local_epochs  # items and labels in each epoch's order
         floats = examples * per_example + rows * training.embedding_size * (4 + 2 * whole_tables)
         return 4 * floats
 
-    pack = block_packer(population, client_bytes, block_bytes(run, device))
-    return Setup(method, population, pack(range(interactions.num_users)), pack)
+    return client_bytes
 
 
 def keep_freed_memory() -> None:
@@ -150,26 +150,47 @@ def _check_settings(settings: EmbeddingSettings, population: Population) -> None
     """What would end the first round is told before anything is written."""
     run, entry = settings.run, METHODS[settings.run.method]
     num_pool = int(population.num_items - population.avoid_start_N.diff().max())
-    if not entry.budget and settings.training.num_negatives > num_pool:
+    if entry.negatives and settings.training.num_negatives > num_pool:
         raise ValueError(
             f"got num_negatives {settings.training.num_negatives}, expected at most {num_pool}: a client has no more "
             "items that may be negatives"
         )
-    gradients = run.method == "fedrecgel" and settings.method.variant == "code"
-    if not run.federation and (entry.budget or gradients):
+    if not run.federation and entry.needs_server(settings.method):
         raise ValueError(
-            f"got federation false with {run.method}{' variant code' if gradients else ''}, expected a method whose "
-            "clients upload what they trained: nothing would be left of this one"
+            f"got federation false with {run.method} as it is set, expected a method or a variant whose clients upload "
+            "what they trained: nothing would be left of this one"
         )
-    if getattr(settings.method, "secure", False) and run.participation < 1.0:
+    if entry.needs_everyone(settings.method) and run.participation < 1.0:
         raise ValueError(
             f"got secure with participation {run.participation}, expected 1: masks cancel over all clients"
         )
 
 
+def _check_memory(
+    settings: EmbeddingSettings, population: Population, client_bytes: Callable[[int], int], device: torch.device
+) -> None:
+    """A typo should not end in the allocator: an item table, the user embeddings, the best round's copy of both, and
+    the largest client, who is alone in its block at best."""
+    tables = 8 * settings.training.embedding_size * (population.num_items + population.num_clients)
+    needed = tables + client_bytes(int(population.num_train_N.max()))
+    if METHODS[settings.run.method].negatives and needed > device_bytes(device):  # the others have no embeddings
+        given = {name: getattr(settings.training, name) for name in ("embedding_size", "local_epochs", "num_negatives")}
+        raise ValueError(
+            f"got settings that take {needed / 1e9:,.1f} GB ({', '.join(f'{n} {v}' for n, v in given.items())}), "
+            f"expected at most the {device_bytes(device) / 1e9:,.1f} GB of this machine"
+        )
+
+
+def device_bytes(device: torch.device) -> int:
+    """All memory of the machine, or of its accelerator."""
+    if device.type == "cpu":
+        return psutil.virtual_memory().total
+    return torch.cuda.get_device_properties(device).total_memory
+
+
 def block_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
     """Budget for the working set of a block: the caches of a CPU, a quarter of a GPU, at most ``memory_gb``."""
-    suits = CPU_BLOCK_BYTES if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory // 4
+    suits = CPU_BLOCK_BYTES if device.type == "cpu" else device_bytes(device) // 4
     return min(suits, int(run.memory_gb * 1e9)) if run.memory_gb else suits
 
 
@@ -179,7 +200,7 @@ def table_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
         return int(run.memory_gb * 1e9)
     if device.type == "cpu":
         return psutil.virtual_memory().available // 8
-    return torch.cuda.get_device_properties(device).total_memory // 8
+    return device_bytes(device) // 8
 
 
 def train(

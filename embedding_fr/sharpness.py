@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.local_training import Gradients, Objective, plain_gradients
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from fedecider.federation.method import Tree
 
 _TINY = 1e-12
@@ -39,7 +39,7 @@ def sharpness_aware(radius: Mapping[tuple[str, ...], float], base: Gradients = p
         if not rho >= 0.0:
             raise ValueError(f"got radius {rho} for {group}, expected 0 (off) or a positive number")
 
-    def gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+    def gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
         plain, logit_AB = base(objective, params, names, batch)
         sharp = dict(plain)
         for group, rho in radius.items():

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from fedecider.bounds import OneOrMore, Positive, ZeroOrMore, check
 from idgen.samples import Task, num_batches, num_samples, train_batches
 from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
-    Batch,
+    BackboneTraining,
     LossFn,
     OnStep,
-    TrainConfig,
+    TokenBatch,
     epoch_generator,
     make_optimizer,
     parameter_groups,
@@ -37,7 +38,7 @@ class _Side(NamedTuple):
     """Training of one of the two models over all its turns."""
 
     optimizer: torch.optim.AdamW
-    config: TrainConfig
+    config: BackboneTraining
     step: int
     total_steps: int
 
@@ -58,24 +59,16 @@ class AlternatingConfig:
         soft: How IDs are softened.
     """
 
-    num_phases: int = 0
+    num_phases: ZeroOrMore = 0
     order: Literal["rec_first", "id_first"] = "rec_first"
-    id_epochs: int = 1
-    rec_epochs: int = 10
-    id_lr: float = 1e-5
-    id_batch_size: int = 12
+    id_epochs: ZeroOrMore = 1
+    rec_epochs: ZeroOrMore = 10
+    id_lr: Positive = 1e-5
+    id_batch_size: OneOrMore = 12
     soft: SoftIdConfig = field(default_factory=SoftIdConfig)
 
     def __post_init__(self) -> None:
-        for name in ("num_phases", "id_epochs", "rec_epochs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
-        if self.order not in ("rec_first", "id_first"):
-            raise ValueError(f"got order {self.order!r}, expected 'rec_first' or 'id_first'")
-        if not self.id_lr > 0 or self.id_batch_size < 1:
-            raise ValueError(
-                f"got id_lr {self.id_lr} and id_batch_size {self.id_batch_size}, expected more than 0 and at least 1"
-            )
+        check(self)
 
 
 def phases(config: AlternatingConfig) -> list[str]:
@@ -94,7 +87,7 @@ def alternate(
     item_texts: Sequence[Sequence[str]],
     tokenizer: PreTrainedTokenizerBase,
     config: AlternatingConfig,
-    train: TrainConfig,
+    train: BackboneTraining,
     seed: int,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
@@ -154,7 +147,7 @@ def changed_ids(old: Sequence[Task], new: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _side(model: nn.Module, config: TrainConfig, total_steps: int) -> _Side:
+def _side(model: nn.Module, config: BackboneTraining, total_steps: int) -> _Side:
     return _Side(make_optimizer(parameter_groups(model, config), config), config, 0, total_steps)
 
 
@@ -168,7 +161,7 @@ def _train_backbone(
 ) -> tuple[_Side, list[float]]:
     backbone.train()
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: TokenBatch) -> Tensor:
         return sequence_loss(backbone, batch, side.config.label_smoothing)
 
     epochs = (train_batches(tasks, side.config.batch_size, stream) for stream in streams)
@@ -188,7 +181,7 @@ def _train_generator(
     generator.eval()
     backbone.eval()
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: TokenBatch) -> Tensor:
         return soft_id_loss(generator, backbone, source, batch)
 
     epochs = (soft_batches(source, side.config.batch_size, stream) for stream in streams)
@@ -197,7 +190,7 @@ def _train_generator(
 
 
 def _run(
-    side: _Side, epochs: Iterable[Iterable[Batch]], loss_fn: LossFn, device: torch.device, on_step: OnStep | None
+    side: _Side, epochs: Iterable[Iterable[TokenBatch]], loss_fn: LossFn, device: torch.device, on_step: OnStep | None
 ) -> tuple[_Side, list[float]]:
     losses = []
     for batches in epochs:

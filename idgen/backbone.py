@@ -16,8 +16,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from fedecider.bounds import Depth, ShareBelow1, Width, check
 from idgen.samples import Task, num_batches, train_batches
-from idgen.training import OnStep, TrainConfig, epoch_generator, train_model
+from idgen.training import BackboneTraining, OnStep, epoch_generator, train_model
 from idgen.word_vectors import WordVectorConfig, start_from_word_vectors, word_vectors
 
 MODEL_CLASSES: dict[str, Any] = {"t5": T5ForConditionalGeneration, "mt5": MT5ForConditionalGeneration}
@@ -44,28 +45,30 @@ class BackboneConfig:
     """
 
     name_or_path: str | None = None
-    d_model: int = 128
-    num_layers: int = 4
-    num_heads: int = 4
-    d_kv: int = 32
-    d_ff: int = 512
-    dropout: float = 0.1
+    d_model: Width = 128
+    num_layers: Depth = 4
+    num_heads: Depth = 4
+    d_kv: Width = 32
+    d_ff: Width = 512
+    dropout: ShareBelow1 = 0.1
     feed_forward: Literal["relu", "gated-gelu"] = "relu"
     embedding_init: Literal["random", "cooccurrence"] = "random"
     word_vectors: WordVectorConfig = field(default_factory=WordVectorConfig)
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_layers", "num_heads", "d_kv", "d_ff"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"got dropout {self.dropout}, expected at least 0 and less than 1")
-        for name, value, allowed in (
-            ("feed_forward", self.feed_forward, ("relu", "gated-gelu")),
-            ("embedding_init", self.embedding_init, ("random", "cooccurrence")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"got {name} {value!r}, expected one of {allowed}")
+        check(self)
+
+
+def known_width(config: BackboneConfig) -> int | None:
+    """``d_model`` of the backbone, on one side of each of its layers; None where only loading it would tell."""
+    if config.name_or_path is None:
+        return config.d_model
+    if not Path(config.name_or_path).is_dir():  # a name of the hub, which is not asked here
+        return None
+    try:
+        return getattr(AutoConfig.from_pretrained(config.name_or_path), "d_model", None)
+    except (OSError, ValueError):  # load_backbone says what is wrong
+        return None
 
 
 def build_backbone(
@@ -124,7 +127,7 @@ def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) 
 def train_backbone(
     model: T5ForConditionalGeneration,
     tasks: Task | Sequence[Task],
-    config: TrainConfig,
+    config: BackboneTraining,
     seed: int,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
+from fedecider.bounds import OneOrMore, Share, ShareAbove0, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.evaluation.split import NUM_HELD_OUT
 from idgen.item_ids import MAX_PREFIX_ITEMS
 from idgen.prompts import TemplateSet
@@ -44,38 +45,22 @@ class SampleConfig:
     templates: TemplateSet = "natural"
     separator: str = ";"
     user_wording: Literal["none", "prefix", "train"] = "prefix"
-    max_history: int = 20
-    eval_history: int = 0
-    max_source_tokens: int = 512
-    samples_per_position: int = 1
+    max_history: OneOrMore = 20
+    eval_history: ZeroOrMore = 0
+    max_source_tokens: OneOrMore = 512
+    samples_per_position: Annotated[int, at_least(1, most=1000)] = 1
     newest_first: bool = False
     history_crop: Literal["none", "uniform", "geometric"] = "none"
-    crop_rate: float = 0.3
-    item_dropout: float = 0.0
-    pair_share: float = 0.0
-    pair_window: int = 5
+    crop_rate: ShareAbove0 = 0.3
+    item_dropout: ShareBelow1 = 0.0
+    pair_share: Share = 0.0
+    pair_window: OneOrMore = 5
     pair_directions: Literal["forward", "both"] = "both"
 
     def __post_init__(self) -> None:
-        for name in ("max_history", "max_source_tokens", "samples_per_position", "pair_window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least 1")
-        for name, value, allowed in (
-            ("templates", self.templates, ("natural", "compact")),
-            ("user_wording", self.user_wording, ("none", "prefix", "train")),
-            ("history_crop", self.history_crop, ("none", "uniform", "geometric")),
-            ("pair_directions", self.pair_directions, ("forward", "both")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"got {name} {value!r}, expected one of {allowed}")
-        if not 0 <= self.eval_history <= self.max_history:
+        check(self)
+        if self.eval_history > self.max_history:
             raise ValueError(f"got eval_history {self.eval_history}, expected 0 to max_history {self.max_history}")
-        if not 0 < self.crop_rate <= 1:
-            raise ValueError(f"got crop_rate {self.crop_rate}, expected more than 0 and at most 1")
-        if not 0 <= self.item_dropout < 1:
-            raise ValueError(f"got item_dropout {self.item_dropout}, expected at least 0 and less than 1")
-        if not 0 <= self.pair_share <= 1:
-            raise ValueError(f"got pair_share {self.pair_share}, expected 0 to 1")
         if len(self.separator.split()) > 1 or self.separator != self.separator.strip():
             raise ValueError(f"got separator {self.separator!r}, expected one word without spaces, or nothing")
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
+from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, ZeroOrMore, at_least, check
 from idgen.decode import unwrap
 from idgen.diverse import diverse_beam_search
 from idgen.item_ids import DEFAULT_LIMITS, Attempt, IdConfig, ItemIds, assign_item_ids, keyword_item_ids
@@ -43,30 +44,23 @@ class IDGeneratorConfig:
     """
 
     source: str = ""
-    d_model: int = 64
-    d_ff: int = 256
-    num_layers: int = 2
-    num_heads: int = 4
-    dropout: float = 0.1
-    epochs: int = 3
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    max_text_tokens: int = 256
-    num_groups: int = 10
+    d_model: Width = 64
+    d_ff: Width = 256
+    num_layers: Depth = 2
+    num_heads: Depth = 4
+    dropout: ShareBelow1 = 0.1
+    epochs: ZeroOrMore = 3
+    batch_size: OneOrMore = 64
+    learning_rate: Positive = 1e-3
+    weight_decay: NotNegative = 0.01
+    max_text_tokens: OneOrMore = 256
+    num_groups: Annotated[int, at_least(1, most=1000)] = 10
     bf16: bool = False
 
     def __post_init__(self) -> None:
+        check(self)
         if self.d_model % self.num_heads:
-            raise ValueError(f"d_model is {self.d_model} with num_heads {self.num_heads}; expected a multiple of it")
-        for name in ("d_model", "d_ff", "num_layers", "num_heads", "batch_size", "max_text_tokens", "num_groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} of the ID generator is {getattr(self, name)}; expected at least 1")
-        if self.epochs < 0 or self.learning_rate <= 0:
-            raise ValueError(
-                f"epochs is {self.epochs} and learning_rate {self.learning_rate} (ID generator); "
-                "expected epochs >= 0 and learning_rate > 0"
-            )
+            raise ValueError(f"got d_model {self.d_model}, expected a multiple of num_heads {self.num_heads}")
         if not self.source and self.epochs == 0:
             raise ValueError("an ID generator from scratch with epochs 0 writes noise; set epochs or source")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from fedecider.bounds import OneOrMore, check
 from idgen.keywords import DEFAULT_KEYWORDS, KeywordConfig, keyword_candidates
 from idgen.tokenizer import clean_words, decode_ids, encode_ids
 
@@ -46,14 +47,11 @@ class IdConfig:
         max_attempts: Calls of the generator before the suffix fallback.
     """
 
-    max_id_tokens: int = 16
-    max_attempts: int = 30
+    max_id_tokens: OneOrMore = 16
+    max_attempts: OneOrMore = 30
 
     def __post_init__(self) -> None:
-        if self.max_id_tokens < 1 or self.max_attempts < 1:
-            raise ValueError(
-                f"max_id_tokens is {self.max_id_tokens} and max_attempts {self.max_attempts}; expected at least 1 each"
-            )
+        check(self)
 
 
 DEFAULT_LIMITS = IdConfig()

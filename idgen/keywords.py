@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from fedecider.bounds import OneOrMore, check
 from idgen.tokenizer import clean_words
 
 _STOP = "a an and are as at be by for from in into is it its na of on or that the this to was were will with your"
@@ -29,22 +30,15 @@ class KeywordConfig:
             another item has too.
     """
 
-    min_words: int = 2
-    max_words: int = 4
+    min_words: OneOrMore = 2
+    max_words: OneOrMore = 4
     word_order: Literal["title", "rare_first", "common_first"] = "rare_first"
     lead: Literal["none", "category", "series", "shared_word"] = "none"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_words <= self.max_words:
-            raise ValueError(
-                f"min_words is {self.min_words} and max_words {self.max_words}; expected 1 <= min_words <= max_words"
-            )
-        for name, known in (
-            ("word_order", ("title", "rare_first", "common_first")),
-            ("lead", ("none", "category", "series", "shared_word")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
+        check(self)
+        if self.min_words > self.max_words:
+            raise ValueError(f"got min_words {self.min_words}, expected at most max_words {self.max_words}")
 
 
 DEFAULT_KEYWORDS = KeywordConfig()

@@ -6,12 +6,14 @@ Shape legend: B users of a batch, U users of a task, K beams.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.split import history
 from idgen.decode import constrained_beam_search, item_positions
@@ -24,7 +26,7 @@ class RankingConfig:
     """How recommendations are decoded and counted.
 
     Args:
-        num_beams: Beams of the constrained search; items beyond them count as not ranked. Items of the history take
+        num_beams: Width of the constrained search; items beyond them count as not ranked. Items of the history take
             beams too before they are dropped.
             A run needs at least 20, since it reports hit@20.
         length_penalty: Score = log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
@@ -32,19 +34,13 @@ class RankingConfig:
         eval_batch_size: Users decoded together.
     """
 
-    num_beams: int = 20
-    length_penalty: float = 0.0
-    num_eval_users: int = 0
-    eval_batch_size: int = 32
+    num_beams: Annotated[int, at_least(1, most=10_000)] = 20
+    length_penalty: Annotated[float, at_least(0, hint="0 ranks by likelihood")] = 0.0
+    num_eval_users: ZeroOrMore = 0
+    eval_batch_size: OneOrMore = 32
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1 or self.eval_batch_size < 1 or self.num_eval_users < 0:
-            raise ValueError(
-                f"got num_beams {self.num_beams}, eval_batch_size {self.eval_batch_size} and num_eval_users "
-                f"{self.num_eval_users}, expected at least 1, 1 and 0"
-            )
-        if self.length_penalty < 0:
-            raise ValueError(f"got length_penalty {self.length_penalty}, expected 0 (likelihood) or more")
+        check(self)
 
 
 def rank_task(

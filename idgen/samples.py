@@ -40,14 +40,15 @@ from idgen.segments import (
 )
 from idgen.trie import IGNORED_LABEL, Trie
 
-Batch = dict[str, Tensor]
+TokenBatch = dict[str, Tensor]
+"""``input_ids`` (B, S), ``attention_mask`` (B, S) and ``labels`` (B, T)."""
 Split = Literal["valid", "test"]
 
 __all__ = [
-    "Batch",
     "SampleConfig",
     "Split",
     "Task",
+    "TokenBatch",
     "build_task",
     "catalogue_task",
     "encode_histories",
@@ -155,7 +156,7 @@ def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
     return -(-num_samples(tasks) // batch_size)
 
 
-def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torch.Generator) -> Iterator[TokenBatch]:
     """One epoch of training batches: ``input_ids`` (B, S), ``attention_mask``, ``labels`` (B, T) with -100 as padding.
 
     The samples of several tasks are mixed. Positions are shuffled, templates and augmentations drawn anew for every
@@ -287,7 +288,7 @@ def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) 
     return join(parts.segments, segment_B2, IGNORED_LABEL)[0]
 
 
-def _batch(parts: PromptParts, events: EventTable, segment_BW: np.ndarray, target_B: np.ndarray) -> Batch:
+def _batch(parts: PromptParts, events: EventTable, segment_BW: np.ndarray, target_B: np.ndarray) -> TokenBatch:
     token_BS, length_B = join(parts.segments, segment_BW, parts.padding)
     return {
         "input_ids": torch.from_numpy(token_BS),

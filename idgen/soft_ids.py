@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from fedecider.bounds import OneOrMore, Positive, check
 from idgen.decode import decoder_step, evaluating, start_decoder, token_logits, unwrap
 from idgen.draws import EventTable, SampleConfig, draw_samples, is_target
 from idgen.prompts import load_templates
-from idgen.samples import Task, merge_tasks, prompts_of, target_labels
+from idgen.samples import Task, TokenBatch, merge_tasks, prompts_of, target_labels
 from idgen.segments import PromptParts, Prompts, Segments, join, lay_out, make_segments
 from idgen.tokenizer import SPACE
-from idgen.training import Batch, sequence_loss
+from idgen.training import sequence_loss
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,13 @@ class SoftIdConfig:
         straight_through: Read the most likely tokens' embeddings, with the gradient of the soft ones.
     """
 
-    max_new_tokens: int = 9
-    max_text_tokens: int = 256
-    temperature: float = 1.0
+    max_new_tokens: OneOrMore = 9
+    max_text_tokens: OneOrMore = 256
+    temperature: Positive = 1.0
     straight_through: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.max_text_tokens < 1:
-            raise ValueError(
-                f"got max_new_tokens {self.max_new_tokens} and max_text_tokens {self.max_text_tokens}, "
-                "expected at least 1 each"
-            )
-        if not self.temperature > 0:
-            raise ValueError(f"got temperature {self.temperature}, expected more than 0")
+        check(self)
 
 
 class SoftSource(NamedTuple):
@@ -122,7 +117,7 @@ def banned_tokens(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> Tensor
     return torch.tensor(banned)
 
 
-def soft_batches(source: SoftSource, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+def soft_batches(source: SoftSource, batch_size: int, generator: torch.Generator) -> Iterator[TokenBatch]:
     """One epoch of samples for `soft_id_loss`, on the same positions as the recommender's training."""
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     order = rng.permutation(np.flatnonzero(is_target(source.events)))
@@ -143,7 +138,7 @@ def soft_batches(source: SoftSource, batch_size: int, generator: torch.Generator
         yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: Batch) -> Tensor:
+def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: TokenBatch) -> Tensor:
     """Cross-entropy of the recommender on prompts whose item IDs are soft; gradients reach the generator alone.
 
     The generator writes an ID for every item of the histories; the recommender reads the expected token embeddings

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
 from idgen.decode import token_logits, unwrap
+from idgen.samples import TokenBatch
 from idgen.trie import IGNORED_LABEL
 
-Batch = dict[str, Tensor]
-LossFn = Callable[[Batch], Tensor]
+LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
 """done, total, note: called after every step."""
 
@@ -29,7 +30,7 @@ NOTE_EVERY = 20
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class BackboneTraining:
     """Optimisation by AdamW. The defaults follow IDGenRec (SIGIR 2024) but for ``epochs``.
 
     Args:
@@ -50,41 +51,24 @@ class TrainConfig:
         keep_best: Go back to the weights with the best validation score at the end.
     """
 
-    learning_rate: float = 1e-3
-    batch_size: int = 64
-    epochs: int = 1
-    max_steps: int = 0
-    warmup_share: float = 0.05
+    learning_rate: Positive = 1e-3
+    batch_size: OneOrMore = 64
+    epochs: ZeroOrMore = 1
+    max_steps: ZeroOrMore = 0
+    warmup_share: Share = 0.05
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    final_share: float = 0.0
-    weight_decay: float = 0.01
-    beta2: float = 0.999
-    dropout: float | None = None
-    label_smoothing: float = 0.0
-    clip_norm: float = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
-    evaluate_every: int = 0
+    final_share: Share = 0.0
+    weight_decay: NotNegative = 0.01
+    beta2: ShareBelow1 = 0.999
+    dropout: ShareBelow1 | None = None
+    label_smoothing: Share = 0.0
+    clip_norm: NotNegative = 1.0
+    precision: Precision = "fp32"
+    evaluate_every: ZeroOrMore = 0
     keep_best: bool = False
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"got learning_rate {self.learning_rate}, expected more than 0")
-        if self.batch_size < 1:
-            raise ValueError(f"got batch_size {self.batch_size}, expected at least 1")
-        for name in ("epochs", "max_steps", "weight_decay", "clip_norm", "evaluate_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or more")
-        for name in ("warmup_share", "final_share", "label_smoothing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 to 1")
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(f"got beta2 {self.beta2}, expected at least 0 and less than 1")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"got dropout {self.dropout}, expected at least 0 and less than 1")
-        if self.schedule not in ("linear", "cosine", "constant"):
-            raise ValueError(f"got schedule {self.schedule!r}, expected 'linear', 'cosine' or 'constant'")
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"got precision {self.precision!r}, expected 'fp32' or 'bf16' (float16 overflows in T5)")
+        check(self)
 
 
 class Best(NamedTuple):
@@ -101,7 +85,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(word >> 1)
 
 
-def sequence_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
     ``model``: a T5, plain or wrapped by PEFT. ``batch`` holds ``attention_mask``, ``labels`` (B, T) and either
@@ -113,7 +97,7 @@ def sequence_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Ten
     return F.cross_entropy(logit_RV, label_BT[counts_BT], label_smoothing=label_smoothing)
 
 
-def decoder_states(model: Any, batch: Batch) -> Tensor:
+def decoder_states(model: Any, batch: TokenBatch) -> Tensor:
     """Last hidden states (B, T, D) of the decoder, which reads the labels shifted by one; see `sequence_loss`."""
     base = unwrap(model)
     source = {name: batch[name] for name in ("input_ids", "inputs_embeds") if name in batch}
@@ -126,7 +110,7 @@ def decoder_states(model: Any, batch: Batch) -> Tensor:
     ).last_hidden_state
 
 
-def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[str, Any]]:
     """Trainable parameters of ``model`` for AdamW: weights with decay; norms and biases, by class, without."""
     kept_whole = {
         id(parameter)
@@ -144,7 +128,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def learning_rate_factor(step: int, total_steps: int, config: TrainConfig) -> float:
+def learning_rate_factor(step: int, total_steps: int, config: BackboneTraining) -> float:
     """Factor on the learning rate in step 0 .. ``total_steps - 1``."""
     warmup = round(config.warmup_share * total_steps)
     if step < warmup:
@@ -156,7 +140,7 @@ def learning_rate_factor(step: int, total_steps: int, config: TrainConfig) -> fl
     return config.final_share + (1 - config.final_share) * share
 
 
-def make_optimizer(groups: Sequence[dict[str, Any]], config: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(groups: Sequence[dict[str, Any]], config: BackboneTraining) -> torch.optim.AdamW:
     """AdamW with eps 1e-6; a group may bring its own ``lr`` and ``weight_decay``."""
     optimizer = torch.optim.AdamW(
         list(groups),
@@ -182,9 +166,9 @@ def set_dropout(model: nn.Module, probability: float) -> None:
 
 def train_steps(
     optimizer: torch.optim.AdamW,
-    batches: Iterable[Batch],
+    batches: Iterable[TokenBatch],
     loss_fn: LossFn,
-    config: TrainConfig,
+    config: BackboneTraining,
     device: torch.device,
     first_step: int,
     total_steps: int,
@@ -228,9 +212,9 @@ def train_steps(
 
 def train_model(
     model: nn.Module,
-    batches_of_epoch: Callable[[int], Iterable[Batch]],
+    batches_of_epoch: Callable[[int], Iterable[TokenBatch]],
     steps_per_epoch: int,
-    config: TrainConfig,
+    config: BackboneTraining,
     device: torch.device | str = "cpu",
     *,
     seed: int,
@@ -298,7 +282,7 @@ def train_model(
     return logs
 
 
-def _pieces(batches: Iterable[Batch], size: int) -> Iterable[Iterable[Batch]]:
+def _pieces(batches: Iterable[TokenBatch], size: int) -> Iterable[Iterable[TokenBatch]]:
     """The batches in pieces of ``size`` (0: all at once), without reading ahead."""
     iterator = iter(batches)
     if size == 0:
@@ -308,7 +292,7 @@ def _pieces(batches: Iterable[Batch], size: int) -> Iterable[Iterable[Batch]]:
         yield _chain(first, iterator, size)
 
 
-def _chain(first: Batch, rest: Iterable[Batch], size: int) -> Iterable[Batch]:
+def _chain(first: TokenBatch, rest: Iterable[TokenBatch], size: int) -> Iterable[TokenBatch]:
     yield first
     for _, batch in zip(range(size - 1), rest, strict=False):
         yield batch

@@ -15,6 +15,8 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 from transformers import T5ForConditionalGeneration
 
+from fedecider.bounds import OneOrMore, Share, ShareAbove0, check
+
 
 @dataclass(frozen=True)
 class WordVectorConfig:
@@ -26,15 +28,12 @@ class WordVectorConfig:
         power: Power on the singular values.
     """
 
-    window: int = 5
-    smoothing: float = 0.75
-    power: float = 0.5
+    window: OneOrMore = 5
+    smoothing: ShareAbove0 = 0.75
+    power: Share = 0.5
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"got window {self.window}, expected at least 1")
-        if not 0 < self.smoothing <= 1 or not 0 <= self.power <= 1:
-            raise ValueError(f"got smoothing {self.smoothing} and power {self.power}, expected 0 to 1")
+        check(self)
 
 
 def word_vectors(

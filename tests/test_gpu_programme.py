@@ -15,7 +15,7 @@ from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.foundation import client_tasks, distill_stage, load_ids, pretrain_stage
 from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import TrainingConfig, build_recommender
+from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone
 from idgen.draws import SampleConfig
@@ -24,7 +24,7 @@ from idgen.item_ids import IdConfig
 from idgen.ranking import RankingConfig
 from idgen.soft_ids import SoftIdConfig
 from idgen.tokenizer import load_tokenizer
-from idgen.training import TrainConfig
+from idgen.training import BackboneTraining
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -116,7 +116,7 @@ def test_wrong_lists_are_caught(programme):
 def test_cuda_trains_and_decodes_like_the_cpu(programme):
     """Same weights, batches and steps in fp32 without dropout; sums are only taken in another order."""
     losses, lists = {}, {}
-    config = TrainConfig(batch_size=16, max_steps=20, evaluate_every=5, dropout=0.0)
+    config = BackboneTraining(batch_size=16, max_steps=20, evaluate_every=5, dropout=0.0)
     for name in ("cpu", "cuda"):
         bench = programme.make_bench(programme.TOY, torch.device(name))
         host = programme.new_backbone(bench._replace(device=torch.device("cpu")))
@@ -149,7 +149,7 @@ def test_all_stages_run_on_the_device(name, tmp_path):
         ),
         samples=SampleConfig(max_history=3, max_source_tokens=128),
         backbone=BackboneConfig(d_model=32, num_layers=2, num_heads=2, d_kv=16, d_ff=64),
-        train=TrainConfig(batch_size=128, learning_rate=3e-3, precision="bf16"),
+        train=BackboneTraining(batch_size=128, learning_rate=3e-3, precision="bf16"),
         alternating=AlternatingConfig(1, rec_epochs=1, id_batch_size=256, soft=SoftIdConfig(max_text_tokens=16)),
     )
     config = RunConfig(domains="crime,comics", cache=str(tmp_path), pretrain=pretrain)
@@ -160,7 +160,7 @@ def test_all_stages_run_on_the_device(name, tmp_path):
     ids = {name: load_ids(first.folder, domain) for name, domain in domains.items()}
     tasks = client_tasks(domains, ids, tokenizer, pretrain)
     model = attach_lora(load_backbone(second.folder / "backbone", tokenizer), LoraSettings(rank=4))
-    training = TrainingConfig(local_epochs=1, precision="bf16")
+    training = LocalTraining(local_epochs=1, precision="bf16")
     ranking = RankingConfig(num_beams=10, num_eval_users=40, eval_batch_size=40)
     recommender = build_recommender(model, tokenizer, tasks, seed=0, training=training, ranking=ranking, device=device)
     before, records = base_hash(model), []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods import (
     fedease,
@@ -24,24 +24,43 @@ from embedding_fr.methods import (
 from fedecider.federation.method import FederatedMethod
 
 
+def never(config: Any) -> bool:
+    return False
+
+
 class Method(NamedTuple):
-    """How a method is configured, built and tuned."""
+    """How a method is configured, built and tuned, and what the rest of the track must know of it."""
 
     config: type
     """Frozen dataclass of the method's own settings."""
-    build: Callable[[Federation, TrainingConfig, Any], FederatedMethod]
+    build: Callable[[Federation, EmbeddingTraining, Any], FederatedMethod]
     defaults: Mapping[str, Any]
-    """What the paper sets among the common settings (TrainingConfig, participation)."""
+    """What the paper sets among the common settings (EmbeddingTraining, participation)."""
     grid: tuple[dict[str, Any], ...]
     """Settings to try on validation, most sensible first; an empty dict is the paper's."""
     whole_tables: int = 0
-    """Item tables that each client holds in full while it trains; 0: only the rows that it touches."""
+    """Tables of one row per item that a client holds in full and goes over in every local step (FedRAP: its personal
+    table and a whole copy of the common one). 0: its steps touch the rows of its own examples only, and no more are
+    held. Blocks are sized by it, so it decides speed and memory, never a result."""
     passing_tables: int = 0
-    """Further ones that it goes over once or twice a round: they take memory, but no part of a CPU's caches."""
+    """Further whole tables that a client goes over once or twice a round, not in every step (PFedRec: its own last
+    table, which is kept): they take memory, but no room in a CPU's caches, so only a GPU's blocks are sized by them."""
     client_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> working set of a client in bytes, for methods without local steps."""
-    budget: Callable[[Any], str] | None = None
-    """What the method guarantees by itself; its config then holds clip and noise, and the common ones do not apply."""
+    negatives: bool = True
+    """Whether clients train on ``num_negatives`` drawn items beside each of their own."""
+    guarantee: Callable[[Any], str] | None = None
+    """config -> what the bound and the noise in the method's own config guarantee, in one line; the common privacy
+    settings are then not offered. None: the common ones hold."""
+    needs_server: Callable[[Any], bool] = never
+    """config -> whether uploads are sums or gradients, of which only a server makes the next model: with federation
+    off nothing would be left of the method."""
+    needs_everyone: Callable[[Any], bool] = never
+    """config -> whether every client must take part in every round, since masks cancel over all of them."""
+    published: bool = True
+    """Whether a paper sets the defaults; the methods of this project have none."""
+    plug_in: bool = False
+    """Whether it is another method with a part put in, and so no row of its own among ``all``."""
     code: Mapping[str, Any] | None = None
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
 
@@ -53,7 +72,11 @@ METHODS: dict[str, Method] = {
         fedease.DEFAULTS,
         fedease.GRID,
         client_bytes=fedease.client_bytes,
-        budget=fedease.budget,
+        negatives=False,
+        guarantee=fedease.guarantee,
+        needs_server=fedease.needs_server,
+        needs_everyone=fedease.needs_everyone,
+        published=False,
     ),
     "fednear": Method(
         fednear.FednearConfig,
@@ -61,7 +84,11 @@ METHODS: dict[str, Method] = {
         fednear.DEFAULTS,
         fednear.GRID,
         client_bytes=fednear.client_bytes,
-        budget=fednear.budget,
+        negatives=False,
+        guarantee=fednear.guarantee,
+        needs_server=fednear.needs_server,
+        needs_everyone=fednear.needs_everyone,
+        published=False,
     ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
     "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, passing_tables=2),
@@ -82,11 +109,20 @@ METHODS: dict[str, Method] = {
     ),
     "fedem": Method(fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, passing_tables=3, code=fedem.CODE),
     "fedrecgel": Method(
-        fedrecgel.FedrecgelConfig, fedrecgel.fedrecgel, fedrecgel.DEFAULTS, fedrecgel.GRID, code=fedrecgel.CODE
+        fedrecgel.FedrecgelConfig,
+        fedrecgel.fedrecgel,
+        fedrecgel.DEFAULTS,
+        fedrecgel.GRID,
+        needs_server=fedrecgel.needs_server,
+        code=fedrecgel.CODE,
     ),
-    "fedmf_em": Method(Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, passing_tables=3),
-    "fedncf_em": Method(Merging, plug_ins.fedncf_em, fedncf.DEFAULTS, plug_ins.GRID, passing_tables=3),
-    "pfedrec_em": Method(Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, passing_tables=4),
-    "gpfedrec_em": Method(Merging, plug_ins.gpfedrec_em, gpfedrec.DEFAULTS, plug_ins.GRID, passing_tables=7),
-    "fedrap_em": Method(Merging, plug_ins.fedrap_em, fedrap.DEFAULTS, plug_ins.GRID, whole_tables=2, passing_tables=3),
+    "fedmf_em": Method(Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, passing_tables=3, plug_in=True),
+    "fedncf_em": Method(Merging, plug_ins.fedncf_em, fedncf.DEFAULTS, plug_ins.GRID, passing_tables=3, plug_in=True),
+    "pfedrec_em": Method(Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, passing_tables=4, plug_in=True),
+    "gpfedrec_em": Method(
+        Merging, plug_ins.gpfedrec_em, gpfedrec.DEFAULTS, plug_ins.GRID, passing_tables=7, plug_in=True
+    ),
+    "fedrap_em": Method(
+        Merging, plug_ins.fedrap_em, fedrap.DEFAULTS, plug_ins.GRID, whole_tables=2, passing_tables=3, plug_in=True
+    ),
 }

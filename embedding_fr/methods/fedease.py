@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import (
     SCALE_BITS,
     add_gram,
@@ -34,6 +34,7 @@ from embedding_fr.gram import (
 )
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
 from fedecider.baselines.ease import ease_weights
+from fedecider.bounds import NotNegative, Positive, ZeroOrMore, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
@@ -64,32 +65,24 @@ class FedeaseConfig:
         history: What a client scores from: train items, or known, which adds the validation item when testing.
     """
 
-    regularisation: float = 200.0
+    regularisation: Positive = 200.0
     secure: bool = False
-    mask_neighbours: int = 16
-    max_items: int = 0
-    clip: float = 0.0
-    noise_scale: float = 0.0
+    mask_neighbours: ZeroOrMore = 16
+    max_items: ZeroOrMore = 0
+    clip: NotNegative = 0.0
+    noise_scale: NotNegative = 0.0
     delta: float = 1e-5
-    top_k: int = 0
-    rank: int = 0
+    top_k: ZeroOrMore = 0
+    rank: ZeroOrMore = 0
     dtype: Literal["float32", "float64"] = "float32"
     history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
-        if not self.regularisation > 0:
-            raise ValueError(f"got regularisation {self.regularisation}, expected a number above 0")
-        for name in ("mask_neighbours", "max_items", "clip", "top_k", "rank"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected a positive number, or 0 for off")
+        check(self)
         if self.mask_neighbours % 2:
             raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
         if self.top_k and self.rank:
             raise ValueError(f"got top_k {self.top_k} and rank {self.rank}, expected one of them: two download forms")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"got dtype {self.dtype}, expected float32 or float64")
-        if self.history not in ("train", "known"):
-            raise ValueError(f"got history {self.history}, expected train or known")
         if self.noise_scale and self.bound == math.inf:
             raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip or max_items as well")
         _ = self.privacy  # its own checks
@@ -107,7 +100,7 @@ class FedeaseConfig:
         return PrivacyConfig(clip, "gaussian", self.noise_scale, self.delta, noise_on="sum")
 
 
-def fedease(federation: Federation, training: TrainingConfig, config: FedeaseConfig) -> FederatedMethod:
+def fedease(federation: Federation, training: EmbeddingTraining, config: FedeaseConfig) -> FederatedMethod:
     """``G = sum_u s_u x_u x_u^T + noise``, ``P = (G + lambda I)^-1``, ``B = I - P diag(1 / diag P)``, score ``x_u B``.
 
     Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of B is counted too (each
@@ -119,7 +112,7 @@ def fedease(federation: Federation, training: TrainingConfig, config: FedeaseCon
       learns G.
     - ``noise_scale``: s_u = min(1, bound / ||triangle of x_u x_u^T||_2) and Gaussian noise of noise_scale * bound on
       every entry of the sum, a share from each client under ``secure``, else added by the server, who then must be
-      trusted with the plain items. :func:`budget` says what it is worth. :func:`embedding_fr.gram.denoise` cleans G.
+      trusted with the plain items. :func:`guarantee` says what it is worth. :func:`embedding_fr.gram.denoise` cleans G.
 
     Download forms: B; its ``top_k`` entries a column; ``rank`` eigenpairs of G, from which a client makes x_u B itself.
     ``training`` is not used. View ``global``. With participation below 1 only the cohort of round 1 counts, and
@@ -168,9 +161,19 @@ def fedease(federation: Federation, training: TrainingConfig, config: FedeaseCon
     return FederatedMethod("fedease", init, broadcast, client_update, server_aggregate, positions, ("global",))
 
 
-def budget(config: FedeaseConfig) -> str:
+def guarantee(config: FedeaseConfig) -> str:
     """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
     return privacy_report(config.privacy, num_rounds=1)
+
+
+def needs_server(config: FedeaseConfig) -> bool:
+    """Always: a client's term of a sum is no model."""
+    return True
+
+
+def needs_everyone(config: FedeaseConfig) -> bool:
+    """Under ``secure``: masks cancel over all clients."""
+    return config.secure
 
 
 def client_bytes(num_items: int, config: FedeaseConfig) -> int:

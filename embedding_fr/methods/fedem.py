@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import (
     Objective,
     check_finite,
@@ -37,10 +37,12 @@ from embedding_fr.merging import (
 )
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import mf_model
+from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
 from embedding_fr.sampling import epoch_batches, round_examples
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.stacked import Optimiser, fresh_state
+from fedecider.bounds import NotNegative, Share, ShareAbove0, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -63,31 +65,22 @@ class FedemConfig:
     """
 
     merging: Literal["EM", "DM", "SM", "SR"] = "EM"
-    rho: float = 0.5
+    rho: Share = 0.5
     adapter_layers: str = "16,8"
-    adapter_learning_rate: float = 0.0
+    adapter_learning_rate: NotNegative = 0.0
     aggregation: Literal["similarity", "mean"] = "similarity"
-    similarity_weight: float = 0.9
+    similarity_weight: NotNegative = 0.9
     variant: Literal["paper", "code"] = "paper"
-    mixed_share: float = 0.1
+    mixed_share: ShareAbove0 = 0.1
 
     def __post_init__(self) -> None:
-        if self.merging not in ("EM", "DM", "SM", "SR"):
-            raise ValueError(f"got merging {self.merging}, expected EM, DM, SM or SR")
-        if self.aggregation not in ("similarity", "mean"):
-            raise ValueError(f"got aggregation {self.aggregation}, expected similarity or mean")
-        if not self.similarity_weight >= 0.0:
-            raise ValueError(f"got similarity_weight {self.similarity_weight}, expected 0 or more")
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
-        if not 0.0 < self.mixed_share <= 1.0:
-            raise ValueError(f"got mixed_share {self.mixed_share}, expected above 0 and at most 1")
+        check(self)
         if self.variant == "code" and (self.merging, self.aggregation) != ("EM", "similarity"):
             raise ValueError(
                 f"got variant code with merging {self.merging} and aggregation {self.aggregation}, expected EM and "
                 "similarity: the public code has no other"
             )
-        Merging("EM", self.rho, self.adapter_layers, self.adapter_learning_rate)
+        layer_sizes(self.adapter_layers)
 
     @property
     def local_merging(self) -> Merging | None:
@@ -107,7 +100,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig) -> FederatedMethod:
+def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConfig) -> FederatedMethod:
     """Score ``p_u . q_i``. Each round a client merges the table that it receives with its own last one, and trains p_u
     and the merged table; on every local epoch the adapter takes its pass first. The server makes one table per client
     (:func:`with_similarity`).
@@ -148,7 +141,7 @@ def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig)
     return with_similarity(method, federation, config.similarity_weight)
 
 
-def merged_method(federation: Federation, training: TrainingConfig, merging: Merging) -> FederatedMethod:
+def merged_method(federation: Federation, training: EmbeddingTraining, merging: Merging) -> FederatedMethod:
     """FedMF with elastic merging: the server averages."""
     model, scorer, optimiser = mf_model(federation, training), Scorer(dot_logits), _optimiser(training)
 
@@ -214,6 +207,6 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
     return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate)
 
 
-def _optimiser(training: TrainingConfig) -> Optimiser:
+def _optimiser(training: EmbeddingTraining) -> Optimiser:
     rates = {"user": training.learning_rate, TABLE: training.item_rate}
     return Optimiser("adam", rates, training.weight_decay)

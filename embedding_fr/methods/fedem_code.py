@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import Logits, Objective, check_finite, inner_products, received, take, train_epochs
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
@@ -28,7 +28,7 @@ TABLE = "item_table"
 
 
 def code_method(
-    federation: Federation, training: TrainingConfig, merging: Merging, alpha: float, mixed_share: float
+    federation: Federation, training: EmbeddingTraining, merging: Merging, alpha: float, mixed_share: float
 ) -> FederatedMethod:
     """A client that has a mix first replaces its table by the merge, with its last adapter. Its logits then merge that
     table with the mix once more; on every mini-batch the adapter takes a step, then the user embedding and the table,

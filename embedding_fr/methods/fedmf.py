@@ -8,11 +8,12 @@ from typing import Literal
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.compiled.training import train_linear
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
+from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod
 
 
@@ -27,8 +28,7 @@ class FedmfConfig:
     weighting: Literal["examples", "uniform"] = "examples"
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("examples", "uniform"):
-            raise ValueError(f"got weighting {self.weighting}, expected examples or uniform")
+        check(self)
 
 
 DEFAULTS: dict[str, float] = {"learning_rate": 0.1}
@@ -41,7 +41,7 @@ GRID: tuple[dict, ...] = (
 )
 
 
-def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig) -> FederatedMethod:
+def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConfig) -> FederatedMethod:
     """Score ``p_u . q_i``: the user embedding p_u stays, the item table Q is averaged.
 
     Differs from the papers: gradients of a batch are means, uploads are plain (Chai et al. encrypt them, FCF uploads
@@ -58,11 +58,11 @@ def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig)
         optimiser=optimiser,
         uniform=config.weighting == "uniform",
         gradients=dot_gradients,
-        kernel=Kernel(train_linear, dot_gradients, ("item_table",), (("user",),)),
+        kernel=Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),)),
     )
 
 
-def mf_model(federation: Federation, training: TrainingConfig) -> Model:
+def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:
     """``item_table`` (I, D), ``user`` (N, D), both normal with ``init_std``."""
     return Model(
         shared={"item_table": normal(federation, training, "item_table", federation.num_items)},

@@ -16,13 +16,14 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.compiled.training import train_mlp
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, add_rows, take
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gradients, start_mlp
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
+from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod, Tree
 
 
@@ -38,6 +39,7 @@ class FedncfConfig:
     hidden_sizes: str = "16,8"
 
     def __post_init__(self) -> None:
+        check(self)
         layer_sizes(self.hidden_sizes)
 
 
@@ -50,7 +52,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfig) -> FederatedMethod:
+def fedncf(federation: Federation, training: EmbeddingTraining, config: FedncfConfig) -> FederatedMethod:
     """Score ``mlp([p_u, q_i])``: the user embedding p_u stays, item table and network are averaged by train items.
 
     Differs from the paper: only its first aggregation, the weighted mean of everything that is shared, is built, which
@@ -62,11 +64,17 @@ def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfi
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
     network = tuple(name for name in model.shared if name != "item_table")
     sizes = np.array([2 * training.embedding_size, *layer_sizes(config.hidden_sizes), 1])
-    kernel = Kernel(train_mlp, ncf_gradients, ("item_table",), (("user",), network), (sizes,))
+    kernel = Kernel(
+        train=train_mlp,
+        gradients=ncf_gradients,
+        tables=("item_table",),
+        vectors=(("user",), network),
+        constants=(sizes,),
+    )
     return averaged("fedncf", model, federation, training, optimiser=optimiser, gradients=ncf_gradients, kernel=kernel)
 
 
-def ncf_model(federation: Federation, training: TrainingConfig, hidden_sizes: str) -> Model:
+def ncf_model(federation: Federation, training: EmbeddingTraining, hidden_sizes: str) -> Model:
     """``item_table`` (I, D), ``user`` (N, D), and the network ``scorer`` 2 D -> hidden sizes -> 1."""
     sizes = (2 * training.embedding_size, *layer_sizes(hidden_sizes), 1)
     return Model(
@@ -84,7 +92,7 @@ def ncf_logits(params: Tree, item: Tensor | None) -> Tensor:
     return mlp(params, "scorer", take(params["item_table"], item), params["user"])[:, :, 0]
 
 
-def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
     """:func:`embedding_fr.local_training.plain_gradients` of :func:`ncf_logits`, by backpropagation in closed form."""
     assert objective.logits is ncf_logits, "the closed form is that of this network"
     assert objective.penalty is None, "the closed form has no regulariser"

@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import SCALE_BITS, denoise, from_triangle, sparse_columns, sparse_scores, triangle_size
 from fedecider.baselines.ease import ease_weights
+from fedecider.bounds import NotNegative, Positive, ZeroOrMore, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
@@ -63,32 +64,23 @@ class FednearConfig:
         history: What a client scores from: train items, or known, which adds the validation item when testing.
     """
 
-    regularisation: float = 200.0
-    pair_reach: float = 10.0
-    history_reach: float = 2.0
-    direction: float = 0.2
-    max_items: int = 0
+    regularisation: Positive = 200.0
+    pair_reach: Positive = 10.0
+    history_reach: Positive = 2.0
+    direction: Annotated[float, at_least(0, most=1, hint="0 ignores the order, 1 looks forward only")] = 0.2
+    max_items: ZeroOrMore = 0
     secure: bool = False
-    mask_neighbours: int = 16
-    clip: float = 0.0
-    noise_scale: float = 0.0
+    mask_neighbours: ZeroOrMore = 16
+    clip: NotNegative = 0.0
+    noise_scale: NotNegative = 0.0
     delta: float = 1e-5
-    top_k: int = 0
+    top_k: ZeroOrMore = 0
     history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
-        for name in ("regularisation", "pair_reach", "history_reach"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected a number above 0")
-        if not 0.0 <= self.direction <= 1.0:
-            raise ValueError(f"got direction {self.direction}, expected 0 (order ignored) to 1 (forward only)")
-        for name in ("max_items", "mask_neighbours", "clip", "top_k"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected a positive number, or 0 for off")
+        check(self)
         if self.mask_neighbours % 2:
             raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
-        if self.history not in ("train", "known"):
-            raise ValueError(f"got history {self.history}, expected train or known")
         if self.noise_scale and self.bound == math.inf:
             raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip or max_items as well")
         if self.noise_scale and self.direction:
@@ -116,7 +108,7 @@ class FednearConfig:
         return PrivacyConfig(clip, "gaussian", self.noise_scale, self.delta, noise_on="sum")
 
 
-def fednear(federation: Federation, training: TrainingConfig, config: FednearConfig) -> FederatedMethod:
+def fednear(federation: Federation, training: EmbeddingTraining, config: FednearConfig) -> FederatedMethod:
     """``G = sum_u s_u sum_{s,t} k(|s - t|) e_{i_s} e_{i_t}^T``, ``k(d) = 1 / (1 + d / pair_reach)``, score ``h_u W``.
 
     i_1 ... i_n are the train items of client u, oldest first. With D the part of G where i_s came before i_t,
@@ -178,9 +170,19 @@ def fednear(federation: Federation, training: TrainingConfig, config: FednearCon
     return FederatedMethod("fednear", init, broadcast, client_update, server_aggregate, positions, ("global",))
 
 
-def budget(config: FednearConfig) -> str:
+def guarantee(config: FednearConfig) -> str:
     """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
     return privacy_report(config.privacy, num_rounds=1)
+
+
+def needs_server(config: FednearConfig) -> bool:
+    """Always: a client's term of a sum is no model."""
+    return True
+
+
+def needs_everyone(config: FednearConfig) -> bool:
+    """Under ``secure``: masks cancel over all clients."""
+    return config.secure
 
 
 def client_bytes(num_items: int, config: FednearConfig) -> int:

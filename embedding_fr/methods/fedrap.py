@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
-from embedding_fr.sampling import Batch, epoch_batches, round_examples
+from embedding_fr.sampling import ExampleBatch, epoch_batches, round_examples
 from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import normal, personal_table
+from fedecider.bounds import NotNegative, Positive, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
@@ -84,30 +85,15 @@ class FedrapConfig:
     tables: Literal["both", "common", "personal"] = "both"
     sparsity: Literal["l1", "l2", "none"] = "l1"
     distance: Literal["frobenius", "bounded"] = "frobenius"
-    distance_weight: float = 0.1
-    sparsity_weight: float = 0.1
+    distance_weight: NotNegative = 0.1
+    sparsity_weight: NotNegative = 0.1
     curriculum: Curriculum | None = None
-    grad_clip: float | None = None
+    grad_clip: Positive | None = None
     encoding: Literal["plain", "sparse"] = "plain"
     keep_uploaded: bool = False
 
     def __post_init__(self) -> None:
-        choices = {
-            "variant": ("paper", "code"),
-            "tables": ("both", "common", "personal"),
-            "sparsity": ("l1", "l2", "none"),
-            "distance": ("frobenius", "bounded"),
-            "curriculum": (None, "tanh", "fixed", "sin", "square", "frac"),
-            "encoding": ("plain", "sparse"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected one of {allowed}")
-        for name in ("distance_weight", "sparsity_weight"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or a positive number")
-        if self.grad_clip is not None and not self.grad_clip > 0.0:
-            raise ValueError(f"got grad_clip {self.grad_clip}, expected a positive bound, or None to leave it off")
+        check(self)
         if self.keep_uploaded and self.tables == "personal":
             raise ValueError("got keep_uploaded with tables personal, expected a common table: nothing is uploaded")
 
@@ -116,7 +102,7 @@ class FedrapConfig:
         return self.curriculum or ("tanh" if self.variant == "paper" else "fixed")
 
 
-class RoundSettings(NamedTuple):
+class FedrapRound(NamedTuple):
     """What a round fixes: the weights of the regularisers and the learning rates."""
 
     distance: float
@@ -142,16 +128,16 @@ def curriculum_weight(curriculum: Curriculum, round: int) -> float:
     }[curriculum]
 
 
-def round_settings(training: TrainingConfig, config: FedrapConfig, round: int) -> RoundSettings:
+def fedrap_round(training: EmbeddingTraining, config: FedrapConfig, round: int) -> FedrapRound:
     """Weights and rates of one round; the public code's rates shrink from round to round."""
     weight = curriculum_weight(config.schedule, round)
     decay = ROUND_DECAY ** (round - 1) if config.variant == "code" else 1.0
     distance = config.distance_weight * weight if config.tables == "both" else 0.0
     sparsity = config.sparsity_weight * weight if config.sparsity != "none" else 0.0
-    return RoundSettings(distance, sparsity, training.learning_rate * decay, training.item_rate * decay)
+    return FedrapRound(distance, sparsity, training.learning_rate * decay, training.item_rate * decay)
 
 
-def fedrap(federation: Federation, training: TrainingConfig, config: FedrapConfig) -> FederatedMethod:
+def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapConfig) -> FederatedMethod:
     """Minimise ``sum BCE(<u, C_j + D_j>) - lambda(a) ||D - C||_F^2 + mu(a) ||C||_1`` per client; average C uniformly.
 
     Algorithm 1 and Eq. 3: every local step takes the three gradients at the same point and descends along each; L1 is
@@ -208,7 +194,7 @@ def fedrap(federation: Federation, training: TrainingConfig, config: FedrapConfi
     return FederatedMethod("fedrap", init, broadcast, client_update, server_aggregate, positions, views, unread)
 
 
-def start_values(federation: Federation, training: TrainingConfig, config: FedrapConfig) -> tuple[Tree, Tree]:
+def start_values(federation: Federation, training: EmbeddingTraining, config: FedrapConfig) -> tuple[Tree, Tree]:
     """Server and local tree: C and u normal with ``init_std``, D zero.
 
     The public code starts every client alike: D normal as C is, the linear layer uniform in +-1 / sqrt(D).
@@ -244,7 +230,7 @@ def soft_threshold_(value: Tensor, theta: float) -> Tensor:
 
 
 def gradients(
-    params: Tree, batch: Batch, config: FedrapConfig, now: RoundSettings, weight_decay: float
+    params: Tree, batch: ExampleBatch, config: FedrapConfig, now: FedrapRound, weight_decay: float
 ) -> tuple[Tree, Tensor]:
     """Gradients (A, ...) by name of one step's loss, in closed form, and the logits (A, B); L1 of the paper left out.
 
@@ -293,7 +279,7 @@ def _push(tables: Tree, distance: str, share_AI1: Tensor | None) -> Tensor:
 
 
 def _common_gradient(
-    gradient: Tensor, common: Tensor, config: FedrapConfig, now: RoundSettings, share_AI1: Tensor | None
+    gradient: Tensor, common: Tensor, config: FedrapConfig, now: FedrapRound, share_AI1: Tensor | None
 ) -> Tensor:
     """Adds that of the sparsity penalty: 2 mu C for l2, mu sign C for the code's l1 (the paper thresholds instead)."""
     if not now.sparsity or (config.sparsity == "l1" and config.variant == "paper"):
@@ -303,10 +289,10 @@ def _common_gradient(
 
 
 def _train(
-    params: Tree, federation: Federation, training: TrainingConfig, config: FedrapConfig, block: Block, round: int
+    params: Tree, federation: Federation, training: EmbeddingTraining, config: FedrapConfig, block: Block, round: int
 ) -> Tensor:
     """Local epochs in place -> (C,) mean cross-entropy per example of the last epoch, without the regularisers."""
-    now = round_settings(training, config, round)
+    now = fedrap_round(training, config, round)
     examples, _, _ = round_examples(federation, training, block, round)
     place_CB = examples.item_CB.clamp(max=federation.num_items - 1)  # padding has weight 0: any row will do
     shrinks = config.variant == "paper" and config.sparsity == "l1" and COMMON in params

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from embedding_fr.averaged import Model, averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import (
     Gradients,
     Objective,
@@ -27,10 +27,11 @@ from embedding_fr.local_training import (
 )
 from embedding_fr.methods.fedncf import ncf_gradients, ncf_model
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
-from embedding_fr.sampling import Batch, Examples, epoch_batches, round_examples
+from embedding_fr.sampling import ExampleBatch, Examples, epoch_batches, round_examples
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 from embedding_fr.tables import normal
+from fedecider.bounds import NotNegative, Positive, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -49,19 +50,13 @@ class FedrecgelConfig:
     """
 
     variant: Literal["paper", "code"] = "paper"
-    private_radius: float = 0.05
-    shared_radius: float = 0.05
+    private_radius: NotNegative = 0.05
+    shared_radius: NotNegative = 0.05
     hidden_sizes: str = "32,16"
-    server_learning_rate: float = 1.5
+    server_learning_rate: Positive = 1.5
 
     def __post_init__(self) -> None:
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
-        for name in ("private_radius", "shared_radius"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 (off) or a positive number")
-        if not self.server_learning_rate > 0.0:
-            raise ValueError(f"got server_learning_rate {self.server_learning_rate}, expected a positive number")
+        check(self)
         layer_sizes(self.hidden_sizes)
 
 
@@ -75,7 +70,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def fedrecgel(federation: Federation, training: TrainingConfig, config: FedrecgelConfig) -> FederatedMethod:
+def fedrecgel(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> FederatedMethod:
     """FedNCF's score, private p_u, shared (Q, theta); the gradient of each side is that at its own worst point,
     ``g_p(p_u + rho_p g_p / ||g_p||, s)`` and ``g_s(p_u, s + rho_s g_s / ||g_s||)`` (equations 11 to 15), then Adam;
     shared tensors are averaged by train items.
@@ -93,7 +88,12 @@ def fedrecgel(federation: Federation, training: TrainingConfig, config: Fedrecge
     )
 
 
-def neumf_model(federation: Federation, training: TrainingConfig) -> Model:
+def needs_server(config: FedrecgelConfig) -> bool:
+    """Of the public code: its clients upload gradients, and the server takes the step."""
+    return config.variant == "code"
+
+
+def neumf_model(federation: Federation, training: EmbeddingTraining) -> Model:
     """NeuMF (He et al., 2017): ``w . [p * q, relu(tower([p', q']))] + b``, the tower 8 D -> 4 D -> 2 D -> D.
 
     ``item_table`` (I, D) and ``user`` (N, D) are multiplied; ``item_table_mlp`` (I, 4 D) and ``user_mlp`` (N, 4 D)
@@ -127,7 +127,7 @@ def neumf_logits(params: Tree, item: Tensor | None) -> Tensor:
     return mlp(params, "output", torch.cat([product_CBD, tower_CBD], 2))[:, :, 0]
 
 
-def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> Batch:
+def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> ExampleBatch:
     """All examples of every client at once, weighted such that the loss is the SUM of the means of its batches."""
     (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], range(1))
     column_B = torch.arange(place_CB.shape[1], device=place_CB.device)
@@ -142,7 +142,7 @@ def _sharp(model: Model, config: FedrecgelConfig, base: Gradients = plain_gradie
     return sharpness_aware(radius, base)
 
 
-def _gradient_averaged(federation: Federation, training: TrainingConfig, config: FedrecgelConfig) -> FederatedMethod:
+def _gradient_averaged(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> FederatedMethod:
     """One step per client and round on all its examples: Adam for p_u, whose moments the client keeps; the shared
     gradient is uploaded, and the server takes an Adam step along the plain mean of the gradients.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_epochs
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
@@ -23,6 +23,7 @@ from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import round_examples
 from embedding_fr.stacked import Optimiser
+from fedecider.bounds import Depth, NotNegative, at_least, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -44,24 +45,15 @@ class GpfedrecConfig:
     """
 
     hidden_sizes: str = "16,8"
-    threshold: float = 1.0
-    num_neighbours: int = 0
-    graph_layers: int = 1
-    graph_weight: float = 1.0
+    threshold: NotNegative = 1.0
+    num_neighbours: Annotated[int, at_least(0, hint="0 uses threshold")] = 0
+    graph_layers: Depth = 1
+    graph_weight: NotNegative = 1.0
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
+        check(self)
         layer_sizes(self.hidden_sizes)
-        if not self.threshold >= 0.0:
-            raise ValueError(f"got threshold {self.threshold}, expected 0 or more")
-        if self.num_neighbours < 0:
-            raise ValueError(f"got num_neighbours {self.num_neighbours}, expected 0 (use threshold) or more")
-        if self.graph_layers < 1:
-            raise ValueError(f"got graph_layers {self.graph_layers}, expected at least 1")
-        if not self.graph_weight >= 0.0:
-            raise ValueError(f"got graph_weight {self.graph_weight}, expected 0 or more")
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
@@ -74,7 +66,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecConfig) -> FederatedMethod:
+def gpfedrec(federation: Federation, training: EmbeddingTraining, config: GpfedrecConfig) -> FederatedMethod:
     """Score ``mlp([p_u, q_i])``: p_u and the network stay. The server joins clients whose item tables are similar
     (:func:`user_graph`), ``R = A^layers Q`` over the uploaded tables gives each client the table r_u of its
     neighbourhood, and ``q = mean_u r_u`` is what all start from. Loss: BCE + graph_weight mean((q_u - r_u)^2).
@@ -202,12 +194,12 @@ def pulled_tables(download: Download, steps_C: Tensor, rate: float) -> Tensor:
     return received(download, "item_table", len(offset_CID)) + share_C[:, None, None] * offset_CID
 
 
-def landing_weight(graph_weight: float, federation: Federation, training: TrainingConfig, item_rate: float) -> float:
+def landing_weight(graph_weight: float, federation: Federation, training: EmbeddingTraining, item_rate: float) -> float:
     """The regulariser's weight, at most that with which one step lands on its goal: ``2 rate weight / (I D) = 1``."""
     return min(graph_weight, federation.num_items * training.embedding_size / (2.0 * item_rate))
 
 
-def _sgd(federation: Federation, training: TrainingConfig, names: list[str]) -> Optimiser:
+def _sgd(federation: Federation, training: EmbeddingTraining, names: list[str]) -> Optimiser:
     rate = training.learning_rate
     item_rate = training.item_learning_rate or code_item_rate(federation, training) - rate
     rates = {**dict.fromkeys(names, rate), "user": rate * ITEM_FACTOR - rate, "item_table": item_rate}

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.compiled.training import train_linear, train_low_rank
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
     Gradients,
@@ -33,11 +33,12 @@ from embedding_fr.local_training import (
     weighted_sum,
 )
 from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import Batch, Examples, round_examples
+from embedding_fr.sampling import ExampleBatch, Examples, round_examples
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal, personal_table
+from fedecider.bounds import WIDEST, NotNegative, at_least, check
 from fedecider.federation.aggregate import weighted_mean
-from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,11 @@ class PfedclrConfig:
     """
 
     variant: Literal["clr", "cf", "af"] = "clr"
-    rank: int = 2
-    buffer_learning_rate: float | None = None
+    rank: Annotated[int, at_least(1, most=WIDEST, hint="buffer_learning_rate 0 turns the buffer off")] = 2
+    buffer_learning_rate: NotNegative | None = None
 
     def __post_init__(self) -> None:
-        if self.variant not in ("clr", "cf", "af"):
-            raise ValueError(f"got variant {self.variant}, expected clr, cf or af")
-        if self.rank < 1:
-            raise ValueError(f"got rank {self.rank}, expected at least 1: buffer_learning_rate 0 turns the buffer off")
-        if self.buffer_learning_rate is not None and not self.buffer_learning_rate >= 0.0:
-            raise ValueError(f"got buffer_learning_rate {self.buffer_learning_rate}, expected 0 or more")
+        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.01, "participation": 0.6}
@@ -81,7 +77,7 @@ class Stage(NamedTuple):
     kernel: Kernel | None = None
 
 
-def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> FederatedMethod:
+def pfedclr(federation: Federation, training: EmbeddingTraining, config: PfedclrConfig) -> FederatedMethod:
     """Step 1: ``Q_u <- min L(p_u, Q)`` with p_u frozen, and Q_u is uploaded; step 2: Q_u frozen,
     ``p_u, A_u, B_u <- min L(p_u, Q_u + A_u B_u)`` (equations 6, 10, 11; algorithm 1). A_u starts at 0, B_u normal.
 
@@ -104,7 +100,7 @@ def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrCon
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(server)
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Update, list[dict]]:
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         examples, row_CR, place_CB = round_examples(federation, training, block, round)
         own = {name: tensor.to(federation.device) for name, tensor in own.items()}  # a table in a file is read
         params = {name: _held(name, tensor, row_CR) for name, tensor in own.items()}
@@ -142,7 +138,7 @@ def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrCon
     return with_personal_view(method, federation)
 
 
-def start_buffer(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> Tree:
+def start_buffer(federation: Federation, training: EmbeddingTraining, config: PfedclrConfig) -> Tree:
     """``buffer_a`` (N, I, K) zeros and ``buffer_b`` (N, K, D) normal; ``buffer`` (N, I, D) zeros where it is full."""
     low_rank = config.variant == "clr"
     width = config.rank if low_rank else training.embedding_size
@@ -159,7 +155,9 @@ def low_rank_logits(params: Tree, item: Tensor | None) -> Tensor:
     return dot_logits(params, item) + inner_products(take(params["buffer_a"], item), seen_CK)
 
 
-def low_rank_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def low_rank_gradients(
+    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
+) -> tuple[Tree, Tensor]:
     """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i and
     s = sum g_i a_i, ``dL/dp = sum g_i q_i + B^T s``, ``dL/da_i = g_i B p``, ``dL/dB = s p^T``.
     """
@@ -183,7 +181,9 @@ def full_logits(params: Tree, item: Tensor | None) -> Tensor:
     return inner_products(row_CBD, params["user"])
 
 
-def full_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def full_gradients(
+    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
+) -> tuple[Tree, Tensor]:
     """Closed form: with g_i as above, ``dL/dp = sum g_i (q_i + w_i)``; a row of the table and that of the buffer have
     one gradient, g_i p.
     """
@@ -196,8 +196,13 @@ def full_gradients(objective: Objective, params: Tree, names: Sequence[str], bat
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
-    dot = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
-    low_rank = Kernel(train_low_rank, low_rank_gradients, ("item_table", "buffer_a"), (("user",), ("buffer_b",)))
+    dot = Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
+    low_rank = Kernel(
+        train=train_low_rank,
+        gradients=low_rank_gradients,
+        tables=("item_table", "buffer_a"),
+        vectors=(("user",), ("buffer_b",)),
+    )
     table = Stage(("item_table",), dot_logits, dot_gradients, dot)
     names = ("user", "buffer_a", "buffer_b")
     return {
@@ -213,7 +218,7 @@ def _train(
     optimiser: Optimiser,
     examples: Examples,
     place_CB: Tensor,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     first_epoch: int,
 ) -> Tensor:
     """Local epochs of one stage, in place, with a fresh optimiser -> (C,) loss of the last epoch."""

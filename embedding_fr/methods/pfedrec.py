@@ -14,14 +14,15 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.compiled.training import train_linear
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
 from embedding_fr.mlp import start_mlp
 from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
+from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod, Tree
 
 ITEM_FACTOR = 80
@@ -40,8 +41,7 @@ class PfedrecConfig:
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        if self.variant not in ("paper", "code"):
-            raise ValueError(f"got variant {self.variant}, expected paper or code")
+        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
@@ -54,7 +54,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecConfig) -> FederatedMethod:
+def pfedrec(federation: Federation, training: EmbeddingTraining, config: PfedrecConfig) -> FederatedMethod:
     """Score ``w_u . q_i + b_u``: the score function (w_u, b_u) stays; the item table is averaged, every client alike,
     and tuned by each client in the next round. On every mini-batch the score function takes a step, then the table.
 
@@ -86,12 +86,18 @@ def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecCon
         groups=groups,
         uniform=True,
         gradients=linear_gradients,
-        kernel=Kernel(train_linear, linear_gradients, ("item_table",), (groups[0],), alternates=True),
+        kernel=Kernel(
+            train=train_linear,
+            gradients=linear_gradients,
+            tables=("item_table",),
+            vectors=(groups[0],),
+            alternates=True,
+        ),
     )
     return with_personal_view(method, federation)
 
 
-def linear_model(federation: Federation, training: TrainingConfig) -> Model:
+def linear_model(federation: Federation, training: EmbeddingTraining) -> Model:
     """``item_table`` (I, D) normal with ``init_std``, and a linear layer D -> 1 for each client, alike at the start."""
     scorer = start_mlp(federation, "scorer", (training.embedding_size, 1))
     return Model(
@@ -108,7 +114,9 @@ def linear_logits(params: Tree, item: Tensor | None) -> Tensor:
     )
 
 
-def linear_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:
+def linear_gradients(
+    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
+) -> tuple[Tree, Tensor]:
     """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i, ``dL/dw = sum g_i
     q_i``, ``dL/db = sum g_i`` and ``dL/dq_i = g_i w``.
     """
@@ -126,6 +134,6 @@ def linear_gradients(objective: Objective, params: Tree, names: Sequence[str], b
     return gradients, logit_AB
 
 
-def code_item_rate(federation: Federation, training: TrainingConfig) -> float:
+def code_item_rate(federation: Federation, training: EmbeddingTraining) -> float:
     """The rate of item tables in the public code, which makes up for the mean over many clients."""
     return training.item_learning_rate or training.learning_rate * federation.num_items * ITEM_FACTOR

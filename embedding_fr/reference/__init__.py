@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.reference import elastic, fedem, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec
 from embedding_fr.reference.loop import Reference
 
-REFERENCES: dict[str, Callable[[Federation, TrainingConfig, Any], Reference]] = {
+REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]] = {
     "fedmf": fedmf.fedmf,
     "pfedclr": pfedclr.pfedclr,
     "fedncf": fedncf.fedncf,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods.fedmf import FedmfConfig
 from embedding_fr.methods.fedncf import FedncfConfig
@@ -29,7 +29,7 @@ Scores = Callable[[Tree, Tensor, Tensor], Tensor]
 
 
 def elastic(
-    reference: Reference, scores: Scores, training: TrainingConfig, merging: Merging, table: str = "item_table"
+    reference: Reference, scores: Scores, training: EmbeddingTraining, merging: Merging, table: str = "item_table"
 ) -> Reference:
     """The adapter's epochs come first, then ``reference`` trains on the merged table."""
 
@@ -51,17 +51,17 @@ def elastic(
     return reference._replace(client=client)
 
 
-def fedmf_em(federation: Federation, training: TrainingConfig, config: Merging) -> Reference:
+def fedmf_em(federation: Federation, training: EmbeddingTraining, config: Merging) -> Reference:
     inner = fedmf(federation, training, FedmfConfig())
     return elastic(inner, lambda own, row_BD, item_B: row_BD @ own["user"], training, config)
 
 
-def fedncf_em(federation: Federation, training: TrainingConfig, config: Merging) -> Reference:
+def fedncf_em(federation: Federation, training: EmbeddingTraining, config: Merging) -> Reference:
     inner = fedncf(federation, training, FedncfConfig())
     return elastic(inner, lambda own, row_BD, item_B: ncf_scores(_network(own), own["user"], row_BD), training, config)
 
 
-def pfedrec_em(federation: Federation, training: TrainingConfig, config: Merging) -> Reference:
+def pfedrec_em(federation: Federation, training: EmbeddingTraining, config: Merging) -> Reference:
     inner = pfedrec(federation, training, PfedrecConfig())
 
     def scores(own: Tree, row_BD: Tensor, item_B: Tensor) -> Tensor:
@@ -70,12 +70,12 @@ def pfedrec_em(federation: Federation, training: TrainingConfig, config: Merging
     return elastic(inner, scores, training, config)
 
 
-def gpfedrec_em(federation: Federation, training: TrainingConfig, config: Merging) -> Reference:
+def gpfedrec_em(federation: Federation, training: EmbeddingTraining, config: Merging) -> Reference:
     inner = gpfedrec(federation, training, GpfedrecConfig())
     return elastic(inner, lambda own, row_BD, item_B: ncf_scores(_network(own), own["user"], row_BD), training, config)
 
 
-def fedrap_em(federation: Federation, training: TrainingConfig, config: Merging) -> Reference:
+def fedrap_em(federation: Federation, training: EmbeddingTraining, config: Merging) -> Reference:
     inner = fedrap(federation, training, FedrapConfig())
 
     def scores(own: Tree, row_BD: Tensor, item_B: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods.fedem import FedemConfig
 from embedding_fr.reference import fedmf
@@ -18,7 +18,7 @@ from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 
 
-def fedem(federation: Federation, training: TrainingConfig, config: FedemConfig) -> Reference:
+def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConfig) -> Reference:
     """The ablations of Table 2: how a client merges, and how the server aggregates."""
     if config.variant == "code":
         return public_code(federation, training, config)
@@ -112,7 +112,7 @@ def mix_weights(own: Tensor, tables: Sequence[Tensor], shares: Sequence[float], 
     return [one / sum(weight) for one in weight]
 
 
-def public_code(federation: Federation, training: TrainingConfig, config: FedemConfig) -> Reference:
+def public_code(federation: Federation, training: EmbeddingTraining, config: FedemConfig) -> Reference:
     """The other way of the public code: see :mod:`embedding_fr.methods.fedem_code`."""
     merging = config.local_merging
     assert merging is not None

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedmf import FedmfConfig
 from embedding_fr.reference.loop import Reference, User, bce, mean_of, parameters, step
 from fedecider.federation.method import Tree
 
 
-def fedmf(federation: Federation, training: TrainingConfig, config: FedmfConfig) -> Reference:
+def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConfig) -> Reference:
     """Score ``p_u . q_i``; the table is averaged, the user embedding stays."""
 
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:

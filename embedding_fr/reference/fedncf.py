@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedncf import FedncfConfig
 from embedding_fr.reference.loop import Reference, User, bce, mean_of, parameters, step
 from fedecider.federation.method import Tree
 
 
-def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfig) -> Reference:
+def fedncf(federation: Federation, training: EmbeddingTraining, config: FedncfConfig) -> Reference:
     """Score ``mlp([p_u, q_i])``; item table and network are averaged, the user embedding stays."""
 
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:

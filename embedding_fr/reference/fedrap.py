@@ -12,18 +12,18 @@ from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
-from embedding_fr.methods.fedrap import FedrapConfig, RoundSettings, round_settings
+from embedding_fr.config import EmbeddingTraining
+from embedding_fr.methods.fedrap import FedrapConfig, FedrapRound, fedrap_round
 from embedding_fr.reference.loop import Reference, User, bce, mean_of, parameters
 from fedecider.federation.method import Tree
 
 
-def fedrap(federation: Federation, training: TrainingConfig, config: FedrapConfig) -> Reference:
+def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapConfig) -> Reference:
     """ClientUpdate of Algorithm 1; the server averages C over its clients."""
     loss = paper_loss if config.variant == "paper" else code_loss
 
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
-        now = round_settings(training, config, user.round)
+        now = fedrap_round(training, config, user.round)
         theta = parameters({**received, **{name: own[name] for name in own if name != "uploaded_table"}})
         optimiser = torch.optim.SGD(
             [
@@ -55,7 +55,7 @@ def fedrap(federation: Federation, training: TrainingConfig, config: FedrapConfi
     return Reference(client, server)
 
 
-def paper_loss(theta: Tree, item_B: Tensor, label_B: Tensor, config: FedrapConfig, now: RoundSettings) -> Tensor:
+def paper_loss(theta: Tree, item_B: Tensor, label_B: Tensor, config: FedrapConfig, now: FedrapRound) -> Tensor:
     """Eq. 3 for one client: sums; the L1 term is left to the soft-threshold (Eq. 13)."""
     total = len(item_B) * bce(predicted(theta, item_B), label_B)
     if "common_table" in theta and "personal_table" in theta:
@@ -66,7 +66,7 @@ def paper_loss(theta: Tree, item_B: Tensor, label_B: Tensor, config: FedrapConfi
     return total
 
 
-def code_loss(theta: Tree, item_B: Tensor, label_B: Tensor, config: FedrapConfig, now: RoundSettings) -> Tensor:
+def code_loss(theta: Tree, item_B: Tensor, label_B: Tensor, config: FedrapConfig, now: FedrapRound) -> Tensor:
     """The public code's: means, and only the rows of the batch are regularised."""
     total = bce(predicted(theta, item_B), label_B)
     common = theta["common_table"][item_B] if "common_table" in theta else None

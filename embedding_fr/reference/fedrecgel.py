@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedrecgel import FedrecgelConfig
 from embedding_fr.reference.fedncf import ncf_scores
 from embedding_fr.reference.loop import Reference, User, bce, mean_of, parameters
 from fedecider.federation.method import Tree
 
 
-def fedrecgel(federation: Federation, training: TrainingConfig, config: FedrecgelConfig) -> Reference:
+def fedrecgel(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> Reference:
     """Each side takes its gradient where a step of its radius along its own gradient leads."""
     return _code(training, config) if config.variant == "code" else _paper(training, config)
 
 
-def _paper(training: TrainingConfig, config: FedrecgelConfig) -> Reference:
+def _paper(training: EmbeddingTraining, config: FedrecgelConfig) -> Reference:
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
         theta = parameters({**received, **own})
         rate = {"item_table": training.item_rate}
@@ -45,7 +45,7 @@ def _paper(training: TrainingConfig, config: FedrecgelConfig) -> Reference:
     return Reference(client, server)
 
 
-def _code(training: TrainingConfig, config: FedrecgelConfig) -> Reference:
+def _code(training: EmbeddingTraining, config: FedrecgelConfig) -> Reference:
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
         private = {name: own[name] for name in ("user", "user_mlp")}
         theta = parameters({**received, **private})

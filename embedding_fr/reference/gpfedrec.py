@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, mse_loss
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.gpfedrec import GpfedrecConfig
 from embedding_fr.reference.fedncf import ncf_scores
 from embedding_fr.reference.loop import Reference, User, bce, parameters, step
 from fedecider.federation.method import Tree
 
 
-def gpfedrec(federation: Federation, training: TrainingConfig, config: GpfedrecConfig) -> Reference:
+def gpfedrec(federation: Federation, training: EmbeddingTraining, config: GpfedrecConfig) -> Reference:
     """Score ``mlp([p_u, q_i])``, all of it personal; tables are mixed along the user graph."""
     item_rate = training.item_learning_rate or training.learning_rate * (80 * federation.num_items - 1)
     largest = federation.num_items * training.embedding_size / (2.0 * item_rate)

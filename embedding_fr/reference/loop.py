@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embedding_fr.blocks import Federation, Population, make_block
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.sampling import Examples, draw_examples, shuffled
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import sample_cohort
@@ -48,7 +48,7 @@ def run_reference(
     method: FederatedMethod,
     reference: Reference,
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     population: Population,
     num_rounds: int,
     participation: float = 1.0,
@@ -66,7 +66,7 @@ def run_reference(
 def reference_clients(
     reference: Reference,
     federation: Federation,
-    training: TrainingConfig,
+    training: EmbeddingTraining,
     population: Population,
     round: int,
     cohort: Sequence[int],
@@ -86,7 +86,7 @@ def reference_clients(
 
 
 def make_user(
-    federation: Federation, training: TrainingConfig, population: Population, client: int, round: int
+    federation: Federation, training: EmbeddingTraining, population: Population, client: int, round: int
 ) -> User:
     """A client's data and draws in one round; the draws are the streams that the batched runtime uses."""
     block = make_block(population, [client])

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.pfedclr import PfedclrConfig
 from embedding_fr.reference.loop import Reference, User, bce, mean_of, parameters, step
 from fedecider.federation.method import Tree
 
 
-def pfedclr(federation: Federation, training: TrainingConfig, config: PfedclrConfig) -> Reference:
+def pfedclr(federation: Federation, training: EmbeddingTraining, config: PfedclrConfig) -> Reference:
     """Step 1 trains the table and uploads it, step 2 trains the user embedding and the buffer on the frozen table."""
     beta = training.learning_rate if config.buffer_learning_rate is None else config.buffer_learning_rate
     rates = {"user": training.learning_rate, "item_table": training.item_rate}

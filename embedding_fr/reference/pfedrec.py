@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.pfedrec import PfedrecConfig
 from embedding_fr.reference.loop import Reference, User, bce, mean_of, parameters
 from fedecider.federation.method import Tree
 
 
-def pfedrec(federation: Federation, training: TrainingConfig, config: PfedrecConfig) -> Reference:
+def pfedrec(federation: Federation, training: EmbeddingTraining, config: PfedrecConfig) -> Reference:
     """Score ``w_u . q_i + b_u``; the table is averaged, score function and last table stay."""
     item_rate = training.item_rate
     if config.variant == "code":

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import Valid, check_training, fit_epochs, pointwise_loss, training_batches
+from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, training_batches
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
 
@@ -45,24 +46,19 @@ class CentrapConfig:
         sparsity_weight: largest weight v2 of the absolute entries of the common table.
     """
 
-    embedding_size: int = 32
-    learning_rate: float = 3e-3
-    personal_rate: float = 1e-4
-    num_epochs: int = 60
-    batch_size: int = 2048
-    num_negatives: int = 4
-    weight_decay: float = 0.0
-    patience: int = 8
-    distance_weight: float = 0.1
-    sparsity_weight: float = 0.1
+    embedding_size: Width = 32
+    learning_rate: Positive = 3e-3
+    personal_rate: Positive = 1e-4
+    num_epochs: OneOrMore = 60
+    batch_size: OneOrMore = 2048
+    num_negatives: Negatives = 4
+    weight_decay: NotNegative = 0.0
+    patience: OneOrMore = 8
+    distance_weight: NotNegative = 0.1
+    sparsity_weight: NotNegative = 0.1
 
     def __post_init__(self) -> None:
-        check_training(self)
-        if not self.personal_rate > 0.0:
-            raise ValueError(f"got personal_rate {self.personal_rate}, expected a positive number")
-        for name in ("distance_weight", "sparsity_weight"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected 0 or a positive number")
+        check(self)
 
 
 class AdditiveTables(nn.Module):

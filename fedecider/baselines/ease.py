@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedecider.baselines.fitting import Valid
 from fedecider.baselines.interactions import train_matrix
+from fedecider.bounds import Positive, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 
 GRID: tuple[dict, ...] = (
@@ -33,11 +34,10 @@ class EaseConfig:
         regularisation: lambda, the L2 weight; scales with the number of users.
     """
 
-    regularisation: float = 200.0
+    regularisation: Positive = 200.0
 
     def __post_init__(self) -> None:
-        if not self.regularisation > 0:
-            raise ValueError(f"got regularisation {self.regularisation}, expected a number above 0")
+        check(self)
 
 
 def ease_weights(gram_II: Tensor, regularisation: float) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
 from fedecider.baselines.fitting import Valid
+from fedecider.bounds import Negatives, OneOrMore, check
 from fedecider.evaluation.canary import memoriser_scores
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
@@ -30,14 +31,11 @@ class MemoriserConfig:
         num_negatives: negatives per train event and round.
     """
 
-    num_rounds: int = 100
-    num_negatives: int = 4
+    num_rounds: OneOrMore = 100
+    num_negatives: Negatives = 4
 
     def __post_init__(self) -> None:
-        if self.num_rounds < 1 or self.num_negatives < 1:
-            raise ValueError(
-                f"got num_rounds {self.num_rounds} and num_negatives {self.num_negatives}, expected at least 1"
-            )
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,10 @@ class DecayedConfig:
         num_context: newest items of the history that vote, weighted 1, 1/2, 1/3, ...
     """
 
-    num_context: int = 10
+    num_context: OneOrMore = 10
 
     def __post_init__(self) -> None:
-        if self.num_context < 1:
-            raise ValueError(f"got num_context {self.num_context}, expected at least 1")
+        check(self)
 
 
 DECAYED_GRID: tuple[dict, ...] = ({}, {"num_context": 20}, {"num_context": 5}, {"num_context": 50})

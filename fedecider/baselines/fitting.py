@@ -26,7 +26,7 @@ Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 """Epoch number -> users (B,) and items (B, N), int64, batch by batch."""
 
 
-class TrainingConfig(typing.Protocol):
+class BaselineTraining(typing.Protocol):
     """Settings that every trained line has. ``batch_size`` counts samples, positives and negatives together."""
 
     @property
@@ -45,18 +45,6 @@ class TrainingConfig(typing.Protocol):
     def patience(self) -> int: ...
 
 
-def check_training(config: TrainingConfig) -> None:
-    """``ValueError`` for settings that cannot train."""
-    for name in ("embedding_size", "num_epochs", "batch_size", "num_negatives", "patience"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"got {name} {getattr(config, name)}, expected at least 1")
-    if not config.learning_rate > 0 or not config.weight_decay >= 0:
-        raise ValueError(
-            f"got learning_rate {config.learning_rate} and weight_decay {config.weight_decay}, "
-            "expected a number above 0 and one from 0 up"
-        )
-
-
 def validation_ndcg(sequences: Sequences, num_items: int) -> Valid:
     """ndcg@10 of the validation items in the whole catalogue, protocol ``strict``; the test items are not read.
 
@@ -66,7 +54,13 @@ def validation_ndcg(sequences: Sequences, num_items: int) -> Valid:
 
 
 def training_batches(
-    sequences: Sequences, num_items: int, protocol: Protocol, config: TrainingConfig, *, seed: int, device: str = "cpu"
+    sequences: Sequences,
+    num_items: int,
+    protocol: Protocol,
+    config: BaselineTraining,
+    *,
+    seed: int,
+    device: str = "cpu",
 ) -> Batches:
     """Every distinct train pair once an epoch, in random order, with ``num_negatives`` negatives drawn anew.
 
@@ -89,7 +83,7 @@ def training_batches(
 
 
 def fit_epochs(
-    model: nn.Module, run_epoch: Callable[[int], None], score: ScoreUsers, config: TrainingConfig, valid: Valid | None
+    model: nn.Module, run_epoch: Callable[[int], None], score: ScoreUsers, config: BaselineTraining, valid: Valid | None
 ) -> None:
     """Run the epochs and leave in ``model`` the parameters of the epoch that ``valid`` likes best.
 

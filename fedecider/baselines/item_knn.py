@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedecider.baselines.fitting import Valid
 from fedecider.baselines.interactions import train_matrix
+from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 
 GRID: tuple[dict, ...] = (
@@ -36,14 +37,11 @@ class ItemKnnConfig:
         shrinkage: added to the denominator, so that few common users make a small similarity.
     """
 
-    num_neighbours: int = 100
-    shrinkage: float = 10.0
+    num_neighbours: OneOrMore = 100
+    shrinkage: NotNegative = 10.0
 
     def __post_init__(self) -> None:
-        if self.num_neighbours < 1 or self.shrinkage < 0:
-            raise ValueError(
-                f"got num_neighbours {self.num_neighbours} and shrinkage {self.shrinkage}, expected at least 1 and 0"
-            )
+        check(self)
 
 
 def fit(

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedecider.baselines.fitting import (
     Valid,
-    check_training,
     fit_epochs,
     pairwise_loss,
     square_norms,
@@ -23,6 +22,7 @@ from fedecider.baselines.fitting import (
 )
 from fedecider.baselines.interactions import train_matrix
 from fedecider.baselines.mf import MatrixFactors
+from fedecider.bounds import Depth, Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
 
@@ -52,19 +52,17 @@ class LightgcnConfig:
         patience: epochs without a better validation figure before training stops.
     """
 
-    embedding_size: int = 64
-    num_layers: int = 2
-    learning_rate: float = 1e-2
-    num_epochs: int = 60
-    batch_size: int = 4096
-    num_negatives: int = 1
-    weight_decay: float = 0.0
-    patience: int = 8
+    embedding_size: Width = 64
+    num_layers: Depth = 2
+    learning_rate: Positive = 1e-2
+    num_epochs: OneOrMore = 60
+    batch_size: OneOrMore = 4096
+    num_negatives: Negatives = 1
+    weight_decay: NotNegative = 0.0
+    patience: OneOrMore = 8
 
     def __post_init__(self) -> None:
-        check_training(self)
-        if self.num_layers < 1:
-            raise ValueError(f"got num_layers {self.num_layers}, expected at least 1")
+        check(self)
 
 
 def normalised(matrix_UI: sparse.csr_array) -> sparse.csr_array:

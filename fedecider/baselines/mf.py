@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from fedecider.baselines.fitting import (
     Valid,
-    check_training,
     fit_epochs,
     pointwise_loss,
     square_norms,
     training_batches,
 )
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
 
@@ -47,16 +47,16 @@ class MfConfig:
         patience: epochs without a better validation figure before training stops.
     """
 
-    embedding_size: int = 64
-    learning_rate: float = 3e-3
-    num_epochs: int = 60
-    batch_size: int = 4096
-    num_negatives: int = 4
-    weight_decay: float = 7e-3
-    patience: int = 8
+    embedding_size: Width = 64
+    learning_rate: Positive = 3e-3
+    num_epochs: OneOrMore = 60
+    batch_size: OneOrMore = 4096
+    num_negatives: Negatives = 4
+    weight_decay: NotNegative = 7e-3
+    patience: OneOrMore = 8
 
     def __post_init__(self) -> None:
-        check_training(self)
+        check(self)
 
 
 class MatrixFactors(nn.Module):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from fedecider.baselines.fitting import (
     Valid,
-    check_training,
     fit_epochs,
     pointwise_loss,
     square_norms,
     training_batches,
 )
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import derive_seed
 
@@ -50,19 +50,19 @@ class NcfConfig:
         patience: epochs without a better validation figure before training stops.
     """
 
-    embedding_size: int = 32
-    hidden_sizes: tuple[int, ...] = (64, 32)
-    learning_rate: float = 3e-3
-    num_epochs: int = 60
-    batch_size: int = 4096
-    num_negatives: int = 4
-    weight_decay: float = 3e-3
-    patience: int = 8
+    embedding_size: Width = 32
+    hidden_sizes: tuple[Width, ...] = (64, 32)
+    learning_rate: Positive = 3e-3
+    num_epochs: OneOrMore = 60
+    batch_size: OneOrMore = 4096
+    num_negatives: Negatives = 4
+    weight_decay: NotNegative = 3e-3
+    patience: OneOrMore = 8
 
     def __post_init__(self) -> None:
-        check_training(self)
-        if not self.hidden_sizes or min(self.hidden_sizes) < 1:
-            raise ValueError(f"got hidden_sizes {self.hidden_sizes}, expected one layer at least, of one unit at least")
+        check(self)
+        if not self.hidden_sizes:
+            raise ValueError("got no hidden_sizes, expected one layer at least")
 
 
 class MlpScorer(nn.Module):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedecider.baselines.fitting import Valid, fit_epochs
+from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.evaluation.split import history, train_part
 from fedecider.federation.streams import derive_seed, stream
@@ -53,36 +54,23 @@ class SasrecConfig:
         patience: validations without a better figure before training stops.
     """
 
-    embedding_size: int = 64
-    num_layers: int = 2
-    num_heads: int = 2
-    max_length: int = 50
-    dropout: float = 0.3
-    learning_rate: float = 3e-3
-    num_epochs: int = 60
-    batch_size: int = 64
-    weight_decay: float = 0.0
-    validate_every: int = 2
-    patience: int = 3
+    embedding_size: Width = 64
+    num_layers: Depth = 2
+    num_heads: Depth = 2
+    max_length: Width = 50
+    dropout: ShareBelow1 = 0.3
+    learning_rate: Positive = 3e-3
+    num_epochs: OneOrMore = 60
+    batch_size: OneOrMore = 64
+    weight_decay: NotNegative = 0.0
+    validate_every: OneOrMore = 2
+    patience: OneOrMore = 3
 
     def __post_init__(self) -> None:
-        for name in ("embedding_size", "num_layers", "num_heads", "max_length", "num_epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least 1")
-        if self.validate_every < 1 or self.patience < 1:
-            raise ValueError(
-                f"got validate_every {self.validate_every} and patience {self.patience}, expected at least 1"
-            )
+        check(self)
         if self.embedding_size % self.num_heads:
             raise ValueError(
                 f"got num_heads {self.num_heads}, expected a divisor of embedding_size {self.embedding_size}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"got dropout {self.dropout}, expected a share from 0 to below 1")
-        if not self.learning_rate > 0 or not self.weight_decay >= 0:
-            raise ValueError(
-                f"got learning_rate {self.learning_rate} and weight_decay {self.weight_decay}, "
-                "expected a number above 0 and one from 0 up"
             )
 
     @property

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
+from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
 from fedecider.comparison.references import REFERENCES
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.commands import parse_settings
@@ -74,18 +75,14 @@ class CompareConfig:
     data: str = ""
     cache: str = ".cache"
     output: str = "runs/compare"
-    seeds: int = 3
-    tune: int = 1
-    jobs: int = 0
-    num_threads: int = 1
+    seeds: OneOrMore = 3
+    tune: Annotated[int, at_least(1, most=MAX_TUNE, hint="some methods have no more settings")] = 1
+    jobs: ZeroOrMore = 0
+    num_threads: Annotated[int, at_least(1, most=1024)] = 1
     encoder: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 1), ("tune", 1), ("jobs", 0), ("num_threads", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected at least {least}")
-        if self.tune > MAX_TUNE:
-            raise ValueError(f"got tune {self.tune}, expected at most {MAX_TUNE}: some methods have no more settings")
+        check(self)
         if self.seeds > 1 and not self.data:
             raise ValueError(
                 "got several seeds without data: the embedded sample is drawn anew for every seed, so its "

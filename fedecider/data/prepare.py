@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
+from fedecider.bounds import Seed, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
 from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
 from fedecider.data.dropped import Dropped, Size
@@ -58,11 +59,11 @@ class PrepareConfig:
     """Folder to write to; each domain becomes a sub-folder."""
     min_rating: float | None = None
     """Keep events rated at least this. Default: all events (Goodreads: all that are read or rated)."""
-    k_core: int = 5
+    k_core: ZeroOrMore = 5
     """Drop users and items with fewer events than this, until none is left; 0 or 1 turns it off."""
-    min_length: int = MIN_EVENTS
+    min_length: Annotated[int, at_least(MIN_EVENTS)] = MIN_EVENTS
     """Fewest events of a user; leave-last-out needs 3."""
-    max_length: int | None = None
+    max_length: Annotated[int, at_least(MIN_EVENTS)] | None = None
     """Keep only the newest events of each user, at most this many. Default: all."""
     repeats: Literal["keep", "first"] = "keep"
     """Events with an item the user had before: keep them, or only the first one of each item."""
@@ -70,41 +71,32 @@ class PrepareConfig:
     """Items without any text: an error, or drop them with their events."""
     duplicate_items: Literal["error", "first"] = "error"
     """An item key that occurs twice in the catalogue: an error, or keep the first one."""
-    users_per_domain: int | None = None
+    users_per_domain: Annotated[int, at_least(2)] | None = None
     """Client users sampled in each domain. Default: all that are not public."""
-    public_users_per_domain: int | None = None
+    public_users_per_domain: ZeroOrMore | None = None
     """Public users sampled in each domain among those who are no client anywhere. Default: all of them."""
-    public_interactions_per_domain: int | None = None
+    public_interactions_per_domain: ZeroOrMore | None = None
     """Stop adding public users to a domain once they have this many events. Default: no such limit."""
-    public_share: float = 0.2
+    public_share: ShareBelow1 = 0.2
     """Share of all users that is public; used only when users_per_domain is not given."""
     shared_users_first: bool = False
     """Users of several of the domains become clients before all others, to study domains that share users."""
     text_fields: tuple[str, ...] = DEFAULT_TEXT_FIELDS
     """Fields of the item text, in order; price, sales_rank and year exist too but are off by default."""
-    description_chars: int = 500
+    description_chars: ZeroOrMore = 500
     """Longest description in an item text."""
-    max_bad_lines: int = 100
+    max_bad_lines: ZeroOrMore = 100
     """Unreadable lines that are skipped in each file before it is an error."""
-    seed: int = 0
+    seed: Seed = 0
     """Decides which users are clients and which are public."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES or self.source in WITHOUT_TEXTS:
             known = sorted(set(SOURCES) - WITHOUT_TEXTS)
             raise ValueError(f"got source {self.source!r}; expected one of {known} (others have no item texts)")
-        _at_least("k_core", self.k_core, 0)
-        _at_least("min_length", self.min_length, MIN_EVENTS)
-        _at_least("max_length", self.max_length, MIN_EVENTS)
-        _at_least("users_per_domain", self.users_per_domain, 2)
-        _at_least("public_users_per_domain", self.public_users_per_domain, 0)
-        _at_least("public_interactions_per_domain", self.public_interactions_per_domain, 0)
-        _at_least("max_bad_lines", self.max_bad_lines, 0)
-        _at_least("description_chars", self.description_chars, 0)
+        check(self)
         if self.shared_users_first and self.users_per_domain is None:
             raise ValueError("got shared_users_first without users_per_domain, expected how many clients to choose")
-        if not 0 <= self.public_share < 1:
-            raise ValueError(f"got public_share {self.public_share}; expected 0 <= public_share < 1")
         fields = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
         unknown = [name for name in self.text_fields if name not in fields]
         if unknown or not self.text_fields:
@@ -376,11 +368,6 @@ def _settings(config: PrepareConfig) -> dict[str, object]:
     """What shaped the data; paths are left out, so that the card does not depend on where things lie."""
     settings = {name: value for name, value in vars(config).items() if name not in ("raw", "output", "domains")}
     return {**settings, "domains": config.domain_names, "text_fields": list(config.text_fields)}
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ValueError(f"got {name} {value}; expected at least {least}")
 
 
 def _check_names(source: str, names: list[str]) -> None:

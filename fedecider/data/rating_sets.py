@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from fedecider.bounds import ZeroOrMore, check
 from fedecider.data.readers import SOURCES
 from fedecider.data.readers.table import Columns
 
@@ -54,9 +55,9 @@ class InteractionsConfig:
     """Reader of a folder that is no known data set: movielens, amazon, csv, lists, prepared, ... Needs raw."""
     raw: str = ""
     """Folder with the files. Default: the data set's place in FEDECIDER_DATA, or else in ../shared/data."""
-    min_user_events: int | None = None
+    min_user_events: ZeroOrMore | None = None
     """Drop users with fewer rows, counted before repeats are removed. Default: as the papers (5 or 10), else 3."""
-    min_item_events: int | None = None
+    min_item_events: ZeroOrMore | None = None
     """Drop items with fewer rows, together with the rule for users until none is left. Default: none is dropped."""
     implicit_threshold: float | None = None
     """Keep events rated at least this. Default: all events, as in the papers."""
@@ -68,15 +69,12 @@ class InteractionsConfig:
     """Source csv: column of the rating; empty: there is none."""
     time_column: str = ""
     """Source csv: column of the time in Unix seconds; empty: there is none, the file is in order."""
-    max_bad_lines: int = 100
+    max_bad_lines: ZeroOrMore = 100
     """Unreadable lines that are skipped in each file before it is an error."""
 
     def __post_init__(self) -> None:
         _check_data_set(self)
-        for name in ("min_user_events", "min_item_events", "max_bad_lines"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"got {name} {value}; expected at least 0")
+        check(self)
         if not self.user_column or not self.item_column:
             raise ValueError("got no user_column or no item_column; expected the name of both columns")
         named = [name for name in self.columns if name]

@@ -76,7 +76,7 @@ class RowUpdate(NamedTuple):
     """(I, ...) what every other row becomes, alike for all clients; None: those stay as they are."""
 
 
-Update = Mapping[str, Tensor | RowUpdate]
+NewRows = Mapping[str, Tensor | RowUpdate]
 """New own rows of the local state by name."""
 
 
@@ -91,7 +91,7 @@ class FederatedMethod(NamedTuple):
     """() -> server tree, local tree (every local tensor leads with N)."""
     broadcast: Callable[[int, Tree, Tensor], Download]
     """round, server, clients (C,) -> download for the training of this round."""
-    client_update: Callable[[int, Download, Tree, Block], tuple[Upload, Update, list[dict]]]
+    client_update: Callable[[int, Download, Tree, Block], tuple[Upload, NewRows, list[dict]]]
     """round, download, own rows, block -> upload, new own rows, one log record per client."""
     server_aggregate: Callable[[int, Tree, Iterable[Upload]], Tree]
     """round, server, uploads in client order -> new server tree. Reads the uploads once, as a stream, as far as it

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedecider.bounds import NotNegative, above, check
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense
@@ -43,28 +44,19 @@ class PrivacyConfig:
             aggregation, or trust the server. A mean must then weigh all clients alike.
     """
 
-    clip: float | None = None
+    clip: Annotated[float, above(0, most=math.inf)] | None = None
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
-    noise_scale: float = 0.0
-    delta: float = 1e-5
+    noise_scale: NotNegative = 0.0
+    delta: Annotated[float, above(0, below=1)] = 1e-5
     noise_on: Literal["upload", "sum"] = "upload"
 
     def __post_init__(self) -> None:
-        if self.mechanism not in ("gaussian", "laplace"):
-            raise ValueError(f"got mechanism {self.mechanism}, expected gaussian or laplace")
-        if self.noise_on not in ("upload", "sum"):
-            raise ValueError(f"got noise_on {self.noise_on}, expected upload or sum")
-        if self.clip is not None and not self.clip > 0.0:
-            raise ValueError(f"got clip {self.clip}, expected a positive bound, or None to send uploads unbounded")
-        if not 0.0 <= self.noise_scale < math.inf:
-            raise ValueError(f"got noise_scale {self.noise_scale}, expected 0 (off) or a positive number")
+        check(self)
         if self.noise_scale > 0.0 and not self.clips:
             raise ValueError(
                 f"got noise_scale {self.noise_scale} without a clip, expected both: noise hides nothing unless one "
                 "client's contribution is bounded; set clip"
             )
-        if not 0.0 < self.delta < 1.0:
-            raise ValueError(f"got delta {self.delta}, expected a probability between 0 and 1, such as 1e-5")
         if self.mechanism == "laplace" and self.noise_on == "sum":
             raise ValueError("got laplace noise on the sum, expected gaussian: a sum of Laplace shares is not Laplace")
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Update, Upload
+from fedecider.federation.method import Block, Download, FederatedMethod, RowUpdate, Tree, Upload
 from fedecider.federation.parties import Processes, in_client_order, sample_cohort
 from fedecider.federation.record import Recorder
 from fedecider.federation.rows import write_rows
@@ -173,7 +173,7 @@ class _Sent(NamedTuple):
     """What a block hands to the loop."""
 
     upload: Upload
-    own: Update
+    own: NewRows
     logs: list[dict]
     traffic: list[Traffic]
     non_finite: list[dict]

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedecider.llm.config import RunConfig
 from fedecider.llm.setup import Settings
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import TrainingConfig
+from fedecider.methods.recommender import LocalTraining
 from fedecider.running.cli import REPOSITORY, build_parser, from_plain, load_yaml, parse, peek
 from fedecider.running.run_folder import read_run
 from idgen.ranking import RankingConfig
@@ -37,7 +37,7 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
             "blocks named after methods belong in a config file"
         )
     demo = not peek(words, "config") and not peek(words, "data")
-    classes = (RunConfig, TrainingConfig, RankingConfig, METHODS[method].config)
+    classes = (RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
     parser = build_parser(description, *classes, default_config=DEMO if demo else None)
     blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
     for name in METHODS:
@@ -61,7 +61,7 @@ def recorded_settings(run: Path, data: str = "") -> Settings:
     config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
     classes = {
         "run": RunConfig,
-        "training": TrainingConfig,
+        "training": LocalTraining,
         "ranking": RankingConfig,
         "method": METHODS[config["run"]["method"]].config,
     }

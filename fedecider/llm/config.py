@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from distill.train import DistillConfig
+from fedecider.bounds import LoraRank, OneOrMore, Participation, Seed, Threads, at_least, check
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.lora.adapters import LoraSettings
 from idgen.alternating import AlternatingConfig
@@ -14,7 +15,7 @@ from idgen.draws import SampleConfig
 from idgen.id_generator import IDGeneratorConfig
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
-from idgen.training import TrainConfig
+from idgen.training import BackboneTraining
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,18 @@ class PretrainConfig:
 
     tokenizer: str = ""
     tokenizer_kind: Literal["unigram", "word", "phrase"] = "unigram"
-    vocab_size: int = 8000
+    vocab_size: Annotated[int, at_least(1, most=10**6)] = 8000
     id_source: Literal["generator", "keywords"] = "generator"
     keywords: KeywordConfig = field(default_factory=KeywordConfig)
     id_limits: IdConfig = field(default_factory=IdConfig)
     id_generator: IDGeneratorConfig = field(default_factory=IDGeneratorConfig)
     samples: SampleConfig = field(default_factory=SampleConfig)
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    train: BackboneTraining = field(default_factory=BackboneTraining)
     alternating: AlternatingConfig = field(default_factory=AlternatingConfig)
 
     def __post_init__(self) -> None:
+        check(self)
         if self.tokenizer_kind == "phrase" and self.id_source != "keywords":
             raise ValueError(
                 f"got tokenizer_kind phrase with id_source {self.id_source}, expected keywords: a phrase is one token, "
@@ -92,14 +94,14 @@ class RunConfig:
     output: str = ""
     cache: str = ".cache"
     method: str = "fedecider"
-    seed: int = 0
-    num_rounds: int = 20
-    participation: float = 1.0
-    lora_rank: int = 8
+    seed: Seed = 0
+    num_rounds: OneOrMore = 20
+    participation: Participation = 1.0
+    lora_rank: LoraRank = 8
     lora_targets: str = "q,k,v,o"
-    export_rank: int = 0
+    export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
     backbone_name: str = ""
-    num_threads: int = 0
+    num_threads: Threads = 0
     protocol: str = "strict"
     resume: bool = False
     encoder: str = "auto"
@@ -108,17 +110,10 @@ class RunConfig:
     distill: DistillConfig = field(default_factory=DistillConfig)
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.domain_names or len(set(self.domain_names)) != len(self.domain_names):
             raise ValueError(f"got domains {self.domains!r}, expected different names separated by commas")
-        if self.num_rounds < 1:
-            raise ValueError(f"got num_rounds {self.num_rounds}, expected at least 1")
-        _ = self.lora_settings  # checks rank and targets
-        if self.export_rank < 0:
-            raise ValueError(f"got export_rank {self.export_rank}, expected 0 (as trained) or a rank of at least 1")
-        if not 0.0 < self.participation <= 1.0:
-            raise ValueError(f"got participation {self.participation}, expected a share above 0 and at most 1")
-        if self.num_threads < 0:
-            raise ValueError(f"got num_threads {self.num_threads}, expected 0 (torch's choice) or more")
+        _ = self.lora_settings  # checks the targets
         if get_protocol(self.protocol).num_sampled is not None:
             raise ValueError(
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "

@@ -12,6 +12,7 @@ from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.federation.state import RunState
+from fedecider.llm.limits import check_limits
 from fedecider.llm.results import write_results
 from fedecider.llm.setup import Settings, build_foundation, load_data, make_recommender
 from fedecider.methods import METHODS
@@ -30,6 +31,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
             f"got num_beams {settings.ranking.num_beams}, expected at least {least}: hit@{least} is reported"
         )
     domains = load_data(config)
+    check_limits(settings, domains)
     record = {
         "config": settings.as_record(),
         "protocol": config.protocol,

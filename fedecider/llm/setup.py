@@ -14,7 +14,7 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.config import RunConfig
 from fedecider.llm.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
 from fedecider.lora.adapters import attach_lora
-from fedecider.methods.recommender import Recommender, TrainingConfig, build_recommender
+from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
 from fedecider.running.stages import Stage, as_plain
@@ -27,7 +27,7 @@ class Settings(NamedTuple):
     """All settings of one run, as the command line gives them."""
 
     run: RunConfig
-    training: TrainingConfig
+    training: LocalTraining
     ranking: RankingConfig
     method: Any
     """The method's own frozen dataclass."""

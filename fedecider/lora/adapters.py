@@ -18,6 +18,7 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fedecider.bounds import LoraRank, check
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 from fedecider.lora.fusion import FusedLinear, fused_layers
@@ -35,12 +36,11 @@ class LoraSettings:
         targets: Names of the linear layers that get one; q, k, v, o are all attention projections of a T5.
     """
 
-    rank: int = 8
+    rank: LoraRank = 8
     targets: tuple[str, ...] = ("q", "k", "v", "o")
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"got lora_rank {self.rank}, expected at least 1; the paper uses 8 and 16")
+        check(self)
         if not self.targets:
             raise ValueError("got no LoRA targets, expected at least one layer name, for instance q,k,v,o")
 

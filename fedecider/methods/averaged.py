@@ -1,7 +1,7 @@
 """What FedAvg and its kin share: every client gets one pair of adapters, sends one back, the server takes the mean.
 
 State. Server: one client's adapters. Local: ``own.*``, one pair per client, whatever the method keeps there. A method
-is its ``Update`` and what its views mean; whoever aggregates otherwise replaces ``server_aggregate``.
+is its ``TrainClient`` and what its views mean; whoever aggregates otherwise replaces ``server_aggregate``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedecider.methods.recommender import Recommender, client_positions
 
 Weighting = Literal["uniform", "examples"]
 
-Update = Callable[[int, Tree, Tree, int], tuple[Tree, Tree, dict[str, Any]]]
+TrainClient = Callable[[int, Tree, Tree, int], tuple[Tree, Tree, dict[str, Any]]]
 """round, downloaded adapters, own row (``own.*``), client -> adapters to send, new own row, log."""
 
 Load = Callable[[str, Download, Tree, int], Any]
@@ -37,7 +37,7 @@ Load = Callable[[str, Download, Tree, int], Any]
 
 
 def averaged(
-    recommender: Recommender, name: str, views: tuple[str, ...], update: Update, load: Load, weighting: Weighting
+    recommender: Recommender, name: str, views: tuple[str, ...], update: TrainClient, load: Load, weighting: Weighting
 ) -> FederatedMethod:
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` what ``update`` sends for client i.
 
@@ -70,7 +70,7 @@ def averaged(
 def train_from_global(
     recommender: Recommender, round: int, shared: Tree, own: Tree, client: int, *, pull_strength: float = 0.0
 ) -> tuple[Tree, Tree, dict[str, Any]]:
-    """FedAvg's ``Update``: train from the downloaded adapters and keep a copy of the result, unless it is not finite.
+    """FedAvg's ``TrainClient``: train from the downloaded adapters and keep a copy of a result that is finite.
 
     ``pull_strength`` draws the training back to the downloaded adapters.
     """
@@ -79,12 +79,6 @@ def train_from_global(
     trained = train_locally(recommender, client, round, pull=pull)
     kept = with_prefix(trained.adapters, "own") if trained.log["finite"] else own
     return trained.adapters, kept, trained.log
-
-
-def check_weighting(weighting: str) -> None:
-    """Raise ``ValueError`` for an unknown way of weighing clients."""
-    if weighting not in ("uniform", "examples"):
-        raise ValueError(f"got weighting {weighting}, expected uniform or examples")
 
 
 def scalars_both_ways(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:

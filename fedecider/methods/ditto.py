@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from fedecider.bounds import at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import with_prefix, without_prefix
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.local_training import Pull, train_locally
 from fedecider.methods.recommender import Recommender
 
@@ -31,16 +31,11 @@ class DittoConfig:
         weighting: uniform gives every client the same weight, examples weighs by training samples.
     """
 
-    personal_pull: float = 1.0
+    personal_pull: Annotated[float, at_least(0, hint="0 is local training")] = 1.0
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.personal_pull < math.inf:
-            raise ValueError(
-                f"got personal_pull {self.personal_pull}, expected 0 (local training) or a positive number, "
-                "for instance 1"
-            )
-        check_weighting(self.weighting)
+        check(self)
 
 
 def ditto(recommender: Recommender, config: DittoConfig) -> FederatedMethod:

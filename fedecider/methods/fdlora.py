@@ -6,23 +6,23 @@ the personal adapters ``theta_p``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from fedecider.bounds import NotNegative, OneOrMore, Positive, ShareBelow1, at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.lora.adapters import with_prefix, without_prefix
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import Recommender
 
 VIEWS = ("fused", "global", "personal")
@@ -57,30 +57,16 @@ class FdloraConfig:
         weighting: uniform gives every client the same weight, examples weighs by training samples.
     """
 
-    sync_every: int = 5
-    outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
-    l1_weight: float = 0.05
-    num_search_prompts: int = 64
-    num_evaluations: int = 30
+    sync_every: OneOrMore = 5
+    outer_learning_rate: Positive = 0.7
+    outer_momentum: ShareBelow1 = 0.9
+    l1_weight: NotNegative = 0.05
+    num_search_prompts: OneOrMore = 64
+    num_evaluations: Annotated[int, at_least(len(SIMPLEX), hint="the search starts with so many")] = 30
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        if self.sync_every < 1 or self.num_search_prompts < 1:
-            raise ValueError(
-                f"got sync_every {self.sync_every} and num_search_prompts {self.num_search_prompts}, "
-                "expected both at least 1"
-            )
-        if self.num_evaluations < len(SIMPLEX):
-            raise ValueError(f"got num_evaluations {self.num_evaluations}, expected at least {len(SIMPLEX)} to start")
-        if not 0.0 < self.outer_learning_rate < math.inf or not 0.0 <= self.outer_momentum < 1.0:
-            raise ValueError(
-                f"got outer_learning_rate {self.outer_learning_rate} and outer_momentum {self.outer_momentum}, "
-                "expected a positive number and one in [0, 1)"
-            )
-        if not 0.0 <= self.l1_weight < math.inf:
-            raise ValueError(f"got l1_weight {self.l1_weight}, expected 0 or a positive number")
-        check_weighting(self.weighting)
+        check(self)
 
 
 def fdlora(recommender: Recommender, config: FdloraConfig) -> FederatedMethod:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import without_prefix
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import Recommender
 
 VIEWS = ("global", "local")
@@ -27,7 +28,7 @@ class FedavgConfig:
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        check_weighting(self.weighting)
+        check(self)
 
 
 def fedavg(recommender: Recommender, config: FedavgConfig) -> FederatedMethod:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from fedecider.bounds import NotNegative, above, check
 
 
 @dataclass(frozen=True)
@@ -28,32 +30,18 @@ class FedeciderConfig:
     """
 
     alpha_init: float = 2.0
-    alpha_learning_rate: float = 1e-3
+    alpha_learning_rate: Annotated[float, above(0, hint="train_alpha false keeps the weights fixed")] = 1e-3
     train_alpha: bool = True
     alpha_per: Literal["client", "module"] = "client"
     own_slot: Literal["normalized", "absorb", "raw"] = "normalized"
-    skip_below: float = 0.0
+    skip_below: NotNegative = 0.0
     normalize_at: Literal["server", "client"] = "server"
     balanced: bool = False
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
     sep_factors: Literal["raw", "normalized"] = "raw"
 
     def __post_init__(self) -> None:
-        choices = {
-            "alpha_per": ("client", "module"),
-            "own_slot": ("normalized", "absorb", "raw"),
-            "normalize_at": ("server", "client"),
-            "ablation": ("none", "wo_decomp", "wo_per", "wo_sep"),
-            "sep_factors": ("raw", "normalized"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"got {name} {getattr(self, name)}, expected one of {', '.join(allowed)}")
-        if not self.alpha_learning_rate > 0.0:
-            raise ValueError(
-                f"got alpha_learning_rate {self.alpha_learning_rate}, expected a positive number; "
-                "train_alpha false keeps the weights fixed"
-            )
+        check(self)
         if self.own_slot != "normalized" and not self.normalises:
             raise ValueError(
                 f"got own_slot {self.own_slot} with {self.ablation}, where nothing is normalised; drop own_slot"
@@ -62,8 +50,6 @@ class FedeciderConfig:
             raise ValueError("got own_slot absorb with wo_per, which has no fusion weights; use raw or normalized")
         if self.alpha_per == "module" and self.ablation == "wo_per":
             raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
-        if not 0.0 <= self.skip_below < float("inf"):
-            raise ValueError(f"got skip_below {self.skip_below}, expected 0 (off) or a positive number")
         if self.skip_below and not self.learns_alpha:
             raise ValueError(
                 f"got skip_below {self.skip_below} with fusion weights that do not learn, so that nothing tells which "

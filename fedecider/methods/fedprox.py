@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from fedecider.bounds import at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import without_prefix
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import Recommender
 
 VIEWS = ("local", "global")
@@ -29,13 +29,11 @@ class FedproxConfig:
         weighting: uniform gives every client the same weight, examples weighs by training samples.
     """
 
-    mu: float = 0.01
+    mu: Annotated[float, at_least(0, hint="0 is FedAvg")] = 0.01
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.mu < math.inf:
-            raise ValueError(f"got mu {self.mu}, expected 0 (FedAvg) or a positive number, for instance 0.01")
-        check_weighting(self.weighting)
+        check(self)
 
 
 def fedprox(recommender: Recommender, config: FedproxConfig) -> FederatedMethod:

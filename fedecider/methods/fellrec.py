@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedecider.bounds import Positive, at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import AdapterShape, factor_scalars
 from fedecider.methods.personal_average import LOSS, cosines, exact_sum, load_row, module_products, personal_average
@@ -30,18 +31,13 @@ class FellrecConfig:
             epochs from 0); the same at beta 1.
     """
 
-    a: float = 0.7
-    beta: float = 1.0
-    temperature: float = 0.05
+    a: Annotated[float, at_least(0, hint="at 0 nobody listens, which is local training")] = 0.7
+    beta: Positive = 1.0
+    temperature: Positive = 0.05
     exponent: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        if not self.a >= 0.0:
-            raise ValueError(f"got a {self.a}, expected 0 (nobody listens: local training) or more")
-        if not (self.beta > 0.0 and self.temperature > 0.0):
-            raise ValueError(f"got beta {self.beta} and temperature {self.temperature}, expected positive numbers")
-        if self.exponent not in ("paper", "code"):
-            raise ValueError(f"got exponent {self.exponent}, expected paper or code")
+        check(self)
 
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"a": 0.5, "beta": 5.0}, {"a": 0.3}, {"a": 0.1}, {"temperature": 0.5})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import (
     AdapterShape,
@@ -18,7 +19,7 @@ from fedecider.lora.adapters import (
     without_prefix,
 )
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, averaged, check_weighting
+from fedecider.methods.averaged import Weighting, averaged
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import Recommender
 
@@ -36,7 +37,7 @@ class FfaLoraConfig:
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        check_weighting(self.weighting)
+        check(self)
 
 
 def ffa_lora(recommender: Recommender, config: FfaLoraConfig) -> FederatedMethod:

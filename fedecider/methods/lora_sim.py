@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fedecider.bounds import Positive, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import scalars_both_ways
 from fedecider.methods.personal_average import cosines, exact_sum, load_row, module_products, personal_average
@@ -28,13 +29,10 @@ class LoraSimConfig:
     """
 
     similarity: Literal["shifted", "softmax"] = "shifted"
-    temperature: float = 0.1
+    temperature: Positive = 0.1
 
     def __post_init__(self) -> None:
-        if self.similarity not in ("shifted", "softmax"):
-            raise ValueError(f"got similarity {self.similarity}, expected shifted or softmax")
-        if not self.temperature > 0.0:
-            raise ValueError(f"got temperature {self.temperature}, expected a positive number")
+        check(self)
 
 
 GRID: tuple[dict[str, Any], ...] = (

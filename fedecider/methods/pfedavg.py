@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import without_prefix
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, averaged, check_weighting, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import Recommender
 
 VIEWS = ("fine_tuned", "global")
@@ -27,7 +28,7 @@ class PfedavgConfig:
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        check_weighting(self.weighting)
+        check(self)
 
 
 def pfedavg(recommender: Recommender, config: PfedavgConfig) -> FederatedMethod:

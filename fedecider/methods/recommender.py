@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 
+from fedecider.bounds import OneOrMore, Positive, Precision, check
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
@@ -21,7 +22,7 @@ from idgen.samples import Split, Task, num_samples, train_batches
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class LocalTraining:
     """Local training, alike for every method so that comparisons are fair (FeDecider, section 4.1).
 
     Args:
@@ -32,23 +33,14 @@ class TrainingConfig:
         precision: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are fp32 in both.
     """
 
-    local_epochs: int = 5
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    clip_norm: float = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    local_epochs: OneOrMore = 5
+    batch_size: OneOrMore = 64
+    learning_rate: Positive = 1e-3
+    clip_norm: Positive = 1.0
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        if self.local_epochs < 1 or self.batch_size < 1:
-            raise ValueError(
-                f"got local_epochs {self.local_epochs} and batch_size {self.batch_size}, expected both at least 1"
-            )
-        if not (self.learning_rate > 0.0 and self.clip_norm > 0.0):
-            raise ValueError(
-                f"got learning_rate {self.learning_rate} and clip_norm {self.clip_norm}, expected positive numbers"
-            )
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"got precision {self.precision}, expected fp32 or bf16 (fp16 overflows in T5)")
+        check(self)
 
 
 class Recommender(NamedTuple):
@@ -62,7 +54,7 @@ class Recommender(NamedTuple):
     """Domain name of every client; random streams are keyed by it, so client order does not matter."""
     device: torch.device
     seed: int
-    training: TrainingConfig
+    training: LocalTraining
     ranking: RankingConfig
     batches: Callable[[int, torch.Generator], Iterator[dict[str, Tensor]]]
     """client, generator -> one epoch of ``input_ids`` (B, S), ``attention_mask`` (B, S), ``labels`` (B, T)."""
@@ -82,7 +74,7 @@ def build_recommender(
     tasks: Sequence[Task],
     *,
     seed: int,
-    training: TrainingConfig,
+    training: LocalTraining,
     ranking: RankingConfig,
     drop_seen: bool = True,
     device: torch.device | str = "cpu",

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedecider.bounds import check
 from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
@@ -28,7 +29,7 @@ from fedecider.lora.adapters import (
     without_prefix,
 )
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, check_weighting
+from fedecider.methods.averaged import Weighting
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import Recommender, client_positions
 
@@ -46,7 +47,7 @@ class RoloraConfig:
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
-        check_weighting(self.weighting)
+        check(self)
 
 
 def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:

@@ -36,7 +36,7 @@ SHARE_GROUPS = ("bottom 20 %", "middle 60 %", "top 20 %")
 PAPER_GROUPS = ("inactive (bottom 2 % of items)", "active")
 BYTES_PER_SCALAR = 4
 
-Positions = Mapping[str, Mapping[str, Tensor]]
+RowPositions = Mapping[str, Mapping[str, Tensor]]
 """Line -> domain -> (U,) test positions, users in the domain's order."""
 
 
@@ -129,7 +129,7 @@ def _pearson(first: Tensor, second: Tensor) -> float:
 # ---- groups of users and of items ----------------------------------------------------------------------------------
 
 
-def activity_table(domains: Mapping[str, Domain | Interactions], positions: Positions) -> dict[str, Any]:
+def activity_table(domains: Mapping[str, Domain | Interactions], positions: RowPositions) -> dict[str, Any]:
     """Domain -> five equal groups of users by train events (ties by user key), each line's metrics with intervals.
 
     Per bucket: ``num_users``, ``train_events`` [least, most], ``lines``: line -> metric -> interval. Fewer groups when
@@ -155,7 +155,7 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: Posi
     return {"domains": tables, "wins": wins, "ties": len(buckets) - sum(wins.values())}
 
 
-def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Positions) -> dict[str, Any]:
+def popularity_table(domains: Mapping[str, Domain | Interactions], positions: RowPositions) -> dict[str, Any]:
     """Domain -> groups of test cases by the training frequency of their target, each line's metrics with intervals.
 
     The frequency counts the train events of the domain's client users and nothing else. ``shares``: the test cases are
@@ -217,7 +217,7 @@ def _inactive(
     return dict(zip(domains, mask.split([len(target) for target in pooled]), strict=True))
 
 
-def _group_metrics(positions: Positions, domain: str, mask_U: Tensor, group: str) -> dict[str, Any]:
+def _group_metrics(positions: RowPositions, domain: str, mask_U: Tensor, group: str) -> dict[str, Any]:
     """Line -> metric -> interval over the users in ``mask_U``; None where there are none."""
     found: dict[str, Any] = {}
     for line, per_domain in positions.items():

@@ -10,7 +10,7 @@ from distill.train import DistillConfig, FinetuneConfig, distill, train_pairs
 from idgen.backbone import train_backbone
 from idgen.decode import constrained_beam_search
 from idgen.samples import eval_batches
-from idgen.training import TrainConfig
+from idgen.training import BackboneTraining
 
 TASK, TOKENIZER = make_task()
 HELD_OUT, _ = make_task(seed=1)
@@ -18,7 +18,7 @@ HELD_OUT, _ = make_task(seed=1)
 
 def trained_teacher(**sizes):
     teacher = make_teacher(vocab_size=len(TOKENIZER), **sizes)
-    train_backbone(teacher, TASK, TrainConfig(learning_rate=1e-2, batch_size=8, epochs=6), seed=0)
+    train_backbone(teacher, TASK, BackboneTraining(learning_rate=1e-2, batch_size=8, epochs=6), seed=0)
     return teacher
 
 

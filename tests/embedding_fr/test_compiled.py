@@ -86,7 +86,8 @@ def test_a_cpu_takes_the_compiled_code_unless_it_is_off(name, monkeypatch):
 
 def test_a_kernel_is_not_taken_for_what_it_does_not_say():
     federation, training = toy_federation(), toy_training("fedmf")
-    model, kernel = mf_model(federation, training), Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
+    model = mf_model(federation, training)
+    kernel = Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
     optimiser = Optimiser("adam", {"user": 0.1, "item_table": 0.1})
     common = {"optimiser": optimiser, "kernel": kernel}
     sharp = averaged("sharp", model, federation, training, gradients=sharpness_aware({("user",): 0.1}), **common)

@@ -168,11 +168,7 @@ def test_held_out_items_reach_training_under_paper_only(name, protocol):
     same = all(torch.equal(tensor, states[1].server[key]) for key, tensor in states[0].server.items()) and all(
         torch.equal(tensor, states[1].local[key]) for key, tensor in states[0].local.items()
     )
-    draws_negatives = name not in NO_NEGATIVES
-    assert same == (protocol == "strict" or not draws_negatives)
-
-
-NO_NEGATIVES = {"fedease", "fednear"}
+    assert same == (protocol == "strict" or not METHODS[name].negatives)
 
 
 NOT_ON_THE_BOARD = {"fedrap_em"}  # FedRAP's personal table remembers each client's own items; no setting leaves it out
@@ -211,7 +207,7 @@ CHECKERBOARD_CONFIG: dict[str, dict] = {
     "fedrap": {"tables": "common"},  # so does the personal table
     # An adapter that learns keeps the own table, whose training loss is the lower one: nothing is shared.
     "fedem": {"merging": "SM", "rho": 0.9},
-    **{name: {"scheme": "SM", "rho": 0.9} for name in METHODS if name.endswith("_em")},
+    **{name: {"scheme": "SM", "rho": 0.9} for name, method in METHODS.items() if method.plug_in},
 }
 CHECKERBOARD_ROUNDS: dict[str, int] = {"pfedclr": 30, "fedrap": 16}
 

@@ -1,4 +1,4 @@
-"""FedEASE: equal to centralised EASE, in every form of sum and download; bytes, bounds, noise, budget."""
+"""FedEASE: equal to centralised EASE, in every form of sum and download; bytes, bounds, noise, guarantee."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ from embedding_fr.gram import (
     sparse_scores,
 )
 from embedding_fr.methods import fedease as module
-from embedding_fr.methods.fedease import FedeaseConfig, budget, client_bytes, counted_items, fedease, train_items
+from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, counted_items, fedease, guarantee, train_items
 from fedecider.baselines import ease
 from fedecider.baselines.interactions import train_matrix
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
@@ -315,9 +315,9 @@ def test_denoise_keeps_what_stands_out_and_makes_the_solve_sane():
 
 
 def test_budget_says_what_holds():
-    assert budget(FedeaseConfig()).startswith("no guarantee: clip and noise missing")
-    assert budget(FedeaseConfig(max_items=10)).startswith("no guarantee: noise missing")
-    text = budget(FedeaseConfig(max_items=10, noise_scale=1.0))
+    assert guarantee(FedeaseConfig()).startswith("no guarantee: clip and noise missing")
+    assert guarantee(FedeaseConfig(max_items=10)).startswith("no guarantee: noise missing")
+    text = guarantee(FedeaseConfig(max_items=10, noise_scale=1.0))
     assert text.startswith("epsilon 4.73 at delta 1e-05 over 1 round(s)")
     assert "clip 7.4162" in text  # root(10 * 11 / 2)
     assert "only the sum is protected" in text
@@ -334,7 +334,7 @@ def test_budget_says_what_holds():
         ({"mask_neighbours": 3}, "even"),
         ({"top_k": 2, "rank": 2}, "one of them"),
         ({"dtype": "float16"}, "float16"),
-        ({"history": "all"}, "history all"),
+        ({"history": "all"}, "history 'all', expected train or known"),
         ({"delta": 1.0}, "delta 1.0"),
         ({"rank": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
     ],

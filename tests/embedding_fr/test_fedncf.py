@@ -7,7 +7,7 @@ from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_popul
 from embedding_fr.blocks import make_block
 from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods.fedncf import FedncfConfig, ncf_gradients, ncf_logits, ncf_model
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 
 
 def test_the_score_by_hand():
@@ -45,7 +45,9 @@ def test_closed_form_equals_autograd():
     generator = torch.Generator().manual_seed(4)
     params = {name: one + torch.randn(one.shape, generator=generator) for name, one in params.items()}
     weight = torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]])
-    batch = Batch(2, torch.tensor([[0, 2, 2], [1, 4, 4]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), weight)
+    batch = ExampleBatch(
+        2, torch.tensor([[0, 2, 2], [1, 4, 4]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), weight
+    )
     names = [*params]
     plain, logit = plain_gradients(Objective(ncf_logits), params, names, batch)
     closed, same = ncf_gradients(Objective(ncf_logits), params, names, batch)

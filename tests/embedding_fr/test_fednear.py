@@ -16,12 +16,12 @@ from embedding_fr.methods import fednear as module
 from embedding_fr.methods.fedease import FedeaseConfig, fedease
 from embedding_fr.methods.fednear import (
     FednearConfig,
-    budget,
     client_bytes,
     client_entries,
     contribution_norm,
     counted_histories,
     fednear,
+    guarantee,
     model_of,
     plain_planes,
     weighted_history,
@@ -326,8 +326,8 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
 
 
 def test_budget_says_what_holds():
-    assert budget(FednearConfig()).startswith("no guarantee: clip and noise missing")
-    text = budget(FednearConfig(clip=10.0, noise_scale=1.0, direction=0.0))
+    assert guarantee(FednearConfig()).startswith("no guarantee: clip and noise missing")
+    text = guarantee(FednearConfig(clip=10.0, noise_scale=1.0, direction=0.0))
     assert text.startswith("epsilon 4.73 at delta 1e-05 over 1 round(s)")
     assert "only the sum is protected" in text
     assert FednearConfig(max_items=50, clip=3.0).bound == 3.0
@@ -344,7 +344,7 @@ def test_budget_says_what_holds():
         ({"noise_scale": 1.0, "clip": 1.0}, "expected direction 0"),
         ({"clip": -1.0}, "clip -1.0"),
         ({"mask_neighbours": 3}, "even"),
-        ({"history": "all"}, "history all"),
+        ({"history": "all"}, "history 'all', expected train or known"),
         ({"delta": 1.0}, "delta 1.0"),
         ({"top_k": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
     ],

@@ -10,23 +10,23 @@ from embedding_fr.methods.fedrap import (
     PERSONAL,
     UPLOADED,
     FedrapConfig,
-    RoundSettings,
+    FedrapRound,
     curriculum_weight,
     fedrap,
+    fedrap_round,
     gradients,
-    round_settings,
     soft_threshold_,
     start_values,
 )
 from embedding_fr.reference.fedrap import fedrap as reference
 from embedding_fr.reference.loop import run_reference
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import personal_table
 from fedecider.federation.state import is_mapped
 
-NOW = RoundSettings(distance=0.25, sparsity=0.3, user_rate=0.1, item_rate=0.2)
-BATCH = Batch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+NOW = FedrapRound(distance=0.25, sparsity=0.3, user_rate=0.1, item_rate=0.2)
+BATCH = ExampleBatch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
 FIT_0, FIT_1 = -0.6224593, 0.7310586  # sigmoid(z) - y for z = -0.5, y = 1 and z = 1, y = 0
 
 
@@ -113,12 +113,12 @@ def test_curricula_stay_between_zero_and_one():
 
 def test_weights_and_rates_of_a_round():
     training = toy_training("fedrap", learning_rate=0.5, item_learning_rate=200.0)
-    paper = round_settings(training, FedrapConfig(distance_weight=0.2, sparsity_weight=3.0), 10)
+    paper = fedrap_round(training, FedrapConfig(distance_weight=0.2, sparsity_weight=3.0), 10)
     assert paper == pytest.approx((0.15231884, 2.2847825, 0.5, 200.0))
-    code = round_settings(training, FedrapConfig("code"), 3)
+    code = fedrap_round(training, FedrapConfig("code"), 3)
     assert code == pytest.approx((0.1, 0.1, 0.5 * 0.97**2, 200.0 * 0.97**2))
-    assert round_settings(training, FedrapConfig(tables="common"), 10).distance == 0.0
-    assert round_settings(training, FedrapConfig(sparsity="none"), 10).sparsity == 0.0
+    assert fedrap_round(training, FedrapConfig(tables="common"), 10).distance == 0.0
+    assert fedrap_round(training, FedrapConfig(sparsity="none"), 10).sparsity == 0.0
 
 
 STRONG = [

@@ -171,8 +171,8 @@ def test_views_use_the_own_the_mean_and_the_neighbourhood_table():
     ("setting", "message"),
     [
         ({"threshold": -0.1}, "expected 0 or more"),
-        ({"num_neighbours": -1}, "use threshold"),
-        ({"graph_layers": 0}, "expected at least 1"),
+        ({"num_neighbours": -1}, "got num_neighbours -1, expected 0 or more: 0 uses threshold"),
+        ({"graph_layers": 0}, "expected 1 to 1000"),
         ({"graph_weight": float("nan")}, "expected 0 or more"),
         ({"variant": "text"}, "expected paper or code"),
         ({"hidden_sizes": "0"}, "expected positive whole numbers"),

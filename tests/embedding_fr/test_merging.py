@@ -22,7 +22,7 @@ from embedding_fr.merging import (
     set_rows,
     start_merging,
 )
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from fedecider.federation.method import Download
 
 # Two clients, two items, one dim, one hidden layer of two: parameters W1 (2 x 2) row by row, b1, W2 (2 x 1), b2.
@@ -88,7 +88,7 @@ def block(scheme="EM", layers="3"):
     params = {"user": own["user"].clone(), "item_table": start + 0.1 * torch.randn(3, 4, 2)}
     weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0.0, 0.0]])
     item = torch.tensor([[0, 3, 0, 2], [1, 2, 0, 0]])
-    batch = Batch(2, item, torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), weight)
+    batch = ExampleBatch(2, item, torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), weight)
     return merging, own, received, row, merge, params, batch
 
 

@@ -17,7 +17,7 @@ from embedding_fr.methods.pfedclr import (
     low_rank_gradients,
     low_rank_logits,
 )
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from embedding_fr.stacked import Optimiser
 
 RATE = 0.05
@@ -49,7 +49,7 @@ def test_calibrated_logit_and_gradients_by_hand():
         "buffer_a": torch.tensor([[[7.0], [2.0]]]),
         "buffer_b": torch.tensor([[[1.0, -1.0]]]),
     }
-    batch = Batch(1, torch.tensor([[1]]), torch.ones(1, 1), torch.ones(1, 1))
+    batch = ExampleBatch(1, torch.tensor([[1]]), torch.ones(1, 1), torch.ones(1, 1))
     # q + a B = (0.5, -1) + 2 (1, -1) = (2.5, -3), so z = 2.5 - 6
     names = ("user", "buffer_a", "buffer_b")
     gradient, logit = low_rank_gradients(Objective(low_rank_logits), params, names, batch)
@@ -73,7 +73,7 @@ def test_closed_forms_are_the_gradients_of_the_logits(logits, closed, shapes):
     shapes = {"user": (3, 4), "item_table": (3, 6, 4), **shapes}
     params = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     item = torch.randint(6, (2, 7), generator=generator)  # two active clients, items twice
-    batch = Batch(2, item, (item % 2).float(), torch.rand(2, 7, generator=generator))
+    batch = ExampleBatch(2, item, (item % 2).float(), torch.rand(2, 7, generator=generator))
     names = [name for name in params if name != "item_table" or closed is full_gradients]
     slow, slow_logit = plain_gradients(Objective(logits), params, names, batch)
     fast, fast_logit = closed(Objective(logits), params, names, batch)
@@ -168,7 +168,7 @@ def test_personal_view_is_the_own_table_global_the_next_download():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="rank 0, expected at least 1: buffer_learning_rate 0"):
+    with pytest.raises(ValueError, match="rank 0, expected 1 to 65536: buffer_learning_rate 0"):
         PfedclrConfig(rank=0)
     with pytest.raises(ValueError, match="clr, cf or af"):
         PfedclrConfig(variant="clf")

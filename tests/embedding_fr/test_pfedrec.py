@@ -9,7 +9,7 @@ from toy_federation import own_after, run, toy_federation, toy_method, toy_popul
 from embedding_fr.blocks import make_block, rank_users
 from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods.pfedrec import PfedrecConfig, code_item_rate, linear_gradients, linear_logits
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from fedecider.federation.method import Download
 from fedecider.federation.wire import dense
 
@@ -132,7 +132,9 @@ def test_closed_form_equals_autograd():
         "scorer.0.bias": torch.randn(3, 1, generator=generator),
     }
     weight = torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]])
-    batch = Batch(2, torch.tensor([[0, 2, 2], [3, 1, 0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), weight)
+    batch = ExampleBatch(
+        2, torch.tensor([[0, 2, 2], [3, 1, 0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), weight
+    )
     plain, logit = plain_gradients(Objective(linear_logits), params, list(params), batch)
     closed, same = linear_gradients(Objective(linear_logits), params, list(params), batch)
     assert torch.allclose(logit, same, atol=1e-6)

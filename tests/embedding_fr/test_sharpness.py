@@ -10,7 +10,7 @@ from embedding_fr.averaged import averaged
 from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedncf import ncf_logits, ncf_model
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from embedding_fr.sharpness import client_norms, sharpness_aware
 from embedding_fr.stacked import Optimiser
 
@@ -24,7 +24,7 @@ def sigmoid(value):
 def one_positive():
     """One client with p = (0.6, 0.8), one item q = (1, -1) that it likes: z = -0.2, dL/dp = r q, dL/dq = r p."""
     params = {"user": torch.tensor([[0.6, 0.8]]), "item_table": torch.tensor([[[1.0, -1.0]]])}
-    batch = Batch(1, torch.tensor([[0]]), torch.ones(1, 1), torch.ones(1, 1))
+    batch = ExampleBatch(1, torch.tensor([[0]]), torch.ones(1, 1), torch.ones(1, 1))
     return params, batch
 
 
@@ -73,7 +73,7 @@ def block(num_clients=3, seed=0):
         "scorer.1.bias": draw(num_clients, 1),
     }
     item = torch.randint(6, (2, 5), generator=generator)
-    return params, Batch(2, item, torch.tensor([[1.0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]), torch.full((2, 5), 0.2))
+    return params, ExampleBatch(2, item, torch.tensor([[1.0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]), torch.full((2, 5), 0.2))
 
 
 def test_radius_zero_is_the_plain_gradient_bit_for_bit():
@@ -94,7 +94,7 @@ def test_the_norm_is_that_of_the_group_and_of_one_client():
     assert client_norms(tensors).tolist() == [5.0, 5.0]
     params, batch = block()
     alone = {name: tensor[1:2] for name, tensor in params.items()}
-    alone_batch = Batch(1, batch.item_AB[1:], batch.label_AB[1:], batch.weight_AB[1:])
+    alone_batch = ExampleBatch(1, batch.item_AB[1:], batch.label_AB[1:], batch.weight_AB[1:])
     gradients = sharpness_aware({("user",): 0.4, tuple(name for name in params if name != "user"): 0.7})
     together, _ = gradients(Objective(ncf_logits), params, tuple(params), batch)
     single, _ = gradients(Objective(ncf_logits), alone, tuple(params), alone_batch)
@@ -124,7 +124,7 @@ def test_closed_forms_can_be_made_sharp():
 
 def test_a_zero_gradient_stays_defined():
     params = {"user": torch.zeros(1, 2), "item_table": torch.zeros(1, 3, 2)}
-    batch = Batch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.full((1, 2), 0.5))
+    batch = ExampleBatch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.full((1, 2), 0.5))
     sharp, _ = sharpness_aware({("user",): 1.0, ("item_table",): 1.0})(OBJECTIVE, params, tuple(params), batch)
     assert all(tensor.abs().max() == 0.0 for tensor in sharp.values())
 

@@ -11,7 +11,7 @@ from embedding_fr.local_training import (
     plain_gradients,
     train_batches,
 )
-from embedding_fr.sampling import Batch
+from embedding_fr.sampling import ExampleBatch
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 
 
@@ -64,12 +64,12 @@ def toy():
     }
     item = torch.tensor([[0, 2, 2], [3, 1, 0]])
     label, weight = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]])
-    return params, Batch(2, item, label, weight)
+    return params, ExampleBatch(2, item, label, weight)
 
 
 def test_gradients_by_hand():
     params = {"user": torch.tensor([[1.0, -2.0]]), "item_table": torch.tensor([[[0.5, 0.25], [3.0, 1.0]]])}
-    batch = Batch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+    batch = ExampleBatch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
     # logits 0 and 1: residuals (0.5 - 1) / 2 = -0.25 and sigmoid(1) / 2 = 0.365529
     gradients, logit = plain_gradients(Objective(dot_logits), params, ["user", "item_table"], batch)
     assert logit.tolist() == [[0.0, 1.0]]

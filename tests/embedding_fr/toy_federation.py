@@ -3,7 +3,7 @@
 import torch
 
 from embedding_fr.blocks import Federation, block_packer, build_population
-from embedding_fr.config import TrainingConfig
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import STRICT, Protocol
@@ -31,11 +31,11 @@ def toy_federation(protocol: Protocol = STRICT, num_clients=7, num_items=NUM_ITE
     return Federation(num_clients, num_items, seed, protocol, torch.device("cpu"))
 
 
-def toy_training(name: str, **changes) -> TrainingConfig:
+def toy_training(name: str, **changes) -> EmbeddingTraining:
     """The method's own settings, made small: batches of 5, so that clients take unequal numbers of steps."""
-    defaults = {key: value for key, value in METHODS[name].defaults.items() if key in TrainingConfig.__annotations__}
+    defaults = {key: value for key, value in METHODS[name].defaults.items() if key in EmbeddingTraining.__annotations__}
     small = {"embedding_size": 4, "batch_size": 5, "local_epochs": 2, "num_negatives": 2, "init_std": 0.3}
-    return TrainingConfig(**{**defaults, **small, **changes})
+    return EmbeddingTraining(**{**defaults, **small, **changes})
 
 
 def toy_method(name: str, federation=None, training=None, **config):

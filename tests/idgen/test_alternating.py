@@ -10,12 +10,12 @@ from idgen import alternating
 from idgen.alternating import AlternatingConfig, alternate, changed_ids, phases
 from idgen.draws import SampleConfig
 from idgen.item_ids import assign_item_ids
-from idgen.training import TrainConfig
+from idgen.training import BackboneTraining
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
 PLAIN = SampleConfig(templates="compact", user_wording="none", max_history=6)
-TRAIN = TrainConfig(learning_rate=1e-2, batch_size=5, warmup_share=0.1)
+TRAIN = BackboneTraining(learning_rate=1e-2, batch_size=5, warmup_share=0.1)
 
 
 def tiny_t5(seed):

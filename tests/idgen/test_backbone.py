@@ -10,7 +10,7 @@ from idgen.backbone import BackboneConfig, build_backbone, train_backbone
 from idgen.draws import SampleConfig
 from idgen.samples import train_batches
 from idgen.training import (
-    TrainConfig,
+    BackboneTraining,
     epoch_generator,
     learning_rate_factor,
     parameter_groups,
@@ -118,20 +118,20 @@ def test_label_smoothing_by_hand():
 
 
 def test_learning_rate_by_hand():
-    config = TrainConfig(warmup_share=0.2, schedule="linear")
+    config = BackboneTraining(warmup_share=0.2, schedule="linear")
     factors = [learning_rate_factor(step, 10, config) for step in range(10)]
     assert factors == pytest.approx([1 / 3, 2 / 3, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
-    cosine = TrainConfig(warmup_share=0.0, schedule="cosine", final_share=0.1)
+    cosine = BackboneTraining(warmup_share=0.0, schedule="cosine", final_share=0.1)
     assert learning_rate_factor(0, 8, cosine) == 1.0
     assert learning_rate_factor(2, 8, cosine) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)))
-    constant = TrainConfig(warmup_share=0.0, schedule="constant")
+    constant = BackboneTraining(warmup_share=0.0, schedule="constant")
     assert {learning_rate_factor(step, 8, constant) for step in range(8)} == {1.0}
 
 
 def test_norms_have_no_weight_decay():
     model = build_backbone(SMALL, TOKENIZER, 1)
     model.shared.weight.requires_grad_(False)
-    decayed, kept = parameter_groups(model, TrainConfig(weight_decay=0.3))
+    decayed, kept = parameter_groups(model, BackboneTraining(weight_decay=0.3))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert decayed["weight_decay"] == 0.3
     assert kept["weight_decay"] == 0.0
@@ -146,7 +146,7 @@ def test_one_step_is_adamw_with_clipping_by_hand():
     model = torch.nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.5, -2.0]]))
-    config = TrainConfig(
+    config = BackboneTraining(
         learning_rate=0.1, batch_size=1, max_steps=1, warmup_share=0.0, weight_decay=0.2, clip_norm=1e-6
     )
     batch = {"labels": torch.zeros(1, 1)}
@@ -162,7 +162,7 @@ def test_one_step_is_adamw_with_clipping_by_hand():
 
 def test_training_memorises_a_small_pool_and_reports():
     model = build_backbone(SMALL, TOKENIZER, 1)
-    config = TrainConfig(learning_rate=1e-2, batch_size=7, epochs=30)
+    config = BackboneTraining(learning_rate=1e-2, batch_size=7, epochs=30)
     ticks = []
     logs = train_backbone(model, TASK, config, seed=0, on_step=lambda *tick: ticks.append(tick))
     assert len(logs) == 30
@@ -175,7 +175,7 @@ def test_training_memorises_a_small_pool_and_reports():
 
 
 def test_same_seed_same_weights_and_the_global_stream_is_left_alone():
-    config = TrainConfig(batch_size=7, epochs=2, dropout=0.3)
+    config = BackboneTraining(batch_size=7, epochs=2, dropout=0.3)
     states = []
     for seed in (5, 5, 6):
         model = build_backbone(SMALL, TOKENIZER, 1)
@@ -198,7 +198,7 @@ def test_max_steps_crosses_epochs_and_the_best_weights_are_kept():
         assert not model.training
         return {1: 0.3, 2: 0.7}.get(len(seen), 0.1)
 
-    config = TrainConfig(batch_size=7, max_steps=5, evaluate_every=1, keep_best=True, dropout=0.1)
+    config = BackboneTraining(batch_size=7, max_steps=5, evaluate_every=1, keep_best=True, dropout=0.1)
     logs = train_backbone(model, TASK, config, seed=0, validate=validate)
     assert [log["step"] for log in logs[:-1]] == [1, 2, 3, 4, 5]
     assert [log["epoch"] for log in logs[:-1]] == [0, 0, 1, 1, 2]
@@ -213,7 +213,7 @@ def test_bf16_and_dropout_settings():
     rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     inside = {module.dropout for module in model.modules() if type(module).__name__ == "T5Attention"}
     assert rates == inside == {0.25}
-    logs = train_backbone(model, TASK, TrainConfig(batch_size=7, epochs=2, precision="bf16"), seed=0)
+    logs = train_backbone(model, TASK, BackboneTraining(batch_size=7, epochs=2, precision="bf16"), seed=0)
     assert math.isfinite(logs[-1]["loss"])
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
@@ -223,7 +223,7 @@ def test_divergence_and_wrong_settings_are_refused():
     with torch.no_grad():
         model.shared.weight[5] = math.nan
     with pytest.raises(ValueError, match="Lower the learning rate"):
-        train_backbone(model, TASK, TrainConfig(batch_size=7), seed=0)
+        train_backbone(model, TASK, BackboneTraining(batch_size=7), seed=0)
     for change in (
         {"learning_rate": 0.0},
         {"batch_size": 0},
@@ -235,4 +235,4 @@ def test_divergence_and_wrong_settings_are_refused():
         {"dropout": 1.0},
     ):
         with pytest.raises(ValueError, match="expected"):
-            TrainConfig(**change)
+            BackboneTraining(**change)

@@ -162,7 +162,7 @@ def test_keywords_by_hand():
         ["red"],
         [],
     ]
-    with pytest.raises(ValueError, match="min_words is 3"):
+    with pytest.raises(ValueError, match="got min_words 3, expected at most max_words"):
         KeywordConfig(3, 2)
 
 

@@ -135,10 +135,10 @@ def test_a_non_finite_update_changes_nothing_that_is_kept(name):
 
 def test_wrong_settings_are_refused(name):
     if name == "fedavg":
-        with pytest.raises(ValueError, match="got weighting mean"):
+        with pytest.raises(ValueError, match="got weighting 'mean'"):
             METHODS[name].config(weighting="mean")
     if name == "fedecider":
-        with pytest.raises(ValueError, match="got own_slot keep"):
+        with pytest.raises(ValueError, match="got own_slot 'keep'"):
             FedeciderConfig(own_slot="keep")
         with pytest.raises(ValueError, match="own_slot raw with wo_decomp"):
             FedeciderConfig(own_slot="raw", ablation="wo_decomp")

@@ -7,7 +7,7 @@ from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.llm.examples import decode_examples, example_users
 from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.methods.recommender import TrainingConfig, build_recommender
+from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.backbone import BackboneConfig, build_backbone
 from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
@@ -40,7 +40,7 @@ def recommender_of(domain, drop_seen, num_beams):
         tokenizer,
         [build_task(domain, domain.clients, ids, tokenizer, config, hold_out=True)],
         seed=4,
-        training=TrainingConfig(),
+        training=LocalTraining(),
         ranking=RankingConfig(num_beams=num_beams, eval_batch_size=2),
         drop_seen=drop_seen,
     )

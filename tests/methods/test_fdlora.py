@@ -207,5 +207,5 @@ def test_settings():
         "l1_weight": -0.1,
         "weighting": "mean",
     }.items():
-        with pytest.raises(ValueError, match=f"{name} {value}"):
+        with pytest.raises(ValueError, match=f"{name} {value!r}"):
             FdloraConfig(**{name: value})

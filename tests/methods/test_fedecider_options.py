@@ -267,7 +267,7 @@ def test_the_grid_starts_with_the_paper_and_fits_the_settings():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"alpha_per": "layer"}, "got alpha_per layer"),
+        ({"alpha_per": "layer"}, "got alpha_per 'layer'"),
         ({"alpha_per": "module", "ablation": "wo_per"}, "alpha_per module with wo_per"),
         ({"skip_below": -0.1}, "got skip_below -0.1"),
         ({"skip_below": float("nan")}, "got skip_below nan"),

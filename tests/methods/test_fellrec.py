@@ -133,7 +133,7 @@ def test_a_newcomer_is_no_part_of_the_averages():
         ({"a": float("nan")}, "got a nan"),
         ({"beta": 0.0}, "got beta 0.0"),
         ({"temperature": -1.0}, "temperature -1.0"),
-        ({"exponent": "t"}, "got exponent t"),
+        ({"exponent": "t"}, "got exponent 't'"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, message):

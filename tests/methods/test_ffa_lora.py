@@ -65,5 +65,5 @@ def test_a_comes_from_the_seed_of_the_run():
 
 
 def test_another_weighting_is_refused():
-    with pytest.raises(ValueError, match="got weighting mean"):
+    with pytest.raises(ValueError, match="got weighting 'mean'"):
         FfaLoraConfig(weighting="mean")

@@ -129,7 +129,7 @@ def test_a_row_of_a_larger_block_is_the_own_one():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"similarity": "cosine"}, "got similarity cosine"), ({"temperature": 0.0}, "temperature 0.0")],
+    [({"similarity": "cosine"}, "got similarity 'cosine'"), ({"temperature": 0.0}, "temperature 0.0")],
 )
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):

@@ -49,5 +49,5 @@ def test_weights_by_examples():
     share_C = torch.tensor([7.0, 5.0, 9.0]) / 21.0
     own = without_prefix(state.local, "own")
     close(state.server, {key: torch.tensordot(share_C, tensor, 1) for key, tensor in own.items()})
-    with pytest.raises(ValueError, match="got weighting users"):
+    with pytest.raises(ValueError, match="got weighting 'users'"):
         PfedavgConfig(weighting="users")

@@ -12,7 +12,7 @@ from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, i
 from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
 from fedecider.methods.fedecider import fedecider
 from fedecider.methods.fedecider_config import FedeciderConfig
-from fedecider.methods.recommender import TrainingConfig, build_recommender
+from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.backbone import BackboneConfig, build_backbone
 from idgen.decode import score_catalogue
 from idgen.draws import SampleConfig
@@ -56,7 +56,7 @@ def recommender_of(parts, drop_seen=True, **ranking):
         tokenizer,
         tasks,
         seed=0,
-        training=TrainingConfig(local_epochs=1, batch_size=8, learning_rate=1e-2),
+        training=LocalTraining(local_epochs=1, batch_size=8, learning_rate=1e-2),
         ranking=RankingConfig(**ranking),
         drop_seen=drop_seen,
     )
@@ -125,7 +125,7 @@ def test_rounds_over_real_tasks(parts):
 
 def test_bf16_training_and_ranking(parts):
     recommender = recommender_of(parts, num_beams=5)
-    settings = TrainingConfig(local_epochs=1, batch_size=8, learning_rate=1e-2, precision="bf16")
+    settings = LocalTraining(local_epochs=1, batch_size=8, learning_rate=1e-2, precision="bf16")
     half = build_recommender(
         recommender.model, None, recommender.tasks, seed=0, training=settings, ranking=recommender.ranking
     )
@@ -138,10 +138,10 @@ def test_bf16_training_and_ranking(parts):
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (TrainingConfig, {"local_epochs": 0}, "local_epochs 0"),
-        (TrainingConfig, {"batch_size": 0}, "batch_size 0"),
-        (TrainingConfig, {"learning_rate": 0.0}, "learning_rate 0"),
-        (TrainingConfig, {"precision": "fp16"}, "overflows in T5"),
+        (LocalTraining, {"local_epochs": 0}, "local_epochs 0"),
+        (LocalTraining, {"batch_size": 0}, "batch_size 0"),
+        (LocalTraining, {"learning_rate": 0.0}, "learning_rate 0"),
+        (LocalTraining, {"precision": "fp16"}, "overflows in T5"),
         (RankingConfig, {"num_beams": 0}, "num_beams 0"),
         (RankingConfig, {"num_eval_users": -1}, "num_eval_users"),
     ],

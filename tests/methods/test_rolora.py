@@ -140,5 +140,5 @@ def test_a_block_is_sent_both_factors_when_one_of_its_clients_needs_them():
 
 
 def test_another_weighting_is_refused():
-    with pytest.raises(ValueError, match="got weighting mean"):
+    with pytest.raises(ValueError, match="got weighting 'mean'"):
         RoloraConfig(weighting="mean")

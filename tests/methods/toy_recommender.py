@@ -9,7 +9,7 @@ from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.methods.recommender import Recommender, TrainingConfig
+from fedecider.methods.recommender import LocalTraining, Recommender
 from idgen.ranking import RankingConfig
 
 SIZES = {"crime": 7, "comics": 5, "children": 9}
@@ -79,7 +79,7 @@ def toy_recommender(
         names=list(names),
         device=torch.device("cpu"),
         seed=seed,
-        training=TrainingConfig(local_epochs=local_epochs, batch_size=4, learning_rate=learning_rate),
+        training=LocalTraining(local_epochs=local_epochs, batch_size=4, learning_rate=learning_rate),
         ranking=RankingConfig(),
         batches=batches,
         positions=positions,

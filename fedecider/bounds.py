@@ -1,0 +1,153 @@
+"""What a setting may be, said once in its annotation and checked whenever a dataclass of settings is made.
+
+``num_rounds: OneOrMore`` or ``num_layers: Annotated[int, at_least(1, most=1000)]`` in a frozen dataclass, and
+``check(self)`` in its ``__post_init__``: types, choices (``Literal``) and bounds are read from the annotations; a text
+in ``Annotated`` is added to the message. The command line reads the type and leaves the bound to ``check``, so a number
+out of bounds is refused in the same words from an option, from YAML and from Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Union
+
+LARGEST: dict[Any, float] = {int: 2**31 - 1, float: sys.float_info.max}
+"""Where a bound names no end: whatever is larger is a typo, or infinite."""
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    types.NoneType: "null",
+}
+
+
+class Bound(NamedTuple):
+    """The numbers from ``least`` to ``most``; ``above`` and ``below`` leave out the ends themselves."""
+
+    least: float
+    most: float | None = None
+    """None: as much as is sensible for the type."""
+    above: bool = False
+    below: bool = False
+    hint: str = ""
+    """What helps whoever was outside, such as what an end of the range means."""
+
+    def wish(self, value: float, largest: float) -> str:
+        """Empty where ``value`` is within; else the range in words."""
+        most = largest if self.most is None else self.most
+        low = value > self.least if self.above else value >= self.least
+        high = value < most if self.below else value <= most
+        if low and high:
+            return ""
+        named = math.isfinite(most) and (self.most is not None or (low and math.isfinite(value)))
+        return self._range(most if named else None) + (f": {self.hint}" if self.hint else "")
+
+    def _range(self, most: float | None) -> str:
+        low = f"above {_shown(self.least)}" if self.above else f"at least {_shown(self.least)}"
+        if most is None:
+            return "0 or more" if self.least == 0 and not self.above else low
+        if self.above or self.below:
+            return f"{low} and {'below' if self.below else 'at most'} {_shown(most)}"
+        return f"{_shown(self.least)} to {_shown(most)}"
+
+
+def at_least(least: float, *, most: float | None = None, below: float | None = None, hint: str = "") -> Bound:
+    """``least`` or more, and ``most`` at most, or less than ``below``."""
+    return Bound(least, most if below is None else below, below=below is not None, hint=hint)
+
+
+def above(least: float, *, most: float | None = None, below: float | None = None, hint: str = "") -> Bound:
+    """More than ``least``, and ``most`` at most, or less than ``below``."""
+    return at_least(least, most=most, below=below, hint=hint)._replace(above=True)
+
+
+OneOrMore = Annotated[int, at_least(1)]
+ZeroOrMore = Annotated[int, at_least(0)]
+Positive = Annotated[float, above(0)]
+NotNegative = Annotated[float, at_least(0)]
+Share = Annotated[float, at_least(0, most=1)]
+ShareAbove0 = Annotated[float, above(0, most=1)]
+ShareBelow1 = Annotated[float, at_least(0, below=1)]
+Participation = Annotated[float, above(0, most=1, hint="the cohort of a round may not be empty")]
+Seed = Annotated[int, at_least(-(2**63), most=2**63 - 1)]
+WIDEST = 2**16
+Width = Annotated[int, at_least(1, most=WIDEST)]
+"""Units of a layer, dimensions of an embedding: more would not fit into any machine that this is written for."""
+Depth = Annotated[int, at_least(1, most=1000)]
+"""Layers or heads."""
+Epochs = Annotated[int, at_least(1, most=10_000)]
+"""Passes over data whose order is drawn ahead for all of them."""
+Precision = Annotated[Literal["fp32", "bf16"], "fp16 overflows in T5"]
+Negatives = Annotated[int, at_least(1, most=10_000)]
+"""Drawn for every positive at once."""
+LoraRank = Annotated[int, at_least(1, most=4096, hint="the paper uses 8 and 16")]
+Threads = Annotated[int, at_least(0, most=1024, hint="0 is the library's choice")]
+"""A fixed end, whatever the machine: settings of a run are read on other machines too."""
+
+
+def check(settings: Any) -> None:
+    """``ValueError`` for the first field of this dataclass whose value is not what its annotation says."""
+    config_class: Any = type(settings)
+    for name, hint in _hints(config_class).items():
+        value = getattr(settings, name)
+        wish = _wish(value, hint)
+        if wish:
+            raise ValueError(f"got {name} {value!r:.100}, expected {wish}")
+
+
+@functools.cache
+def _hints(config_class: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+def _wish(value: Any, hint: Any) -> str:
+    """Empty where ``value`` fits the annotation ``hint``; else what it should be."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        wishes = [_wish(value, one) for one in arguments]
+        return "" if "" in wishes else " or ".join(dict.fromkeys(wishes))
+    if origin is Literal:
+        known = any(type(value) is type(one) and value == one for one in arguments)
+        return "" if known else _listed([str(one) for one in arguments])
+    if origin is Annotated and isinstance(arguments[1], Bound):
+        return _number(value, *arguments)
+    if origin is Annotated:
+        wish, reason = _wish(value, arguments[0]), arguments[1]
+        return wish and f"{wish}: {reason}"
+    if hint in LARGEST:
+        return _number(value, hint, Bound(-LARGEST[hint]))
+    if origin in (tuple, list, dict):
+        return _collection(value, origin, arguments)
+    return "" if hint is Any or isinstance(value, hint) else KINDS.get(hint, f"settings ({hint.__name__})")
+
+
+def _number(value: Any, kind: type, bound: Bound) -> str:
+    fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    return bound.wish(value, LARGEST[kind]) if fits else KINDS[kind]
+
+
+def _collection(value: Any, origin: type, arguments: Sequence[Any]) -> str:
+    if origin is dict and not isinstance(value, dict):
+        return "names with values"
+    if origin is not dict and not isinstance(value, (tuple, list)):
+        return "a list"
+    entries, hint = (value.values(), arguments[1]) if isinstance(value, dict) else (value, arguments[0])
+    wish = next((found for entry in entries if (found := _wish(entry, hint))), "")
+    return wish and f"each entry to be {wish}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"

@@ -1,0 +1,102 @@
+"""A typo in a size is one line and exit code 2 before anything is written, and not the end of the machine."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedding_fr import setup
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.limits import check_limits
+from fedecider.llm.setup import load_data
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BILLION = 10**9
+
+
+@pytest.fixture
+def federate(tmp_path, monkeypatch, capsys):
+    """Run scripts/federate.py in an empty folder -> exit code, what it printed as errors, what it left there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    main = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"]
+
+    def call(*words):
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err, sorted(path.name for path in tmp_path.iterdir())
+
+    return call
+
+
+def rows() -> str:
+    return "user,item\n" + "".join(f"u{u},i{(7 * u + 3 * n) % 20}\n" for u in range(9) for n in range(4 + u % 3))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lora_rank", 100_000_000], "got lora_rank 100000000, expected 1 to 4096"),
+        (["--lora_rank", 4000], "got lora_rank 4000, expected at most 64, the width of the backbone"),
+        (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
+        (["--num_beams", 9999], "got num_beams 9999, expected at most"),
+        (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
+        (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2147483647"),
+        (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),
+        (["--pretrain.backbone.num_layers", BILLION], "got num_layers 1000000000, expected 1 to 1000"),
+        (["--pretrain.vocab_size", BILLION], "got vocab_size 1000000000, expected 1 to 1000000"),
+        (["--pretrain.id_generator.num_groups", BILLION], "got num_groups 1000000000, expected 1 to 1000"),
+        (["--pretrain.samples.samples_per_position", BILLION], "got samples_per_position 1000000000, expected 1 to"),
+    ],
+)
+def test_sizes_of_the_llm_track(federate, words, message):
+    code, printed, left = federate(*words, "--output", "run")
+    assert code == 2
+    assert message in printed
+    assert "Traceback" not in printed
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "message"),
+    [
+        ("fedmf", ["--embedding_size", BILLION], "got embedding_size 1000000000, expected 1 to 65536"),
+        ("fedmf", ["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024"),
+        ("fedmf", ["--local_epochs", BILLION], "got local_epochs 1000000000, expected 1 to 10000"),
+        ("fedmf", ["--num_negatives", BILLION], "got num_negatives 1000000000, expected at most"),
+        ("fedncf", ["--hidden_sizes", "1000000000,8"], "got the layer sizes '1000000000,8', expected positive whole"),
+        ("pfedclr", ["--rank", BILLION], "got rank 1000000000, expected 1 to 65536"),
+        ("gpfedrec", ["--graph_layers", BILLION], "got graph_layers 1000000000, expected 1 to 1000"),
+    ],
+)
+def test_sizes_of_the_embedding_track(federate, tmp_path, method, words, message):
+    (tmp_path / "toy.csv").write_text(rows())
+    data = ["--dataset", "toy", "--source", "csv", "--raw", tmp_path, "--min_user_events", 3]
+    code, printed, left = federate("--method", method, *data, *words, "--output", "run")
+    assert code == 2
+    assert message in printed
+    assert "Traceback" not in printed
+    assert left == ["toy.csv"]
+
+
+def test_tables_that_do_not_fit_into_the_machine_are_refused(federate, tmp_path, monkeypatch):
+    (tmp_path / "toy.csv").write_text(rows())
+    data = ["--dataset", "toy", "--source", "csv", "--raw", tmp_path, "--min_user_events", 3, "--output", "run"]
+    monkeypatch.setattr(setup, "device_bytes", lambda device: 30_000_000)
+    code, printed, left = federate("--method", "fedmf", *data, "--embedding_size", 65536)
+    assert (code, left) == (2, ["toy.csv"])
+    assert "(embedding_size 65536, local_epochs 10, num_negatives 4), expected at most the 0.0 GB" in printed
+    assert federate("--method", "fedmf", *data, "--embedding_size", 8, "--num_rounds", 1)[0] == 0
+
+
+def test_a_rank_and_a_beam_as_large_as_there_is_use_for_are_taken():
+    settings = parse_settings("", ["--lora_rank", "64"])
+    domains = load_data(settings.run)
+    check_limits(settings, domains)
+    most = max(len(domain.item_keys) for domain in domains.values())
+    check_limits(settings._replace(ranking=type(settings.ranking)(num_beams=most)), domains)
+    with pytest.raises(ValueError, match=f"expected at most {most}"):
+        check_limits(settings._replace(ranking=type(settings.ranking)(num_beams=most + 1)), domains)

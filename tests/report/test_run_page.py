@@ -264,7 +264,7 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
     broken = {
         "do not fit together": ("metrics.json", json.dumps({**METRICS, "reported": "other"})),
         "got a damaged": ("metrics.json", "{"),
-        "embedding track": ("run.json", json.dumps({"config": {"run": {}}})),
+        "embedding track": ("run.json", json.dumps({"config": {"run": {}}, "data": {}})),
     }
     for expected, (name, content) in broken.items():
         (folder.root / name).write_text(content)

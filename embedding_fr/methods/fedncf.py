@@ -15,7 +15,6 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.compiled.training import train_mlp
 from embedding_fr.config import TrainingConfig
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, add_rows, take
@@ -57,6 +56,8 @@ def fedncf(federation: Federation, training: TrainingConfig, config: FedncfConfi
     is also what later papers call FedNCF; uploads are plain (the paper adds secure aggregation). Its settings were not
     at hand: the learning rate is that of a public re-implementation which says that it took the paper's.
     """
+    from embedding_fr.compiled.training import train_mlp  # Numba: half a second that only training needs
+
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.compiled.training import train_linear, train_low_rank
 from embedding_fr.config import TrainingConfig
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
@@ -196,6 +195,8 @@ def full_gradients(objective: Objective, params: Tree, names: Sequence[str], bat
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
+    from embedding_fr.compiled.training import train_linear, train_low_rank  # Numba: half a second that only training needs
+
     dot = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
     low_rank = Kernel(train_low_rank, low_rank_gradients, ("item_table", "buffer_a"), (("user",), ("buffer_b",)))
     table = Stage(("item_table",), dot_logits, dot_gradients, dot)

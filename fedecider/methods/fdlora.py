@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
@@ -170,7 +170,7 @@ def fusion_weights(
         return _token_loss(recommender, batches) + config.l1_weight * float(np.abs(weight_2).sum())
 
     options = {"initial_simplex": np.array(SIMPLEX), "maxfev": config.num_evaluations, "xatol": 1e-3, "fatol": 1e-4}
-    found = minimize(objective, SIMPLEX[0], method="Nelder-Mead", options=options).x
+    found = scipy.optimize.minimize(objective, SIMPLEX[0], method="Nelder-Mead", options=options).x
     return float(found[0]), float(found[1])
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from safetensors import SafetensorError
-from transformers.utils import logging as transformers_logging
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -98,5 +97,7 @@ def run(function: Callable[[], Any]) -> int:
 
 def _quiet_libraries() -> None:
     """No bars for loading files of a few megabytes, and no warning that only a library's authors can act on."""
-    transformers_logging.disable_progress_bar()
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers when it is imported
+    if "transformers" in sys.modules:  # importing it takes seconds, and the embedding track does without
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

@@ -33,24 +33,25 @@ from fedecider.running.stages import as_plain
 
 @dataclass(frozen=True)
 class EmbeddingRunConfig:
-    """A federated run of the embedding track.
+    """Further settings of a federated run.
 
     Args:
-        method: Federated method.
-        output: Run folder; empty makes one below ``runs/`` from method, data set and time.
-        seed: Of every random draw; streams are derived from it by name.
-        num_rounds: Rounds of local training and exchange.
-        patience: Stop after this many rounds without a better validation ndcg@10; 0 runs all of them.
-        participation: Share of the clients that take part in a round.
-        federation: Without it every client trains on from its own last upload, and nothing leaves it.
-        protocol: How recommendations are counted and where training negatives come from; part of every number.
-        memory_gb: Memory for the work of one block of clients and, apart from that, for each tensor of personal tables,
-            which is kept in a memory-mapped file beyond it; 0 takes what suits the caches and an eighth of the memory.
-            Tables that the server keeps per client (FedEM, GPFedRec) are not covered. Results do not depend on it.
-        num_threads: CPU threads per process, 0 for torch's choice.
-        checkpoint_every: Rounds between checkpoints; the last round is always saved.
-        resume: Go on with the run in ``output``.
-        tracker: accelerate tracker for the rounds, such as tensorboard; empty for none.
+        method: The federated method.
+        output: The run folder; if empty, one is made below runs/.
+        seed: The seed from which every random draw of the run is derived.
+        num_rounds: The number of rounds of local training and exchange.
+        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
+        participation: The share of the clients that take part in a round.
+        federation: If false, every client trains on from its own last upload, and nothing leaves it.
+        protocol: The evaluation protocol: how recommendations are counted and where training negatives come from.
+        memory_gb: The memory for the work of one block of clients, and also the largest tensor of personal tables that
+            is not kept in a memory-mapped file. With 0 blocks suit the caches, and tensors may take an eighth of the
+            memory. Tables that the server keeps per client (FedEM, GPFedRec) are not covered. Results do not depend on
+            it.
+        num_threads: The number of CPU threads of a process; 0 leaves the choice to torch.
+        checkpoint_every: A checkpoint is written every so many rounds, and after the last one.
+        resume: If true, the stopped run in output goes on.
+        tracker: The accelerate tracker that gets the scores of the rounds, such as tensorboard; empty for none.
     """
 
     method: str = "fedmf"

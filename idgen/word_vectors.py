@@ -21,9 +21,9 @@ class WordVectorConfig:
     """Counting of token pairs.
 
     Args:
-        window: Events of a user at most so far apart count as near each other, with weight 1 / distance.
-        smoothing: Power on the context counts; less than 1 holds rare contexts back.
-        power: Power on the singular values.
+        window: Two events of a user that are at most so far apart are near each other and count 1 / distance.
+        smoothing: The power on the context counts; less than 1 holds rare contexts back.
+        power: The power on the singular values.
     """
 
     window: int = 5
@@ -91,7 +91,7 @@ def leading_singular(matrix: sparse.csr_matrix, count: int, seed: int) -> tuple[
     The largest entry of a vector is positive.
     """
     size = (matrix.shape[1], count + 10)
-    basis = np.random.RandomState(seed).normal(size=size)  # noqa: NPY002 (the draws of earlier versions)
+    basis = np.random.RandomState(seed).normal(size=size)
     for _ in range(4):
         for side in (matrix, matrix.T):
             basis, _ = linalg.lu(side @ basis, permute_l=True, check_finite=False)

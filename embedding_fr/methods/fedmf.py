@@ -20,7 +20,7 @@ class FedmfConfig:
     """Settings of FedMF.
 
     Args:
-        weighting: examples weighs clients by train items (FedMF), uniform weighs them alike (FCF).
+        weighting: How clients weigh in the mean: examples, by their train items (FedMF), or uniform, alike (FCF).
     """
 
     weighting: Literal["examples", "uniform"] = "examples"

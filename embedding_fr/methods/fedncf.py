@@ -30,7 +30,7 @@ class FedncfConfig:
     """Settings of FedNCF.
 
     Args:
-        hidden_sizes: Widths of the hidden layers between [p_u, q_i] and the logit, with commas. With 16 dims the
+        hidden_sizes: The widths of the hidden layers between [p_u, q_i] and the logit, with commas. With 16 dims the
             default is the network 32-16-8-1 that later papers compare with (client sizes in table 6 of PFedCLR).
     """
 

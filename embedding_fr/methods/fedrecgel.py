@@ -40,12 +40,12 @@ class FedrecgelConfig:
     """Settings of FedRecGEL.
 
     Args:
-        variant: paper trains locally and averages what is trained; code is what the public code does: a larger network,
-            one step per client and round, and a server that takes the step for the shared tensors.
-        private_radius: Radius of the perturbation of the user side; 0 is off (w/o-non-shared).
-        shared_radius: Radius of the perturbation of tables and network; 0 is off (w/o-shared).
-        hidden_sizes: Widths of the hidden layers between [p_u, q_i] and the logit, with commas (paper).
-        server_learning_rate: Rate of the server's Adam (code).
+        variant: The variant: paper trains locally and averages what is trained; code does what the public code does: a
+            larger network, one step per client and round, and a server that takes the step for the shared tensors.
+        private_radius: The radius of the perturbation of the user side; 0 leaves it out (w/o-non-shared).
+        shared_radius: The radius of the perturbation of tables and network; 0 leaves it out (w/o-shared).
+        hidden_sizes: The widths of the hidden layers between [p_u, q_i] and the logit, with commas (paper).
+        server_learning_rate: The learning rate of the server's Adam, in variant code.
     """
 
     variant: Literal["paper", "code"] = "paper"

@@ -44,9 +44,11 @@ class PfedclrConfig:
     """Settings of PFedCLR.
 
     Args:
-        variant: clr calibrates with a low-rank buffer, cf with a full one, af trains a full one together with all else.
-        rank: Columns of the low-rank buffer's first factor.
-        buffer_learning_rate: Rate of the buffer (beta); without one learning_rate, 0 leaves the buffer empty.
+        variant: The variant: clr calibrates with a low-rank buffer, cf with a full one, and af trains a full one
+            together with all else.
+        rank: The number of columns of the low-rank buffer's first factor.
+        buffer_learning_rate: The learning rate of the buffer (beta). If not given, learning_rate is taken; 0 leaves the
+            buffer empty.
     """
 
     variant: Literal["clr", "cf", "af"] = "clr"
@@ -195,7 +197,10 @@ def full_gradients(objective: Objective, params: Tree, names: Sequence[str], bat
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
-    from embedding_fr.compiled.training import train_linear, train_low_rank  # Numba: half a second that only training needs
+    from embedding_fr.compiled.training import (
+        train_linear,
+        train_low_rank,
+    )  # Numba: half a second that only training needs
 
     dot = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
     low_rank = Kernel(train_low_rank, low_rank_gradients, ("item_table", "buffer_a"), (("user",), ("buffer_b",)))

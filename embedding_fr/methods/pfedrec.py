@@ -32,8 +32,8 @@ class PfedrecConfig:
     """Settings of PFedRec.
 
     Args:
-        variant: paper trains with Adam, code with plain SGD and the public code's rate for item tables, learning_rate x
-            items x 80, unless item_learning_rate is given.
+        variant: The variant: paper trains with Adam; code trains with plain SGD and the public code's rate for item
+            tables, learning_rate x items x 80, unless item_learning_rate is given.
     """
 
     variant: Literal["paper", "code"] = "paper"

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 import scipy
+import torch
 from torch import Tensor
 
 from fedecider.evaluation.protocols import (

@@ -6,8 +6,8 @@ Shape legend: U users, I items, E distinct (user, item) pairs.
 from __future__ import annotations
 
 import numpy as np
-import torch
 import scipy
+import torch
 from torch import Tensor
 
 from fedecider.evaluation.protocols import Sequences

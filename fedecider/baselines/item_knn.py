@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import scipy
+import torch
 from torch import Tensor
 
 from fedecider.baselines.fitting import Valid
@@ -69,7 +69,9 @@ def fit(
     return score
 
 
-def neighbour_similarities(matrix_UI: scipy.sparse.csr_array, num_neighbours: int, shrinkage: float) -> scipy.sparse.csr_array:
+def neighbour_similarities(
+    matrix_UI: scipy.sparse.csr_array, num_neighbours: int, shrinkage: float
+) -> scipy.sparse.csr_array:
     """Sparse (I, I); row i: ``s_ij = n_ij / (sqrt(n_i n_j) + shrinkage)`` of the ``num_neighbours`` nearest j.
 
     n_ij counts common users. The diagonal is zero. Similarities that tie with the last kept one are kept as well, so

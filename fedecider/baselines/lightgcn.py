@@ -9,8 +9,8 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import scipy
+import torch
 from torch import Tensor
 
 from fedecider.baselines.fitting import (

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 
 CARD_FILE = "card.json"
@@ -96,6 +93,9 @@ def _put_in_place(source: Path, target: Path) -> None:
 
 
 def _write(domain: Domain, folder: Path) -> None:
+    import pyarrow as pa  # only where tables are read or written: --help does without
+    import pyarrow.parquet as pq
+
     folder.mkdir(parents=True)
     tables = {
         "items": pa.table(
@@ -122,7 +122,9 @@ def _write(domain: Domain, folder: Path) -> None:
     (folder / "README.md").write_text(_readme(domain, json.loads(text)), encoding="utf-8")
 
 
-def _events_table(events: Events) -> pa.Table:
+def _events_table(events: Events) -> Any:
+    import pyarrow as pa
+
     times = [None] * len(events.users) if events.timestamps is None else events.timestamps
     return pa.table(
         {
@@ -134,6 +136,8 @@ def _events_table(events: Events) -> pa.Table:
 
 
 def _read(folder: Path) -> Domain:
+    import pyarrow.parquet as pq
+
     try:
         card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -155,6 +159,8 @@ def _read(folder: Path) -> Domain:
 
 
 def _read_events(path: Path) -> Events:
+    import pyarrow.parquet as pq
+
     columns = pq.read_table(path).to_pydict()
     times = columns["timestamps"]
     known = bool(times) and times[0] is not None

@@ -48,13 +48,13 @@ class FdloraConfig:
     """Settings of FDLoRA.
 
     Args:
-        sync_every: H: after every so many rounds the personal adapters become a copy of the client's theta_s.
-        outer_learning_rate: Step of the server along the clients' mean change; 1 without momentum is FedAvg.
-        outer_momentum: Nesterov momentum of the server, below 1.
-        l1_weight: Weight of |w1| + |w2| beside the token cross-entropy in the search.
-        num_search_prompts: Training prompts that the search looks at.
-        num_evaluations: Points (w1, w2) that the search may try, at least 3.
-        weighting: uniform gives every client the same weight, examples weighs by training samples.
+        sync_every: After every so many rounds (H) the personal adapters become a copy of the client's theta_s.
+        outer_learning_rate: The step of the server along the clients' mean change; 1 without momentum is FedAvg.
+        outer_momentum: The Nesterov momentum of the server, below 1.
+        l1_weight: The weight of |w1| + |w2| beside the token cross-entropy in the search.
+        num_search_prompts: The number of training prompts that the search looks at.
+        num_evaluations: The number of points (w1, w2) that the search may try, at least 3.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
     sync_every: int = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
@@ -45,6 +46,9 @@ def arrange(parser: ArgumentParser, common: Sequence[str], texts: Mapping[str, s
                 group._group_actions.remove(action)
     first._group_actions.extend(found[name] for name in common if name in found)
     options.title = "All commands"
-    last = [options, *(group for group in parser._action_groups if group.title == "default config file locations")]
-    others = [group for group in parser._action_groups if group not in (first, *last)]
+    last: list[Any] = [
+        options,
+        *(group for group in parser._action_groups if group.title == "default config file locations"),
+    ]
+    others: list[Any] = [group for group in parser._action_groups if group not in (first, *last)]
     parser._action_groups = [first, *others, *last]

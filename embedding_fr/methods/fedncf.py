@@ -18,7 +18,7 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import TrainingConfig
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, add_rows, take
-from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gradients, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 from embedding_fr.sampling import Batch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
@@ -77,12 +77,18 @@ def ncf_model(federation: Federation, training: TrainingConfig, hidden_sizes: st
         },
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=ncf_logits,
+        scores=ncf_scores,
     )
 
 
 def ncf_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) outputs of ``scorer`` for [p_u, q_i]."""
     return mlp(params, "scorer", take(params["item_table"], item), params["user"])[:, :, 0]
+
+
+def ncf_scores(shared: Tree, own: Tree) -> Tensor:
+    """(C, I) what :func:`ncf_logits` says of all items."""
+    return mlp_of_catalogue(shared, "scorer", shared["item_table"], own["user"])[:, 0]
 
 
 def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: Batch) -> tuple[Tree, Tensor]:

@@ -42,6 +42,8 @@ class Method(NamedTuple):
     """num_items, config -> working set of a client in bytes, for methods without local steps."""
     budget: Callable[[Any], str] | None = None
     """What the method guarantees by itself; its config then holds clip and noise, and the common ones do not apply."""
+    uses_order: bool = False
+    """Whether the order of a client's train items enters what is trained."""
     code: Mapping[str, Any] | None = None
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
 
@@ -62,6 +64,7 @@ METHODS: dict[str, Method] = {
         fednear.GRID,
         client_bytes=fednear.client_bytes,
         budget=fednear.budget,
+        uses_order=True,
     ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
     "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, passing_tables=2),

@@ -9,7 +9,7 @@ from embedding_fr.setup import EmbeddingSettings, set_up, train
 from fedecider.data.interactions import load_interactions
 from fedecider.federation.record import Recorder
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console
+from fedecider.running.progress import console, round_progress
 from fedecider.running.run_folder import (
     RunFolder,
     check_run,
@@ -51,20 +51,22 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
             scores = ", ".join(f"{view} {metrics['ndcg@10']:.4f}" for view, (metrics,) in record["valid"].items())
             seconds = f"train {record['wall_s']:.2f} s, evaluate {record['evaluate_s']:.2f} s"
             loss = record["clients"][0].get("loss")
-            losses = "" if loss is None else f" | loss {loss:.4f}"
+            losses = "" if loss is None else f" | loss {loss:.4g}"
             line = f"round {record['round']}/{run.num_rounds}: valid ndcg@10 {scores}{losses} | {seconds}"
             console.print(line, highlight=False, soft_wrap=True)
 
     try:
-        state = train(
-            settings,
-            setup,
-            recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
-            checkpoints=folder.checkpoints,
-            key=fingerprint(record),
-            processes=launch.processes,
-            on_round=show,
-        )
+        with round_progress(run.num_rounds, launch.is_main) as on_clients:
+            state = train(
+                settings,
+                setup,
+                recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
+                checkpoints=folder.checkpoints,
+                key=fingerprint(record),
+                processes=launch.processes,
+                on_round=show,
+                on_clients=on_clients,
+            )
     except ValueError:
         if launch.is_main:
             forget_unstarted(folder)

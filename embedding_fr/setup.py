@@ -26,8 +26,9 @@ from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
+from fedecider.federation.rounds import OnClients, RoundSettings, evaluate, run_rounds, silent
 from fedecider.federation.state import RunState
+from fedecider.federation.streams import stream
 from fedecider.running.stages import as_plain
 
 
@@ -44,6 +45,8 @@ class EmbeddingRunConfig:
         participation: The share of the clients that take part in a round.
         federation: If false, every client trains on from its own last upload, and nothing leaves it.
         protocol: The evaluation protocol: how recommendations are counted and where training negatives come from.
+        num_eval_users: The number of users in the validation of every round, drawn once; 0 takes all. The test takes
+            all.
         memory_gb: The memory for the work of one block of clients, and also the largest tensor of personal tables that
             is not kept in a memory-mapped file. With 0 blocks suit the caches, and tensors may take an eighth of the
             memory. Tables that the server keeps per client (FedEM, GPFedRec) are not covered. Results do not depend on
@@ -62,6 +65,7 @@ class EmbeddingRunConfig:
     participation: float = 1.0
     federation: bool = True
     protocol: str = "strict"
+    num_eval_users: int = 0
     memory_gb: float = 0.0
     num_threads: int = 0
     checkpoint_every: int = 25
@@ -107,6 +111,8 @@ class Setup(NamedTuple):
     population: Population
     blocks: Sequence[Block]
     pack: Callable[[Sequence[int]], Sequence[Block]]
+    validated: Sequence[Block]
+    """Those that are scored after each round."""
 
 
 def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torch.device, protocol: str = "") -> Setup:
@@ -135,7 +141,17 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
         return 4 * floats
 
     pack = block_packer(population, client_bytes, block_bytes(run, device))
-    return Setup(method, population, pack(range(interactions.num_users)), pack)
+    blocks = pack(range(interactions.num_users))
+    users = eval_users(run, interactions.num_users)
+    return Setup(method, population, blocks, pack, pack(users) if users else blocks)
+
+
+def eval_users(run: EmbeddingRunConfig, num_users: int) -> list[int]:
+    """Users that are scored after each round, drawn once for the run and ascending; none of them means all."""
+    if not 0 < run.num_eval_users < num_users:
+        return []
+    order = torch.randperm(num_users, generator=stream(run.seed, "eval_users"))
+    return order[: run.num_eval_users].sort().values.tolist()
 
 
 def keep_freed_memory() -> None:
@@ -150,6 +166,8 @@ def keep_freed_memory() -> None:
 def _check_settings(settings: EmbeddingSettings, population: Population) -> None:
     """What would end the first round is told before anything is written."""
     run, entry = settings.run, METHODS[settings.run.method]
+    if run.num_eval_users < 0:
+        raise ValueError(f"got num_eval_users {run.num_eval_users}, expected 0 (all users) or more")
     num_pool = int(population.num_items - population.avoid_start_N.diff().max())
     if not entry.budget and settings.training.num_negatives > num_pool:
         raise ValueError(
@@ -192,8 +210,9 @@ def train(
     key: str = "",
     processes: Processes | None = None,
     on_round: Callable[[dict], None] = lambda record: None,
+    on_clients: OnClients = silent,
 ) -> RunState:
-    """All rounds; each one is scored on the validation items of all users together."""
+    """All rounds; each one is scored on the validation items of all users together, or of those drawn for it."""
     run = settings.run
 
     def protect(upload, download, round, cohort_size):
@@ -219,6 +238,8 @@ def train(
         resume=run.resume,
         processes=processes,
         on_round=on_round,
+        on_clients=on_clients,
+        validated=setup.validated,
     )
 
 

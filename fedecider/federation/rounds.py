@@ -26,6 +26,14 @@ Protect = Callable[[Upload, Download, int, int], Upload]
 """upload, download, round, clients in the cohort -> what leaves the clients."""
 
 
+OnClients = Callable[[int, str, int, int], None]
+"""round, "training" or "validation", clients done, clients in all: told from time to time while a round goes on."""
+
+
+def silent(round: int, what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
 class RoundSettings(NamedTuple):
     """What the loop itself needs to know; everything else belongs to the method."""
 
@@ -54,6 +62,8 @@ def run_rounds(
     resume: bool = False,
     processes: Processes | None = None,
     on_round: Callable[[dict], None] = lambda record: None,
+    on_clients: OnClients = silent,
+    validated: Sequence[Block] | None = None,
 ) -> RunState:
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
@@ -63,6 +73,7 @@ def run_rounds(
     ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole. ``protect``
     bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`). With several processes every process
     sees the same uploads in the same order, so all of them hold the same state; only process 0 writes ``checkpoints``.
+    ``validated`` are the blocks that are scored after each round, where those are not all.
     Local state is updated in place and copied only when its round is the best so far.
 
     Raises:
@@ -85,10 +96,12 @@ def run_rounds(
         started = time.perf_counter()
         cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
-        server, local, clients, traffic, train_s = _train(method, round, state, present, protect, processes)
+        server, local, clients, traffic, train_s = _train(method, round, state, present, protect, processes, on_clients)
         trained = time.perf_counter()
         scores = {
-            view: summarise(evaluate(method, round, view, "valid", server, local, blocks, processes))
+            view: summarise(
+                evaluate(method, round, view, "valid", server, local, validated or blocks, processes, on_clients)
+            )
             for view in method.views
         }
         groups = scores[method.views[0]]
@@ -122,6 +135,7 @@ def evaluate(
     local: Tree,
     blocks: Sequence[Block],
     processes: Processes | None = None,
+    on_clients: OnClients = silent,
 ) -> list[Tensor]:
     """Positions of every client in client order: one int64 tensor per client."""
 
@@ -130,8 +144,11 @@ def evaluate(
         return method.positions(view, download, _own(local, block), block, split)
 
     positions: list[tuple[int, Tensor]] = []
+    total = sum(len(block.clients) for block in blocks)
+    on_clients(round, "validation", 0, total)
     for block, clients in in_client_order(blocks, work, processes or Processes()):
         positions += zip(block.clients.tolist(), clients, strict=True)
+        on_clients(round, "validation", len(positions), total)
     return [position_U for _, position_U in sorted(positions, key=itemgetter(0))]
 
 
@@ -142,6 +159,7 @@ def _train(
     blocks: Sequence[Block],
     protect: Protect,
     processes: Processes,
+    on_clients: OnClients,
 ) -> tuple[Tree, Tree, list[dict], list[dict], float]:
     """Local training of the cohort and aggregation -> server, local, log per client, traffic, training seconds."""
     local = state.local
@@ -172,8 +190,10 @@ def _train(
             logs.extend({"client": client, **log} for client, log in zip(clients, client_logs, strict=True))
             traffic.extend(zip(clients, client_traffic, strict=True))
             train_s += seconds
+            on_clients(round, "training", len(logs), cohort_size)
             yield _moved(upload, state.server)
 
+    on_clients(round, "training", 0, cohort_size)
     server = method.server_aggregate(round, state.server, uploads())
     logs.sort(key=itemgetter("client"))
     return server, local, logs, group_traffic(sorted(traffic, key=itemgetter(0))), train_s

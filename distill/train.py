@@ -26,12 +26,12 @@ Evaluate = Callable[[T5ForConditionalGeneration], dict[str, Any]]
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """Extension, not in FeDecider: train the blocks of the chained student end to end after the pairs.
+    """Fine-tuning of the whole student after its blocks; an extension, not in FeDecider.
 
     Args:
-        epochs: Passes over the data; 0 for no fine-tuning.
-        learning_rate: Largest learning rate of AdamW.
-        kl_weight: Weight of KL(teacher || student) beside the cross-entropy.
+        epochs: The number of passes over the data; 0 for no fine-tuning.
+        learning_rate: The largest learning rate of AdamW.
+        kl_weight: The weight of KL(teacher || student) beside the cross-entropy.
     """
 
     epochs: ZeroOrMore = 0
@@ -44,19 +44,21 @@ class FinetuneConfig:
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """Layer-wise distillation (FeDecider, WWW 2026, appendix B.2); the optimisation is not in the paper.
+    """Stage 2 (distill): a student of half depth, block by block.
+
+    FeDecider, WWW 2026, appendix B.2; the optimisation is not in the paper.
 
     Args:
-        init: Start of a student block: the "first" or the "second" of its two teacher blocks, or their "mean".
-        epochs: Passes over the public data; 0 leaves the student as it starts.
-        learning_rate: Largest learning rate of AdamW (no weight decay).
-        batch_size: Samples of one step.
-        warmup_share: Share of the steps in which the learning rate rises.
-        schedule: "linear" or "cosine" decay, or "constant".
-        clip_norm: Largest gradient norm of each pair by itself; 0 for no clipping.
-        precision: "fp32", or "bf16" for bfloat16 autocast.
-        report_batches: Batches on which losses are measured before and after.
-        finetune: Extension: end-to-end fine-tuning afterwards; off by default.
+        init: What a student block starts from: the "first" or the "second" of its two teacher blocks, or their "mean".
+        epochs: The number of passes over the public data; 0 leaves the student as it starts.
+        learning_rate: The largest learning rate of AdamW (no weight decay).
+        batch_size: The number of samples of one step.
+        warmup_share: The share of the steps in which the learning rate rises.
+        schedule: The course of the learning rate: "linear" or "cosine" decay, or "constant".
+        clip_norm: The largest gradient norm of each pair by itself; 0 for no clipping.
+        precision: The number format: "fp32", or "bf16" for bfloat16 autocast.
+        report_batches: The number of batches on which losses are measured before and after.
+        finetune: Fine-tuning of the whole student afterwards; off by default.
     """
 
     init: Init = "first"

@@ -43,6 +43,8 @@ class Model(NamedTuple):
     logits: Logits
     tables: tuple[str, ...] = ("item_table",)
     """Shared tensors that are item tables, held by their touched rows during local training."""
+    scores: Callable[[Tree, Tree], Tensor] | None = None
+    """Server tree, own rows -> (C, I) logits of the whole catalogue, where what clients share can be computed once."""
 
 
 def averaged(
@@ -106,6 +108,9 @@ def averaged(
 
 def score_all(model: Model, download: Download, own: Tree) -> Tensor:
     """(C, I) logits of the whole catalogue from what the clients got and their own rows."""
+    if model.scores is not None and not download.per_client:
+        with torch.no_grad():
+            return model.scores(download.shared, own)
     num_clients = len(next(iter({**own, **download.per_client}.values())))
     params = {**own, **{shared: received(download, shared, num_clients) for shared in model.shared}}
     with torch.no_grad():

@@ -11,6 +11,23 @@ from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.running.cli import build_parser, parse, peek
 
+COMMON = (
+    "help",
+    "config",
+    "method",
+    "dataset",
+    "source",
+    "raw",
+    "output",
+    "num_rounds",
+    "seed",
+    "protocol",
+    "learning_rate",
+    "num_threads",
+    "resume",
+)
+"""What ``--help`` shows first."""
+
 
 def parse_embedding_settings(description: str, words: Sequence[str], method: str) -> EmbeddingSettings:
     """Settings of a run of the embedding track; what is not given is what the method's paper sets.
@@ -24,7 +41,8 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     entry = EMBEDDING_METHODS[method]
     privacy = () if entry.guarantee else (PrivacyConfig,)
     classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
-    parser = build_parser(description, *classes)
+    texts = {"method": f"The federated method: {', '.join(EMBEDDING_METHODS)}."}
+    parser = build_parser(description, *classes, common=COMMON, texts=texts)
     parser.set_defaults(dict(entry.defaults))
     run, data, training, *common, own = parse(parser, words, *classes)
     return EmbeddingSettings(run, data, training, common[0] if common else PrivacyConfig(), own)

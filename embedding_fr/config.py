@@ -12,17 +12,17 @@ class EmbeddingTraining:
     """Local training on implicit feedback with sampled negatives.
 
     Args:
-        embedding_size: Width D of user and item embeddings.
-        init_std: Standard deviation of the normal start values of embeddings.
-        learning_rate: Rate of the user side: embeddings, score functions, adapters.
-        item_learning_rate: Rate of the item tables; 0 takes learning_rate.
-        local_epochs: Passes over a client's examples per round.
-        batch_size: Examples per local step (positives and negatives together).
-        num_negatives: Negatives drawn per positive, anew in every round.
-        weight_decay: L2 term of every local step; of item tables that are held by rows it reaches only the rows that
-            the client touches in this round.
-        compiled: On a CPU, train with compiled code, one client after the other, where the method has it; without, in
-            blocks of clients with PyTorch, as on a GPU. Results differ by rounding.
+        embedding_size: The width D of user and item embeddings.
+        init_std: The standard deviation of the normal start values of embeddings.
+        learning_rate: The learning rate of the user side: embeddings, score functions, adapters.
+        item_learning_rate: The learning rate of the item tables; 0 takes learning_rate.
+        local_epochs: The number of passes over a client's examples in a round.
+        batch_size: The number of examples of a local step, positives and negatives together.
+        num_negatives: The number of negatives that are drawn for each positive, anew in every round.
+        weight_decay: The weight of the L2 term of every local step. Of item tables that are held by rows it reaches
+            only the rows that the client touches in this round.
+        compiled: If true, clients train one after the other with compiled code, on a CPU and where the method has it.
+            If false, they train in blocks with PyTorch, as on a GPU. Results differ by rounding.
     """
 
     embedding_size: Width = 16

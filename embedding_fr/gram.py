@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from fedecider.federation.method import Tree
@@ -93,6 +92,8 @@ def leading_eigenpairs(gram_II: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
     ``rank`` must be below I. Rows of items without any count are exactly 0, as their scores are.
     """
+    from scipy.sparse.linalg import eigsh  # half a second that no other use of this module needs
+
     start_I = np.ones(len(gram_II)) / math.sqrt(len(gram_II))
     value_R, vector_IR = eigsh(gram_II.cpu().numpy(), k=rank, which="LA", v0=start_I)
     order_R = np.argsort(-value_R, kind="stable")

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedding_fr.compiled.draws import COLUMN, order_keys
-from embedding_fr.compiled.training import Schedule
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.sampling import Examples
 from embedding_fr.stacked import Optimiser
@@ -56,6 +54,9 @@ def train_compiled(
     first_epoch: int,
 ) -> Tensor:
     """What :func:`embedding_fr.local_training.train_epochs` says, by ``kernel``; ``params`` are changed in place."""
+    from embedding_fr.compiled.draws import COLUMN, order_keys  # Numba: half a second that only training needs
+    from embedding_fr.compiled.training import Schedule
+
     tensors = [(name,) for name in kernel.tables] + list(kernel.vectors)
     assert kernel.alternates or len(groups) == 1, "this function steps all tensors at once"
     for names in tensors:

@@ -22,7 +22,6 @@ from torch import Tensor
 from embedding_fr.blocks import build_population
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
-from embedding_fr.results import seconds, traffic_totals
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
@@ -46,21 +45,22 @@ Kind = Literal["federated", "local", "central"]
 
 @dataclass(frozen=True)
 class LeaderboardConfig:
-    """What the table holds.
+    """The table: what it holds.
 
     Args:
-        methods: Names separated by commas, or all; NAME/local with federation off, NAME/code as the public code.
-        protocol: Names separated by commas.
-        seeds: Runs of every line, seeds 0, 1, ...
-        tune: Settings of each method's grid that are tried on validation with seed 0; 1 takes the first one, which for
-            a federated method is the paper's. Under ``paper`` nothing is tuned.
-        num_rounds: Rounds of federated methods, at most.
-        patience: Stop a federated run after so many rounds without a better validation score (0: never); under
-            ``paper``, which reports the last round, all rounds are run.
-        output: Folder of the cells and of the table.
-        num_threads: CPU threads.
-        memory_gb: As in a single run.
-        only_cells: Fill cells and write no table; for several processes that share a folder.
+        methods: The names of methods and baselines, separated by commas, or all. NAME/local is a method with federation
+            off, NAME/code does what the authors' public code does.
+        protocol: The names of evaluation protocols, separated by commas.
+        seeds: The number of runs of every row, with the seeds 0, 1, ...
+        tune: The number of settings of each method's grid that are tried on validation with seed 0; 1 takes the first
+            one, which for a federated method is the paper's. Under the protocol paper nothing is tuned.
+        num_rounds: The largest number of rounds of a federated method.
+        patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under
+            the protocol paper, which reports the last round, all rounds are run.
+        output: The folder of the table and of the runs it is made of; if empty, one below runs/.
+        num_threads: The number of CPU threads; 0 leaves the choice to torch.
+        memory_gb: The memory for the work of one block of clients, as in a single run; 0 takes what suits the machine.
+        only_cells: If true, runs are made but no table is written, for several processes that share a folder.
     """
 
     methods: str = "all"
@@ -297,6 +297,8 @@ def _federated(
     setting: Mapping[str, Any],
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from embedding_fr.results import seconds, traffic_totals  # its figures take a second to import
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     patience = _patience(config, protocols)
     chosen = protocols[0] if get_protocol(protocols[0]).leaks else "strict"  # rounds are chosen in the whole catalogue

@@ -49,11 +49,12 @@ class Merging:
     """How a client merges.
 
     Args:
-        scheme: EM, a weight for each item; DM, one weight for the client; SM, the same fixed weight for all.
-        rho: The fixed weight of SM: 1 takes the received table, 0 keeps the own one.
-        adapter_layers: Widths of the adapter's hidden layers, with commas. The paper writes input and output too: its
-            [32, 16, 8, 1] at D = 16 is 16,8; Figure 6 has none, 16, 32,16,8 and 64,32,16,8 beside it.
-        adapter_learning_rate: Rate of the adapter; 0 takes learning_rate.
+        scheme: How tables are merged: EM has a weight for each item, DM one weight for the client, SM the same fixed
+            weight for all.
+        rho: The fixed weight of SM; 1 takes the received table, 0 keeps the own one.
+        adapter_layers: The widths of the adapter's hidden layers, with commas. The paper writes input and output too:
+            its [32, 16, 8, 1] at D = 16 is 16,8; Figure 6 has none, 16, 32,16,8 and 64,32,16,8 beside it.
+        adapter_learning_rate: The learning rate of the adapter; 0 takes learning_rate.
     """
 
     scheme: Literal["EM", "DM", "SM"] = "EM"

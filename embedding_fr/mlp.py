@@ -65,6 +65,27 @@ def mlp_layers(params: Tree, name: str, row_CBF: Tensor, client_CK: Tensor | Non
     return hidden
 
 
+def mlp_of_catalogue(params: Tree, name: str, row_IF: Tensor, client_CK: Tensor) -> Tensor:
+    """(C, out, I) outputs of one network that all clients share, on rows I that all of them share.
+
+    ``params`` lack C, as in a server tree. The first layer's product with the rows is then the same for every client
+    and computed once; each client adds its own part. On a CPU clients come one after the other, so that their hidden
+    units stay in the caches and nothing depends on who shares the block; numbers are those of :func:`mlp` up to
+    rounding.
+    """
+    num_layers, num_common = _num_layers(params, name), client_CK.shape[1]
+    weights = [params[f"{name}.{layer}.weight"].T[None] for layer in range(num_layers)]
+    biases = [params[f"{name}.{layer}.bias"][None, :, None] for layer in range(num_layers)]
+    row_1UI = weights[0][:, :, num_common:] @ row_IF.T
+    parts = []
+    for part_CK in client_CK.split(1 if client_CK.device.type == "cpu" else len(client_CK)):
+        hidden = row_1UI + (weights[0][:, :, :num_common] @ part_CK[:, :, None] + biases[0])
+        for weight, bias in zip(weights[1:], biases[1:], strict=True):
+            hidden = torch.baddbmm(bias, weight.expand(len(hidden), -1, -1), hidden.relu_())
+        parts.append(hidden)
+    return torch.cat(parts)
+
+
 class MlpGradients(NamedTuple):
     """Derivatives of a loss by what :func:`mlp` takes; by its rows: :func:`row_gradients`."""
 

@@ -29,6 +29,8 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import console
 from fedecider.running.run_folder import RunFolder
 
+MANY_TIES = 0.1
+"""Share of neighbouring events at the same time from which on a method that uses order says so."""
 LAST = ", last round"
 Lines = dict[str, Tensor]
 """Label -> (U,) positions."""
@@ -52,7 +54,7 @@ def write_embedding_results(
     )
     rows = result_rows(interactions.name, lines, references)
     records = read_records(folder.rounds)
-    table = ResultTable(rows, protocol, _notes(settings, setup, state, records))
+    table = ResultTable(rows, protocol, _notes(settings, setup, interactions, state, records))
     content: dict[str, Any] = {
         "protocol": protocol.name,
         "stamp": caption(table)[0],
@@ -65,6 +67,7 @@ def write_embedding_results(
         "best_round": state.best_round,
         "last_round": state.round,
         "best_valid_ndcg@10": state.best_score,
+        "num_eval_users": sum(len(block.clients) for block in setup.validated),
         "privacy": privacy_line(settings),
         "test": _plain(rows, interactions.name),
         **group_tables(interactions, {**lines, **references}),
@@ -174,12 +177,33 @@ def _plain(rows: Sequence[ResultRow], name: str) -> dict[str, Any]:
     return {row.label: {metric: value._asdict() for metric, value in row.values[name].items()} for row in rows}
 
 
-def _notes(settings: EmbeddingSettings, setup: Setup, state: RunState, records: Sequence[dict]) -> list[str]:
+def order_warning(method: str, interactions: Interactions) -> list[str]:
+    """What a reader must know where ``method`` uses an order of events that the data do not give."""
+    if not METHODS[method].uses_order or interactions.card["order"] == "the source's own order":
+        return []
+    tied = interactions.card["tied_neighbours_share"]
+    if tied is None:
+        return [f"warning: the data have no times; events are in the order of the file, and {method} uses order"]
+    if tied < MANY_TIES:
+        return []
+    return [
+        f"warning: {tied:.0%} of neighbouring events of a user have the same time; their order is the file's, and "
+        f"{method} uses order"
+    ]
+
+
+def _notes(
+    settings: EmbeddingSettings, setup: Setup, interactions: Interactions, state: RunState, records: Sequence[dict]
+) -> list[str]:
     time, size = seconds(records), traffic_totals(records)
     clients = sum(len(group["clients"]) for record in records for group in record["traffic"])
     federation = [] if settings.run.federation else ["federation is off: every client trained alone"]
     broken = [line] if (line := non_finite_line(records)) else []
+    sampled = sum(len(block.clients) for block in setup.validated)
+    if sampled < setup.population.num_clients:
+        federation.append(f"rounds are chosen by {sampled:,} users, drawn once; the test takes all")
     return [
+        *order_warning(settings.run.method, interactions),
         *federation,
         *broken,
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "

@@ -10,7 +10,7 @@ from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.readers.files import to_stderr
 from fedecider.federation.record import Recorder
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console
+from fedecider.running.progress import console, round_progress
 from fedecider.running.run_folder import (
     RunFolder,
     check_run,
@@ -67,20 +67,22 @@ def _run(
             scores = ", ".join(f"{view} {metrics['ndcg@10']:.4f}" for view, (metrics,) in record["valid"].items())
             seconds = f"train {record['wall_s']:.2f} s, evaluate {record['evaluate_s']:.2f} s"
             loss = record["clients"][0].get("loss")
-            losses = "" if loss is None else f" | loss {loss:.4f}"
+            losses = "" if loss is None else f" | loss {loss:.4g}"
             line = f"round {record['round']}/{run.num_rounds}: valid ndcg@10 {scores}{losses} | {seconds}"
             console.print(line, highlight=False, soft_wrap=True)
 
     try:
-        state = train(
-            settings,
-            setup,
-            recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
-            checkpoints=folder.checkpoints,
-            key=key,
-            processes=launch.processes,
-            on_round=show,
-        )
+        with round_progress(run.num_rounds, launch.is_main) as on_clients:
+            state = train(
+                settings,
+                setup,
+                recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
+                checkpoints=folder.checkpoints,
+                key=key,
+                processes=launch.processes,
+                on_round=show,
+                on_clients=on_clients,
+            )
     except ValueError:
         if launch.is_main:
             forget_unstarted(folder)

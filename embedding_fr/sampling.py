@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData
-from embedding_fr.compiled import draws
 from embedding_fr.config import EmbeddingTraining
 from fedecider.federation.method import Block
 from fedecider.federation.streams import below, client_keys, counter_draws
@@ -63,6 +62,8 @@ def round_examples(
 def _compiled_examples(
     block: Block, num_items: int, num_negatives: int, seed: int, round: int
 ) -> tuple[Examples, Tensor, Tensor]:
+    from embedding_fr.compiled import draws  # Numba: half a second that only training needs
+
     data = block.data
     check_pool(data, block.clients, num_items, num_negatives)
     num_columns = data.train_CT.shape[1] * (1 + num_negatives)
@@ -196,6 +197,8 @@ def sort_rows(value_CB: Tensor) -> Tensor:
 
 def shuffled(examples: Examples, epoch: int) -> Tensor:
     """(C, B) a uniform order of the real examples of each client, padded ones last."""
+    from embedding_fr.compiled import draws
+
     num_columns = examples.item_CB.shape[1]
     column_B = torch.arange(num_columns, device=examples.item_CB.device)
     key_CB = (counter_draws(examples.key_C, num_columns, epoch << 32) >> 1 & ~draws.COLUMN) | column_B

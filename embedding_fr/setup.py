@@ -27,31 +27,35 @@ from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
+from fedecider.federation.rounds import OnClients, RoundSettings, evaluate, run_rounds, silent
 from fedecider.federation.state import RunState
+from fedecider.federation.streams import stream
 from fedecider.running.stages import as_plain
 
 
 @dataclass(frozen=True)
 class EmbeddingRunConfig:
-    """A federated run of the embedding track.
+    """Further settings of a federated run.
 
     Args:
-        method: Federated method.
-        output: Run folder; empty makes one below ``runs/`` from method, data set and time.
-        seed: Of every random draw; streams are derived from it by name.
-        num_rounds: Rounds of local training and exchange.
-        patience: Stop after this many rounds without a better validation ndcg@10; 0 runs all of them.
-        participation: Share of the clients that take part in a round.
-        federation: Without it every client trains on from its own last upload, and nothing leaves it.
-        protocol: How recommendations are counted and where training negatives come from; part of every number.
-        memory_gb: Memory for the work of one block of clients and, apart from that, for each tensor of personal tables,
-            which is kept in a memory-mapped file beyond it; 0 takes what suits the caches and an eighth of the memory.
-            Tables that the server keeps per client (FedEM, GPFedRec) are not covered. Results do not depend on it.
-        num_threads: CPU threads per process, 0 for torch's choice.
-        checkpoint_every: Rounds between checkpoints; the last round is always saved.
-        resume: Go on with the run in ``output``.
-        tracker: accelerate tracker for the rounds, such as tensorboard; empty for none.
+        method: The federated method.
+        output: The run folder; if empty, one is made below runs/.
+        seed: The seed from which every random draw of the run is derived.
+        num_rounds: The number of rounds of local training and exchange.
+        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
+        participation: The share of the clients that take part in a round.
+        federation: If false, every client trains on from its own last upload, and nothing leaves it.
+        protocol: The evaluation protocol: how recommendations are counted and where training negatives come from.
+        num_eval_users: The number of users in the validation of every round, drawn once; 0 takes all. The test takes
+            all.
+        memory_gb: The memory for the work of one block of clients, and also the largest tensor of personal tables that
+            is not kept in a memory-mapped file. With 0 blocks suit the caches, and tensors may take an eighth of the
+            memory. Tables that the server keeps per client (FedEM, GPFedRec) are not covered. Results do not depend on
+            it.
+        num_threads: The number of CPU threads of a process; 0 leaves the choice to torch.
+        checkpoint_every: A checkpoint is written every so many rounds, and after the last one.
+        resume: If true, the stopped run in output goes on.
+        tracker: The accelerate tracker that gets the scores of the rounds, such as tensorboard; empty for none.
     """
 
     method: str = "fedmf"
@@ -62,6 +66,7 @@ class EmbeddingRunConfig:
     participation: Participation = 1.0
     federation: bool = True
     protocol: str = "strict"
+    num_eval_users: ZeroOrMore = 0
     memory_gb: NotNegative = 0.0
     num_threads: Threads = 0
     checkpoint_every: OneOrMore = 25
@@ -98,6 +103,8 @@ class Setup(NamedTuple):
     population: Population
     blocks: Sequence[Block]
     pack: Callable[[Sequence[int]], Sequence[Block]]
+    validated: Sequence[Block]
+    """Those that are scored after each round."""
 
 
 def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torch.device, protocol: str = "") -> Setup:
@@ -116,7 +123,9 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     method = entry.build(federation, training, settings.method)
     method = method if run.federation else local_only(method, federation)
     pack = block_packer(population, client_bytes, block_bytes(run, device))
-    return Setup(method, population, pack(range(interactions.num_users)), pack)
+    blocks = pack(range(interactions.num_users))
+    users = eval_users(run, interactions.num_users)
+    return Setup(method, population, blocks, pack, pack(users) if users else blocks)
 
 
 def working_set(settings: EmbeddingSettings, num_items: int, device: torch.device) -> Callable[[int], int]:
@@ -135,6 +144,14 @@ def working_set(settings: EmbeddingSettings, num_items: int, device: torch.devic
         return 4 * floats
 
     return client_bytes
+
+
+def eval_users(run: EmbeddingRunConfig, num_users: int) -> list[int]:
+    """Users that are scored after each round, drawn once for the run and ascending; none of them means all."""
+    if not 0 < run.num_eval_users < num_users:
+        return []
+    order = torch.randperm(num_users, generator=stream(run.seed, "eval_users"))
+    return order[: run.num_eval_users].sort().values.tolist()
 
 
 def keep_freed_memory() -> None:
@@ -212,8 +229,9 @@ def train(
     key: str = "",
     processes: Processes | None = None,
     on_round: Callable[[dict], None] = lambda record: None,
+    on_clients: OnClients = silent,
 ) -> RunState:
-    """All rounds; each one is scored on the validation items of all users together."""
+    """All rounds; each one is scored on the validation items of all users together, or of those drawn for it."""
     run = settings.run
 
     def protect(upload, download, round, cohort_size):
@@ -239,6 +257,8 @@ def train(
         resume=run.resume,
         processes=processes,
         on_round=on_round,
+        on_clients=on_clients,
+        validated=setup.validated,
     )
 
 

@@ -48,14 +48,14 @@ class AlternatingConfig:
     """Turns of ID generator and backbone, after IDGenRec (SIGIR 2024: 3 rounds of 1 and 10 epochs).
 
     Args:
-        num_phases: Turns of the ID generator; 0 leaves the IDs as they are.
-        order: "rec_first" trains the backbone before the first turn of the generator as well; "id_first" does not,
-            as in IDGenRec. Either way the backbone has the last word, on the final IDs.
-        id_epochs: Epochs of one turn of the generator.
-        rec_epochs: Epochs of one turn of the backbone.
-        id_lr: Learning rate of the generator. IDGenRec's 1e-8 is below the resolution of fp32 weights; the report
+        num_phases: The number of turns of the ID generator; 0 leaves the IDs as they are.
+        order: Who begins: "rec_first" trains the backbone before the first turn of the generator as well; "id_first"
+            does not, as in IDGenRec. Either way the backbone has the last word, on the final IDs.
+        id_epochs: The number of epochs of one turn of the generator.
+        rec_epochs: The number of epochs of one turn of the backbone.
+        id_lr: The learning rate of the generator. IDGenRec's 1e-8 is below the resolution of fp32 weights; the report
             says how many IDs change.
-        id_batch_size: Samples of one step of the generator.
+        id_batch_size: The number of samples of one step of the generator.
         soft: How IDs are softened.
     """
 

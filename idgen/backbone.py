@@ -27,21 +27,21 @@ MODEL_CLASSES: dict[str, Any] = {"t5": T5ForConditionalGeneration, "mt5": MT5For
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """Which T5 to start from.
+    """Backbone: which T5 to start from.
 
     Args:
-        name_or_path: Folder written by `save_pretrained`, or hub name such as google-t5/t5-small or
+        name_or_path: The folder written by `save_pretrained`, or hub name such as google-t5/t5-small or
             google/flan-t5-small; unset builds a model from scratch with the sizes below.
-        d_model: Width of the hidden states.
-        num_layers: Layers of the encoder and of the decoder, each.
-        num_heads: Attention heads.
-        d_kv: Width of one head.
-        d_ff: Width of the feed-forward layers.
-        dropout: Dropout of a model from scratch.
-        feed_forward: Activation of the feed-forward layers.
-        embedding_init: Token embeddings of a model from scratch. "random", or "cooccurrence": vectors from which
-            tokens stand in item IDs that public users have near each other.
-        word_vectors: Settings of "cooccurrence".
+        d_model: The width of the hidden states.
+        num_layers: The number of layers of the encoder and of the decoder, each.
+        num_heads: The number of attention heads.
+        d_kv: The width of one head.
+        d_ff: The width of the feed-forward layers.
+        dropout: The dropout of a model from scratch.
+        feed_forward: The activation of the feed-forward layers.
+        embedding_init: The token embeddings that a model from scratch starts with: "random", or "cooccurrence": vectors
+            from which tokens stand in item IDs that public users have near each other.
+        word_vectors: The settings of "cooccurrence".
     """
 
     name_or_path: str | None = None

@@ -22,24 +22,27 @@ class SampleConfig:
     """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
 
     Args:
-        templates: "natural" (ten sentences) or "compact" (one prompt of a few words, fast on CPUs).
-        separator: Word between two item IDs of the history; may be empty.
+        templates: The wording of prompts: "natural" (ten sentences) or "compact" (one prompt of a few words, fast on
+            CPUs).
+        separator: The word between two item IDs of the history; it may be empty.
         user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
             few items; samples whose target lies among these items use the wording without a user. "train": an ID
             text written from the whole training part, which also holds the targets of training samples.
-        max_history: Items of a history at most, the newest ones.
-        eval_history: The same in validation, test and use; 0 for `max_history`.
-        max_source_tokens: Input tokens at most; the oldest items are left out first.
-        samples_per_position: Samples an epoch draws of every target position, each with a template of its own.
-        newest_first: Write the newest item of the history first.
-        history_crop: Length of a training history. "none": all of it; "uniform": 1 to all; "geometric": geometric
+        max_history: The largest number of items of a history; the newest ones are taken.
+        eval_history: The largest number of items of a history in validation, test and use; 0 takes max_history.
+        max_source_tokens: The largest number of input tokens; the oldest items are left out first.
+        samples_per_position: The number of samples that an epoch draws of every target position, each with a template
+            of its own.
+        newest_first: If true, the newest item of the history is written first.
+        history_crop: The length of a training history. "none": all of it; "uniform": 1 to all; "geometric": geometric
             with rate `crop_rate`.
-        crop_rate: Stopping probability of the geometric history length.
-        item_dropout: Probability that an item of a training history is left out (one always stays).
-        pair_share: Share of training samples that are replaced by item pairs: a history of a single item near the
+        crop_rate: The stopping probability of the geometric history length.
+        item_dropout: The probability that an item of a training history is left out (one always stays).
+        pair_share: The share of training samples that are replaced by item pairs: a history of a single item near the
             target in the same training part, and no user.
-        pair_window: Largest distance of the two items of a pair; distance d is drawn with weight 1 / d.
-        pair_directions: "forward": the item before the target; "both": also items after it.
+        pair_window: The largest distance of the two items of a pair; distance d is drawn with weight 1 / d.
+        pair_directions: Which items make a pair with the target. "forward": the item before the target; "both": also
+            items after it.
     """
 
     templates: TemplateSet = "natural"

@@ -28,19 +28,19 @@ class IDGeneratorConfig:
     """Size, training and use of the ID generator.
 
     Args:
-        source: Folder or hub name of a T5 that writes tags; empty: a small T5 from scratch.
-        d_model: Width, from scratch only.
-        d_ff: Width of the feed-forward layers, from scratch only.
-        num_layers: Encoder and decoder layers, from scratch only.
-        num_heads: Attention heads, from scratch only.
-        dropout: Dropout, from scratch only.
-        epochs: Epochs on keyword targets; 0 uses the source as it is.
-        batch_size: Items per step, in training and in generation.
-        learning_rate: Peak learning rate of AdamW.
-        weight_decay: AdamW weight decay, norms excepted.
-        max_text_tokens: Tokens of the item text that are read.
-        num_groups: Candidates per item from diverse beam search.
-        bf16: Bfloat16 autocast in training and generation.
+        source: The folder or hub name of a T5 that writes tags; if empty, a small T5 is trained from scratch.
+        d_model: The width of a generator from scratch.
+        d_ff: The width of its feed-forward layers, from scratch only.
+        num_layers: The number of encoder layers and of decoder layers, from scratch only.
+        num_heads: The number of attention heads, from scratch only.
+        dropout: The dropout of a generator from scratch.
+        epochs: The number of epochs on keyword targets; 0 uses the source as it is.
+        batch_size: The number of items of a step, in training and in generation.
+        learning_rate: The peak learning rate of AdamW.
+        weight_decay: The weight decay of AdamW; norms have none.
+        max_text_tokens: The number of tokens of an item text that are read.
+        num_groups: The number of candidates of an item, from diverse beam search.
+        bf16: If true, training and generation use bfloat16 autocast.
     """
 
     source: str = ""

@@ -43,8 +43,8 @@ class IdConfig:
     """Limits of the search for unique IDs.
 
     Args:
-        max_id_tokens: Longest ID in tokens, without the end token.
-        max_attempts: Calls of the generator before the suffix fallback.
+        max_id_tokens: The length of the longest ID in tokens, without the end token.
+        max_attempts: The number of calls of the generator before the suffix fallback.
     """
 
     max_id_tokens: OneOrMore = 16

@@ -23,9 +23,9 @@ class KeywordConfig:
     """How an item's words become its ID text.
 
     Args:
-        min_words: Words of the first ID tried; more are added until unique.
-        max_words: Most words of an ID, 2 to 5 is sensible.
-        word_order: Order in the text, or by the number of items that have the word.
+        min_words: The number of words of the first ID that is tried; more are added until unique.
+        max_words: The largest number of words of an ID; 2 to 5 is sensible.
+        word_order: The order of the words: that in the text, or by the number of items that have the word.
         lead: What an ID starts with when the item has it: the last category, the series, or the rarest title word that
             another item has too.
     """

@@ -26,12 +26,12 @@ class RankingConfig:
     """How recommendations are decoded and counted.
 
     Args:
-        num_beams: Width of the constrained search; items beyond them count as not ranked. Items of the history take
-            beams too before they are dropped.
-            A run needs at least 20, since it reports hit@20.
-        length_penalty: Score = log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
-        num_eval_users: Users per client in the validation of every round, drawn once; 0 takes all. Test takes all.
-        eval_batch_size: Users decoded together.
+        num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
+            history take beams too before they are dropped. A run needs at least 20, since it reports hit@20.
+        length_penalty: The score is log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
+        num_eval_users: The number of users of a client in the validation of every round, drawn once; 0 takes all. The
+            test takes all.
+        eval_batch_size: The number of users that are decoded together.
     """
 
     num_beams: Annotated[int, at_least(1, most=10_000)] = 20

@@ -31,10 +31,11 @@ class SoftIdConfig:
     """How IDs are softened.
 
     Args:
-        max_new_tokens: Tokens of a generated ID at most, without the end token.
-        max_text_tokens: Tokens of an item text that the generator reads.
-        temperature: Of the softmax; less than 1 makes it harder.
-        straight_through: Read the most likely tokens' embeddings, with the gradient of the soft ones.
+        max_new_tokens: The largest number of tokens of a generated ID, without the end token.
+        max_text_tokens: The number of tokens of an item text that the generator reads.
+        temperature: The temperature of the softmax; less than 1 makes it harder.
+        straight_through: If true, the backbone reads the most likely tokens' embeddings, with the gradient of the soft
+            ones.
     """
 
     max_new_tokens: OneOrMore = 9

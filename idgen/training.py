@@ -34,21 +34,22 @@ class BackboneTraining:
     """Optimisation by AdamW. The defaults follow IDGenRec (SIGIR 2024) but for ``epochs``.
 
     Args:
-        learning_rate: Largest learning rate, reached at the end of the warm-up.
-        batch_size: Samples of one optimiser step.
-        epochs: Passes over the data.
-        max_steps: Number of optimiser steps instead of `epochs`; 0 for `epochs`.
-        warmup_share: Share of all steps in which the learning rate rises from 0.
-        schedule: Learning rate after the warm-up: "linear" or "cosine" down to `final_share`, or "constant".
-        final_share: Share of the learning rate that is left at the end of "linear" and "cosine".
-        weight_decay: Decoupled weight decay; norms and biases have none.
+        learning_rate: The largest learning rate, reached at the end of the warm-up.
+        batch_size: The number of samples of one optimiser step.
+        epochs: The number of passes over the data.
+        max_steps: The number of optimiser steps; 0 takes as many as epochs says.
+        warmup_share: The share of all steps in which the learning rate rises from 0.
+        schedule: The course of the learning rate after the warm-up: "linear" or "cosine" down to final_share, or
+            "constant".
+        final_share: The share of the learning rate that is left at the end of "linear" and "cosine".
+        weight_decay: The decoupled weight decay; norms and biases have none.
         beta2: AdamW's decay rate of the squared gradients; 0.98 adapts faster in short runs.
-        dropout: Dropout while training; unset keeps the model's own.
-        label_smoothing: Share of the target probability that is spread over the vocabulary.
-        clip_norm: Largest gradient norm over all parameters; 0 for no clipping.
-        precision: "fp32", or "bf16" for bfloat16 autocast with fp32 weights.
-        evaluate_every: Steps between two validations; 0 for the end of every epoch.
-        keep_best: Go back to the weights with the best validation score at the end.
+        dropout: The dropout while training; if not given, it is the model's own.
+        label_smoothing: The share of the target probability that is spread over the vocabulary.
+        clip_norm: The largest gradient norm over all parameters; 0 for no clipping.
+        precision: The number format: "fp32", or "bf16" for bfloat16 autocast with fp32 weights.
+        evaluate_every: The number of steps between two validations; 0 validates at the end of every epoch.
+        keep_best: If true, the weights with the best validation score are taken at the end.
     """
 
     learning_rate: Positive = 1e-3

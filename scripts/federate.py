@@ -8,52 +8,67 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
 
 from collections.abc import Sequence
+from typing import Literal
 
-from embedding_fr.commands import parse_embedding_settings
-from embedding_fr.methods import METHODS as EMBEDDING_METHODS
-from embedding_fr.run import federate_embedding
-from embedding_fr.setup import EmbeddingSettings
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.config import RunConfig
-from fedecider.llm.federate import federate
-from fedecider.llm.setup import Settings
-from fedecider.methods import METHODS
+from embedding_fr.method_names import METHOD_NAMES as EMBEDDING_NAMES
+from fedecider.llm.method_names import METHOD_NAMES as LLM_NAMES
 from fedecider.running.cli import peek, run
-from fedecider.running.launch import start
 
-DESCRIPTION = """Train one recommender per domain, together, without showing each other an interaction.
-Missing stages (pre-training, distillation) are run first and kept for later runs. Without --config and --data the
-embedded sample is used with the settings of configs/demo.yaml. --method decides which method options there are.
-Methods of the embedding track (fedmf, fedrap, ...) take a rating data set instead, every user of which is a client:
---method fedmf --dataset ml-100k."""
+DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
+LLM = f"""{DESCRIPTION} Every domain is a client; stages that are missing (pre-training, distillation) are run first and
+kept. Without --config and --data the embedded sample is used with the settings of configs/demo.yaml. Other methods
+({", ".join(EMBEDDING_NAMES)}) belong to the embedding track, where every user of a rating data set is a client, and
+have other options: --method fedmf --help."""
+EMBEDDING = f"""{DESCRIPTION} Every user of a rating data set is a client. Other methods ({", ".join(LLM_NAMES)}) belong
+to the LLM track, where every domain is a client, and have other options: --method fedecider --help."""
 
 
-def parse_run(description: str, argv: Sequence[str] | None) -> Settings | EmbeddingSettings:
-    """Settings of a federated run; the method decides the track, and with it which options there are."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    method = peek(words, "method", RunConfig.method)
-    if method in EMBEDDING_METHODS:
-        return parse_embedding_settings(description, words, method)
-    if method in METHODS and peek(words, "dataset"):
-        raise ValueError(f"got dataset with the method {method} of the LLM track, expected --domains and --data")
-    if method not in METHODS:
+def track_of(words: Sequence[str]) -> Literal["llm", "embedding"]:
+    """The track of the chosen method; nothing of the other track is imported, which takes seconds.
+
+    Raises:
+        ValueError: the method is not known, or the data are those of the other track.
+    """
+    method = peek(words, "method", "fedecider")
+    if method in EMBEDDING_NAMES:
+        return "embedding"
+    if method not in LLM_NAMES:
         raise ValueError(
-            f"got method {method!r}, expected one of {', '.join(sorted(METHODS))} (LLM track) or "
-            f"{', '.join(sorted(EMBEDDING_METHODS))} (embedding track)"
+            f"got method {method!r}, expected one of {', '.join(sorted(LLM_NAMES))} (LLM track) or "
+            f"{', '.join(sorted(EMBEDDING_NAMES))} (embedding track)"
         )
-    return parse_settings(description, words)
+    if peek(words, "dataset"):
+        raise ValueError(f"got dataset with the method {method} of the LLM track, expected --domains and --data")
+    return "llm"
+
+
+def run_embedding(words: Sequence[str]) -> None:
+    from embedding_fr.commands import parse_embedding_settings
+
+    settings = parse_embedding_settings(EMBEDDING, words, peek(words, "method"))
+
+    from embedding_fr.run import federate_embedding  # after the options: --help does without
+    from fedecider.running.launch import start
+
+    with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
+        federate_embedding(settings, launch)
+
+
+def run_llm(words: Sequence[str]) -> None:
+    from fedecider.llm.commands import parse_settings
+
+    settings = parse_settings(LLM, words)
+
+    from fedecider.llm.federate import federate
+    from fedecider.running.launch import start
+
+    with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
+        federate(settings, launch)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def work() -> None:
-        settings = parse_run(DESCRIPTION, argv)
-        with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
-            if isinstance(settings, EmbeddingSettings):
-                federate_embedding(settings, launch)
-            else:
-                federate(settings, launch)
-
-    return run(work)
+    words = sys.argv[1:] if argv is None else list(argv)
+    return run(lambda: run_embedding(words) if track_of(words) == "embedding" else run_llm(words))
 
 
 if __name__ == "__main__":

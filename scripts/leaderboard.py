@@ -9,17 +9,14 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 
 from collections.abc import Sequence
 
-import torch
-
-from embedding_fr.leaderboard import LeaderboardConfig, fill
-from embedding_fr.leaderboard_table import write_leaderboard
-from fedecider.data.interactions import load_interactions
+from embedding_fr.leaderboard import LeaderboardConfig
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.running.cli import build_parser, parse, run
-from fedecider.running.run_folder import git_commit
 
 DESCRIPTION = """Run and rank all methods of the embedding track on one data set, with equal tuning budgets on
 validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""
+
+COMMON = ("help", "config", "dataset", "source", "raw", "output", "methods", "protocol", "seeds", "tune", "num_rounds")
 
 
 def public_words(words: Sequence[str]) -> str:
@@ -32,7 +29,15 @@ def public_words(words: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         classes = (LeaderboardConfig, InteractionsConfig)
-        config, data = parse(build_parser(DESCRIPTION, *classes), argv, *classes)
+        config, data = parse(build_parser(DESCRIPTION, *classes, common=COMMON), argv, *classes)
+
+        import torch  # what only the work needs comes after the options: --help does without
+
+        from embedding_fr.leaderboard import fill
+        from embedding_fr.leaderboard_table import write_leaderboard
+        from fedecider.data.interactions import load_interactions
+        from fedecider.running.run_folder import git_commit
+
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         interactions = load_interactions(data)

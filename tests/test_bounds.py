@@ -143,7 +143,7 @@ def test_a_command_line_reads_the_type_and_the_bound_holds():
         parse(parser, ["--rounds", "0"], Toy)
     with pytest.raises(ValueError, match="got depth 0, expected at least 1"):
         parse(parser, ["--inner.depth", "0"], Toy)
-    assert "How often. (type: int, default: 1)" in parser.format_help()
+    assert "--rounds INT          How often. (default: 1)" in parser.format_help()
 
 
 def test_settings_come_back_from_plain_values():

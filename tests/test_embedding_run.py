@@ -15,6 +15,7 @@ from embedding_fr import averaged
 from embedding_fr.leaderboard import all_methods, kind_of, protocol_groups
 from embedding_fr.local_training import check_finite
 from embedding_fr.methods import METHODS
+from embedding_fr.setup import EmbeddingRunConfig, eval_users
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
@@ -206,6 +207,52 @@ def test_uploads_of_any_method_can_be_bounded_and_noised(method, data, tmp_path)
     assert noised["privacy"].startswith("epsilon")
     assert not bounded["privacy"].startswith("epsilon")
     assert bounded["valid"] != noised["valid"]
+
+
+def test_rounds_are_validated_on_a_sample_that_is_drawn_once_and_the_test_takes_all(data, tmp_path):
+    words = ["--method", "fedncf", *data, *FAST, "--num_rounds", 3]
+    for name, sample in (("all", []), ("some", ["--num_eval_users", 12]), ("too many", ["--num_eval_users", 999])):
+        assert federate(*words, *sample, "--output", tmp_path / name) == 0
+    whole, some, many = (read_json(tmp_path / name / "metrics.json") for name in ("all", "some", "too many"))
+    assert many["test"] == whole["test"]
+    assert (whole["num_eval_users"], some["num_eval_users"]) == (whole["num_users"], 12)
+    scores = [[r["score"] for r in read_records(tmp_path / name / "rounds.jsonl")] for name in ("all", "some")]
+    assert scores[0] != scores[1]
+    per_user = read_per_user(tmp_path / "some" / "per_user.parquet")
+    assert all(len(record.users) == whole["num_users"] for record in per_user)
+    assert "12 users, drawn once" in (tmp_path / "some" / "results.md").read_text()
+    assert "drawn once" not in (tmp_path / "all" / "results.md").read_text()
+    assert eval_users(EmbeddingRunConfig(num_eval_users=12), 70) == eval_users(
+        EmbeddingRunConfig(num_eval_users=12), 70
+    )
+    assert eval_users(EmbeddingRunConfig(num_eval_users=12, seed=1), 70) != eval_users(
+        EmbeddingRunConfig(num_eval_users=12), 70
+    )
+    assert federate(*words, "--num_eval_users", -1, "--output", tmp_path / "bad") == 2
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (lambda place: place // 4, "warning: 86% of neighbouring events of a user have the same time"),
+        (lambda place: place, ""),
+        (None, "warning: the data have no times; events are in the order of the file"),
+    ],
+)
+def test_a_method_that_uses_order_warns_of_data_without_one(times, expected, tmp_path):
+    with (tmp_path / "toy.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "item", "time"])
+        for user in range(12):
+            items = torch.randperm(30, generator=stream(user, "items"))[:8].tolist()
+            writer.writerows(
+                (f"u{user}", f"i{item}", times(place) if times else "") for place, item in enumerate(items)
+            )
+    words = ["--dataset", "toy", "--source", "csv", "--raw", tmp_path, *(["--time_column", "time"] if times else [])]
+    for method in ("fednear", "fedease"):
+        assert federate("--method", method, *words, "--output", tmp_path / method) == 0
+        notes = (tmp_path / method / "results.md").read_text()
+        assert (expected in notes and "fednear uses order" in notes) == (method == "fednear" and bool(expected))
 
 
 def test_federation_off_uploads_nothing(data, tmp_path):

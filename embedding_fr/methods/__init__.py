@@ -61,6 +61,8 @@ class Method(NamedTuple):
     """Whether a paper sets the defaults; the methods of this project have none."""
     plug_in: bool = False
     """Whether it is another method with a part put in, and so no row of its own among ``all``."""
+    uses_order: bool = False
+    """Whether the order of a client's train items enters what is trained."""
     code: Mapping[str, Any] | None = None
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
 
@@ -89,6 +91,7 @@ METHODS: dict[str, Method] = {
         needs_server=fednear.needs_server,
         needs_everyone=fednear.needs_everyone,
         published=False,
+        uses_order=True,
     ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
     "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, passing_tables=2),

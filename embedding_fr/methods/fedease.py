@@ -52,17 +52,23 @@ class FedeaseConfig:
     """Settings of FedEASE.
 
     Args:
-        regularisation: lambda, the L2 weight of EASE; scales with the number of users.
-        secure: Mask uploads pairwise, so that the server sees the sum only; uploads are then whole triangles.
-        mask_neighbours: Clients that each client shares a mask with under secure, even; 0 is all of them.
+        regularisation: The regularisation lambda, the L2 weight of EASE; it scales with the number of users.
+        secure: If true, uploads are masked pairwise, so that the server sees the sum only; they are then whole
+            triangles.
+        mask_neighbours: The number of clients that each client shares a mask with under secure, an even number; 0
+            stands for all of them.
         max_items: At most this many train items of a client are counted, drawn once; 0 counts all.
-        clip: Largest L2 norm of a client's contribution (upper triangle): x_u is scaled down to it; 0 is off.
-        noise_scale: Gaussian noise over clip, on the sum; 0 is off. Needs clip or max_items.
-        delta: The probability in (epsilon, delta).
-        top_k: Entries of each column of B that clients get, by size; 0 sends all.
-        rank: Clients get this many eigenpairs of G instead of B; 0 is off.
-        dtype: float32 or float64 numbers in the download; with float64 the scores are those of centralised EASE.
-        history: What a client scores from: train items, or known, which adds the validation item when testing.
+        clip: The largest L2 norm of a client's contribution (upper triangle); x_u is scaled down to it. 0 bounds
+            nothing.
+        noise_scale: The size of the Gaussian noise on the sum, divided by clip; 0 adds none. It needs clip or
+            max_items.
+        delta: The probability that (epsilon, delta) leaves open.
+        top_k: The number of entries of each column of B that clients get, by size; 0 sends all.
+        rank: Clients get this many eigenpairs of G instead of B; 0 sends B.
+        dtype: The number format of the download, float32 or float64; with float64 the scores are those of centralised
+            EASE.
+        history: What a client scores from: train, its train items, or known, which adds the validation item when
+            testing.
     """
 
     regularisation: Positive = 200.0

@@ -54,14 +54,17 @@ class FedemConfig:
     """Settings of FedEM and its ablations (Table 2).
 
     Args:
-        merging: EM, DM, SM: see Merging; SR, static replacement, takes the received table, as FedMF does.
-        rho: The fixed weight of SM: 1 takes the received table, 0 keeps the own one.
-        adapter_layers: Widths of the adapter's hidden layers: see Merging.
-        adapter_learning_rate: Rate of the adapter; 0 takes learning_rate.
-        aggregation: similarity makes one mix for each client (FedSim), mean one weighted mean for all (FedMF).
-        similarity_weight: alpha, the weight of similarity against the clients' sizes; the paper has 1.1 on ML-100K.
-        variant: paper, or the public code as it is: see fedem_code. It has merging EM and aggregation similarity only.
-        mixed_share: Of variant code: the share of a cohort whose tables the server mixes.
+        merging: How the received table and the own one are merged: EM with a weight for each item, DM with one weight
+            for the client, SM with the same fixed weight for all; SR, static replacement, takes the received table.
+        rho: The fixed weight of SM; 1 takes the received table, 0 keeps the own one.
+        adapter_layers: The widths of the adapter's hidden layers, with commas.
+        adapter_learning_rate: The learning rate of the adapter; 0 takes learning_rate.
+        aggregation: What the server makes of the tables: similarity makes one mix for each client (FedSim), mean makes
+            one weighted mean for all (FedMF).
+        similarity_weight: The weight alpha of similarity against the clients' sizes; the paper has 1.1 on ML-100K.
+        variant: The variant: paper, or code, which does what the public code does and has merging EM and aggregation
+            similarity only.
+        mixed_share: The share of a cohort whose tables the server mixes, in variant code.
     """
 
     merging: Literal["EM", "DM", "SM", "SR"] = "EM"

@@ -7,7 +7,6 @@ from typing import Literal
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.compiled.training import train_linear
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import dot_gradients, dot_logits
@@ -22,7 +21,7 @@ class FedmfConfig:
     """Settings of FedMF.
 
     Args:
-        weighting: examples weighs clients by train items (FedMF), uniform weighs them alike (FCF).
+        weighting: How clients weigh in the mean: examples, by their train items (FedMF), or uniform, alike (FCF).
     """
 
     weighting: Literal["examples", "uniform"] = "examples"
@@ -47,6 +46,8 @@ def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConf
     Differs from the papers: gradients of a batch are means, uploads are plain (Chai et al. encrypt them, FCF uploads
     gradients).
     """
+    from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
+
     model = mf_model(federation, training)
     rates = {"user": training.learning_rate, "item_table": training.item_rate}
     optimiser = Optimiser("adam", rates, training.weight_decay)

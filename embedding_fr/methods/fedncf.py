@@ -15,11 +15,10 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.compiled.training import train_mlp
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, add_rows, take
-from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gradients, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 from embedding_fr.sampling import ExampleBatch
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
@@ -32,7 +31,7 @@ class FedncfConfig:
     """Settings of FedNCF.
 
     Args:
-        hidden_sizes: Widths of the hidden layers between [p_u, q_i] and the logit, with commas. With 16 dims the
+        hidden_sizes: The widths of the hidden layers between [p_u, q_i] and the logit, with commas. With 16 dims the
             default is the network 32-16-8-1 that later papers compare with (client sizes in table 6 of PFedCLR).
     """
 
@@ -59,6 +58,8 @@ def fedncf(federation: Federation, training: EmbeddingTraining, config: FedncfCo
     is also what later papers call FedNCF; uploads are plain (the paper adds secure aggregation). Its settings were not
     at hand: the learning rate is that of a public re-implementation which says that it took the paper's.
     """
+    from embedding_fr.compiled.training import train_mlp  # Numba: half a second that only training needs
+
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
@@ -84,12 +85,18 @@ def ncf_model(federation: Federation, training: EmbeddingTraining, hidden_sizes:
         },
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=ncf_logits,
+        scores=ncf_scores,
     )
 
 
 def ncf_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) outputs of ``scorer`` for [p_u, q_i]."""
     return mlp(params, "scorer", take(params["item_table"], item), params["user"])[:, :, 0]
+
+
+def ncf_scores(shared: Tree, own: Tree) -> Tensor:
+    """(C, I) what :func:`ncf_logits` says of all items."""
+    return mlp_of_catalogue(shared, "scorer", shared["item_table"], own["user"])[:, 0]
 
 
 def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:

@@ -49,19 +49,24 @@ class FednearConfig:
     """Settings of FedNear.
 
     Args:
-        regularisation: lambda, the L2 weight of the weights; scales with the number of users.
-        pair_reach: Two items that many events apart count 1/2, at distance d in general 1 / (1 + d / pair_reach); inf:
-            all pairs alike, as in EASE.
-        history_reach: An item that old, in events, counts half as much as the newest in the score; inf: all alike.
-        direction: 0 ignores order; 1 predicts only what comes later from what came before.
+        regularisation: The regularisation lambda, the L2 weight of the weights; it scales with the number of users.
+        pair_reach: Two items that many events apart count 1/2, and at distance d in general 1 / (1 + d / pair_reach);
+            with inf all pairs count alike, as in EASE.
+        history_reach: An item that old, in events, counts half as much as the newest one in the score; with inf all
+            count alike.
+        direction: How much order counts: 0 ignores it, and 1 predicts only what comes later from what came before.
         max_items: At most this many train items of a client, its newest, are counted; 0 counts all.
-        secure: Mask uploads pairwise, so that the server sees the sum only; uploads are then whole triangles.
-        mask_neighbours: Clients that each client shares a mask with under secure, even; 0 is all of them.
-        clip: Largest L2 norm of a client's contribution: it is scaled down to it; 0 is off.
-        noise_scale: Gaussian noise over clip, on the sum; 0 is off. Needs direction 0 and clip or max_items.
-        delta: The probability in (epsilon, delta).
-        top_k: Entries of each column of the weights that clients get, by size; 0 sends all.
-        history: What a client scores from: train items, or known, which adds the validation item when testing.
+        secure: If true, uploads are masked pairwise, so that the server sees the sum only; they are then whole
+            triangles.
+        mask_neighbours: The number of clients that each client shares a mask with under secure, an even number; 0
+            stands for all of them.
+        clip: The largest L2 norm of a client's contribution, which is scaled down to it; 0 bounds nothing.
+        noise_scale: The size of the Gaussian noise on the sum, divided by clip; 0 adds none. It needs direction 0 and
+            clip or max_items.
+        delta: The probability that (epsilon, delta) leaves open.
+        top_k: The number of entries of each column of the weights that clients get, by size; 0 sends all.
+        history: What a client scores from: train, its train items, or known, which adds the validation item when
+            testing.
     """
 
     regularisation: Positive = 200.0

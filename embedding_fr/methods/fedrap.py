@@ -62,23 +62,23 @@ class FedrapConfig:
     """Settings of FedRAP.
 
     Args:
-        variant: paper is Algorithm 1 with Eq. 3: sums over examples and over whole tables, plain gradient descent and
-            soft-thresholding. code is the public code: means, the regularisers on the rows of the batch only, L1 by
-            its subgradient, a linear layer with bias as the user side, and shrinking learning rates; give it its
-            other settings too (CODE).
-        tables: both, common (FedRAP-C: no personal table) or personal (FedRAP-D: nothing is shared). The distance
-            needs both tables, sparsity the common one.
-        sparsity: Penalty on the common table: l1, l2 (FedRAP-L2: squared Frobenius norm) or none (FedRAP-No).
-        distance: Measure that pushes the tables apart: frobenius has no upper bound and can diverge; bounded is
+        variant: The variant: paper is Algorithm 1 with Eq. 3: sums over examples and over whole tables, plain gradient
+            descent and soft-thresholding. code is the public code: means, the regularisers on the rows of the batch
+            only, L1 by its subgradient, a linear layer with bias as the user side, and shrinking learning rates; give
+            it its other settings too (CODE).
+        tables: Which tables a score is made of: both, common (FedRAP-C: no personal table) or personal (FedRAP-D:
+            nothing is shared). The distance needs both tables, sparsity the common one.
+        sparsity: The penalty on the common table: l1, l2 (FedRAP-L2: squared Frobenius norm) or none (FedRAP-No).
+        distance: The measure that pushes the tables apart: frobenius has no upper bound and can diverge; bounded is
             sum_j g_j / (1 + g_j) with g_j = ||D_j - C_j||^2, at most 1 an item.
-        distance_weight: Largest weight v1 of the distance.
-        sparsity_weight: Largest weight v2 of the sparsity penalty.
+        distance_weight: The largest weight v1 of the distance.
+        sparsity_weight: The largest weight v2 of the sparsity penalty.
         curriculum: How both weights depend on the round; None is tanh, and fixed for the code variant, which never
             applies the one it computes.
-        grad_clip: Bound on the Frobenius norm of the gradient of the common table in every local step (Eq. 4).
-        encoding: plain sends the common table as it is, sparse without its zeros.
-        keep_uploaded: Keep each client's own trained common table and score with it (view personal, line 7 of
-            Algorithm 1). Doubles the local state.
+        grad_clip: The bound on the Frobenius norm of the gradient of the common table in every local step (Eq. 4).
+        encoding: How the common table is sent: plain as it is, sparse without its zeros.
+        keep_uploaded: If true, each client keeps its own trained common table and scores with it (view personal, line
+            7 of Algorithm 1), which doubles the local state.
     """
 
     variant: Literal["paper", "code"] = "paper"

@@ -26,7 +26,7 @@ from embedding_fr.local_training import (
     take,
 )
 from embedding_fr.methods.fedncf import ncf_gradients, ncf_model
-from embedding_fr.mlp import layer_sizes, mlp, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.sampling import ExampleBatch, Examples, epoch_batches, round_examples
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
@@ -41,12 +41,12 @@ class FedrecgelConfig:
     """Settings of FedRecGEL.
 
     Args:
-        variant: paper trains locally and averages what is trained; code is what the public code does: a larger network,
-            one step per client and round, and a server that takes the step for the shared tensors.
-        private_radius: Radius of the perturbation of the user side; 0 is off (w/o-non-shared).
-        shared_radius: Radius of the perturbation of tables and network; 0 is off (w/o-shared).
-        hidden_sizes: Widths of the hidden layers between [p_u, q_i] and the logit, with commas (paper).
-        server_learning_rate: Rate of the server's Adam (code).
+        variant: The variant: paper trains locally and averages what is trained; code does what the public code does: a
+            larger network, one step per client and round, and a server that takes the step for the shared tensors.
+        private_radius: The radius of the perturbation of the user side; 0 leaves it out (w/o-non-shared).
+        shared_radius: The radius of the perturbation of tables and network; 0 leaves it out (w/o-shared).
+        hidden_sizes: The widths of the hidden layers between [p_u, q_i] and the logit, with commas (paper).
+        server_learning_rate: The learning rate of the server's Adam, in variant code.
     """
 
     variant: Literal["paper", "code"] = "paper"
@@ -117,6 +117,7 @@ def neumf_model(federation: Federation, training: EmbeddingTraining) -> Model:
         },
         logits=neumf_logits,
         tables=("item_table", "item_table_mlp"),
+        scores=neumf_scores,
     )
 
 
@@ -125,6 +126,18 @@ def neumf_logits(params: Tree, item: Tensor | None) -> Tensor:
     product_CBD = take(params["item_table"], item) * params["user"][:, None]
     tower_CBD = torch.relu(mlp(params, "tower", take(params["item_table_mlp"], item), params["user_mlp"]))
     return mlp(params, "output", torch.cat([product_CBD, tower_CBD], 2))[:, :, 0]
+
+
+def neumf_scores(shared: Tree, own: Tree) -> Tensor:
+    """(C, I) what :func:`neumf_logits` says of all items."""
+    size = shared["item_table"].shape[1]
+    weight_D1, bias_1 = shared["output.0.weight"], shared["output.0.bias"]
+    parts = []
+    for user_CD, wide_CK in zip(own["user"].split(1), own["user_mlp"].split(1), strict=True):
+        tower_CDI = torch.relu_(mlp_of_catalogue(shared, "tower", shared["item_table_mlp"], wide_CK))
+        product_CI = (user_CD * weight_D1[:size, 0]) @ shared["item_table"].T
+        parts.append(product_CI + (weight_D1[size:].T @ tower_CDI)[:, 0] + bias_1)
+    return torch.cat(parts)
 
 
 def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> ExampleBatch:

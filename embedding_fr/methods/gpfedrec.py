@@ -36,12 +36,14 @@ class GpfedrecConfig:
     """Settings of GPFedRec.
 
     Args:
-        hidden_sizes: Widths of the hidden layers between [p_u, q_i] and the logit, with commas.
+        hidden_sizes: The widths of the hidden layers between [p_u, q_i] and the logit, with commas.
         threshold: Neighbours are the clients with a similarity above threshold x mean similarity.
-        num_neighbours: Above 0: that many most similar clients (with oneself) instead, threshold is not used.
-        graph_layers: Steps along the graph.
-        graph_weight: Weight of the regulariser that pulls the local table to the one of the neighbourhood.
-        variant: paper takes similar clients; code takes those with a large cosine DISTANCE, as the public code does.
+        num_neighbours: If above 0, the neighbours are that many most similar clients, oneself among them, and
+            threshold is not used.
+        graph_layers: The number of steps along the graph.
+        graph_weight: The weight of the regulariser that pulls the local table to the one of the neighbourhood.
+        variant: The variant: paper takes similar clients; code takes those with a large cosine DISTANCE, as the public
+            code does.
     """
 
     hidden_sizes: str = "16,8"

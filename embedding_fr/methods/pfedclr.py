@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.compiled.training import train_linear, train_low_rank
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
@@ -46,9 +45,11 @@ class PfedclrConfig:
     """Settings of PFedCLR.
 
     Args:
-        variant: clr calibrates with a low-rank buffer, cf with a full one, af trains a full one together with all else.
-        rank: Columns of the low-rank buffer's first factor.
-        buffer_learning_rate: Rate of the buffer (beta); without one learning_rate, 0 leaves the buffer empty.
+        variant: The variant: clr calibrates with a low-rank buffer, cf with a full one, and af trains a full one
+            together with all else.
+        rank: The number of columns of the low-rank buffer's first factor.
+        buffer_learning_rate: The learning rate of the buffer (beta). If not given, learning_rate is taken; 0 leaves the
+            buffer empty.
     """
 
     variant: Literal["clr", "cf", "af"] = "clr"
@@ -196,6 +197,9 @@ def full_gradients(
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
+    # Numba takes half a second that only training needs
+    from embedding_fr.compiled.training import train_linear, train_low_rank
+
     dot = Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
     low_rank = Kernel(
         train=train_low_rank,

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.compiled.training import train_linear
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
@@ -34,8 +33,8 @@ class PfedrecConfig:
     """Settings of PFedRec.
 
     Args:
-        variant: paper trains with Adam, code with plain SGD and the public code's rate for item tables, learning_rate x
-            items x 80, unless item_learning_rate is given.
+        variant: The variant: paper trains with Adam; code trains with plain SGD and the public code's rate for item
+            tables, learning_rate x items x 80, unless item_learning_rate is given.
     """
 
     variant: Literal["paper", "code"] = "paper"
@@ -66,6 +65,8 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
     the score function: uniform in +-1/sqrt(D), alike for all). Adam in ``paper`` is our choice: with one rate for
     everything SGD barely moves a table whose changes are averaged over all clients.
     """
+    from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
+
     optimiser = Optimiser(
         "adam" if config.variant == "paper" else "sgd",
         {

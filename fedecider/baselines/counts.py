@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from fedecider.evaluation.protocols import (
@@ -36,7 +36,7 @@ def train_counts(sequences: Sequences, num_items: int, extra: Sequences = ()) ->
 
 def cooccurrence_matrix(
     sequences: Sequences, num_items: int, extra: Sequences = (), *, window: int | None = 1, directed: bool = True
-) -> sparse.csr_array:
+) -> scipy.sparse.csr_array:
     """Sparse (I, I): entry (a, b) sums 1 / distance over the places where b stands up to ``window`` events after a.
 
     ``window=1, directed=True`` counts direct successors (a first-order Markov chain); ``window=None`` takes the
@@ -46,7 +46,7 @@ def cooccurrence_matrix(
     item_E = np.fromiter((item for part in parts for item in part), dtype=np.int64)
     owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     longest = max((len(part) for part in parts), default=1)
-    total = sparse.csr_array((num_items, num_items))
+    total = scipy.sparse.csr_array((num_items, num_items))
     pairs: list[np.ndarray] = []
     for distance in range(1, min(longest - 1, window or longest) + 1):
         same = owner_E[:-distance] == owner_E[distance:]
@@ -55,7 +55,7 @@ def cooccurrence_matrix(
         if sum(pair.shape[1] for pair in pairs) > MAX_PAIRS:  # one sparse sum per few million pairs: fast, bounded
             total, pairs = total + _summed(pairs, num_items), []
     total = total + _summed(pairs, num_items)
-    return sparse.csr_array(total if directed else total + total.T)
+    return scipy.sparse.csr_array(total if directed else total + total.T)
 
 
 def popularity_scores(sequences: Sequences, num_items: int, extra: Sequences = ()) -> ScoreUsers:
@@ -82,7 +82,7 @@ def cooccurrence_scores(
     """
     matrix = cooccurrence_matrix(sequences, num_items, extra, window=window, directed=directed)
     scale = 1.0 / (1.0 + np.asarray(matrix.sum(1)).ravel())
-    rows = sparse.csr_array(sparse.diags_array(scale) @ matrix)
+    rows = scipy.sparse.csr_array(scipy.sparse.diags_array(scale) @ matrix)
     count_I = train_counts(sequences, num_items, extra).numpy()
     fallback_I = 1e-9 * count_I / (1.0 + count_I.max(initial=0.0))
 
@@ -91,8 +91,8 @@ def cooccurrence_scores(
         row_T = np.repeat(np.arange(len(contexts)), [len(context) for context in contexts])
         item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
         weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
-        context_BI = sparse.coo_array((weight_T, (row_T, item_T)), shape=(len(contexts), num_items)).tocsr()
-        dense_BI = sparse.csr_array(context_BI @ rows).toarray()
+        context_BI = scipy.sparse.coo_array((weight_T, (row_T, item_T)), shape=(len(contexts), num_items)).tocsr()
+        dense_BI = scipy.sparse.csr_array(context_BI @ rows).toarray()
         return torch.from_numpy(dense_BI + fallback_I)
 
     return score
@@ -152,7 +152,7 @@ def _train_parts(sequences: Sequences, extra: Sequences) -> list[list[int]]:
     return [list(train_part(sequence)) for sequence in sequences] + [list(sequence) for sequence in extra]
 
 
-def _summed(pairs: list[np.ndarray], num_items: int) -> sparse.csr_array:
+def _summed(pairs: list[np.ndarray], num_items: int) -> scipy.sparse.csr_array:
     first, second, weight = np.concatenate(pairs, 1) if pairs else np.zeros((3, 0))
     index = (first.astype(np.int64), second.astype(np.int64))  # float64 holds item numbers exactly
-    return sparse.coo_array((weight, index), shape=(num_items, num_items)).tocsr()
+    return scipy.sparse.coo_array((weight, index), shape=(num_items, num_items)).tocsr()

@@ -6,8 +6,8 @@ Shape legend: U users, I items, E distinct (user, item) pairs.
 from __future__ import annotations
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from fedecider.evaluation.protocols import Sequences
@@ -27,8 +27,8 @@ def train_pairs(sequences: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
     return distinct_pairs([train_part(sequence) for sequence in sequences], num_items)
 
 
-def train_matrix(sequences: Sequences, num_items: int) -> sparse.csr_array:
+def train_matrix(sequences: Sequences, num_items: int) -> scipy.sparse.csr_array:
     """Sparse (U, I), float64: 1 where the item is in the user's train part. Repeated events count once."""
     user_E, item_E = train_pairs(sequences, num_items)
     shape = (len(sequences), num_items)
-    return sparse.coo_array((np.ones(len(user_E)), (user_E.numpy(), item_E.numpy())), shape=shape).tocsr()
+    return scipy.sparse.coo_array((np.ones(len(user_E)), (user_E.numpy(), item_E.numpy())), shape=shape).tocsr()

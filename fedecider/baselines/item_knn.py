@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from fedecider.baselines.fitting import Valid
@@ -67,7 +67,9 @@ def fit(
     return score
 
 
-def neighbour_similarities(matrix_UI: sparse.csr_array, num_neighbours: int, shrinkage: float) -> sparse.csr_array:
+def neighbour_similarities(
+    matrix_UI: scipy.sparse.csr_array, num_neighbours: int, shrinkage: float
+) -> scipy.sparse.csr_array:
     """Sparse (I, I); row i: ``s_ij = n_ij / (sqrt(n_i n_j) + shrinkage)`` of the ``num_neighbours`` nearest j.
 
     n_ij counts common users. The diagonal is zero. Similarities that tie with the last kept one are kept as well, so
@@ -81,9 +83,9 @@ def neighbour_similarities(matrix_UI: sparse.csr_array, num_neighbours: int, shr
         target, other = common.row + start, common.col
         similarity = common.data / (root_I[target] * root_I[other] + shrinkage)
         similarity[target == other] = 0.0
-        dense_TI = sparse.coo_array((similarity, (common.row, common.col)), shape=common.shape).toarray()
+        dense_TI = scipy.sparse.coo_array((similarity, (common.row, common.col)), shape=common.shape).toarray()
         if num_neighbours < dense_TI.shape[1]:
             last_T1 = -np.partition(-dense_TI, num_neighbours - 1, axis=1)[:, num_neighbours - 1, None]
             dense_TI[dense_TI < last_T1] = 0.0
-        rows.append(sparse.csr_array(dense_TI))
-    return sparse.csr_array(sparse.vstack(rows))
+        rows.append(scipy.sparse.csr_array(dense_TI))
+    return scipy.sparse.csr_array(scipy.sparse.vstack(rows))

@@ -9,8 +9,8 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from fedecider.baselines.fitting import (
@@ -65,10 +65,10 @@ class LightgcnConfig:
         check(self)
 
 
-def normalised(matrix_UI: sparse.csr_array) -> sparse.csr_array:
+def normalised(matrix_UI: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
     """Entries over ``sqrt(n_u n_i)``, the degrees of user and item."""
     scales = [np.maximum(np.asarray(matrix_UI.sum(axis)).ravel(), 1.0) ** -0.5 for axis in (1, 0)]
-    return sparse.csr_array(sparse.diags_array(scales[0]) @ matrix_UI @ sparse.diags_array(scales[1]))
+    return scipy.sparse.csr_array(scipy.sparse.diags_array(scales[0]) @ matrix_UI @ scipy.sparse.diags_array(scales[1]))
 
 
 def propagate(graph_UI: Tensor, graph_IU: Tensor, tables: tuple[Tensor, Tensor], num_layers: int) -> list[Tensor]:
@@ -105,7 +105,7 @@ def fit(
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
     batches = training_batches(sequences, num_items, protocol, config, seed=seed, device=device)
     matrix_UI = normalised(train_matrix(sequences, num_items))
-    graphs = sparse_tensor(matrix_UI, device), sparse_tensor(sparse.csr_array(matrix_UI.T), device)
+    graphs = sparse_tensor(matrix_UI, device), sparse_tensor(scipy.sparse.csr_array(matrix_UI.T), device)
 
     def run_epoch(epoch: int) -> None:
         for user_B, item_BN in batches(epoch):
@@ -128,7 +128,7 @@ def fit(
     return score
 
 
-def sparse_tensor(matrix: sparse.csr_array, device: str) -> Tensor:
+def sparse_tensor(matrix: scipy.sparse.csr_array, device: str) -> Tensor:
     """A float32 CSR tensor: twice as fast as COO on a CPU."""
     rows, columns = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
     values = torch.from_numpy(matrix.data.astype(np.float32))

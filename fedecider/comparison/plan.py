@@ -45,26 +45,27 @@ MAX_TUNE = len(RATES)
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What is compared with what.
+    """Comparison: what is compared with what.
 
     Args:
-        runs: YAML file of the options that all runs share, as scripts/federate.py takes them.
+        runs: The YAML file of the options that all runs share, as scripts/federate.py takes them.
         lines: Name of a line -> its options; without ``method`` the name is the method. A line with no other option is
             tuned, one with options of its own is run as it is given.
         references: Lines that are not federated; they see the public pool and the clients' train parts of a domain.
         against: Lines that every other line is tested against.
         analysed: Line whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
             and the line beside it; empty for no analyses.
-        data: Prepared domains; empty uses the embedded sample.
-        cache: Where pre-training, distillation and reference lines are kept.
-        output: Folder of the runs and of the table.
+        data: The folder of prepared domains; if empty, the embedded sample is used.
+        cache: The folder in which pre-training, distillation and reference lines are kept.
+        output: The folder of the runs and of the table.
         seeds: Runs of every line, seeds 0, 1, ...
         tune: Settings that are tried on validation with seed 0, the same number for every tuned line: those of the
             method's grid (the default first), then other learning rates; 1 takes the default.
-        jobs: Runs at the same time; 0 takes as many as the machine has cores for, and one where there is a GPU.
-        num_threads: CPU threads of each run.
-        encoder: Of the texts whose distances the page of the table shows; the pages of the runs, whose distances are
-            the same, take tfidf.
+        jobs: The number of runs at the same time; 0 takes as many as the machine has cores for, and one where there is
+            a GPU.
+        num_threads: The number of CPU threads of each run.
+        encoder: The encoder of the texts whose distances the page of the table shows; the pages of the runs, whose
+            distances are the same, take tfidf.
     """
 
     runs: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fedecider.data.domain import UNKNOWN_TIME, Domain, Events
@@ -110,6 +111,7 @@ def summary(domains: Mapping[str, Domain]) -> str:
 def _describe_time(events: Events) -> dict[str, Any]:
     """Ties and the global timeline. A share counts only users whose times it needs are known.
 
+    ``tied_neighbours_share``: neighbouring events of a user with the same time, whose order is that of the file.
     ``test_before_last_train_share``: users whose test event is older than the newest training event of the group, so
     that a model has seen others' later events (leave-last-out ignores the global timeline).
     """
@@ -118,11 +120,13 @@ def _describe_time(events: Events) -> dict[str, Any]:
             "timestamps": "unknown",
             "known_time_share": 0.0,
             "tied_last_two_share": None,
+            "tied_neighbours_share": None,
             "test_before_last_train_share": None,
         }
     times = [time for sequence in events.timestamps for time in sequence if time != UNKNOWN_TIME]
     last_two = [s[-2:] for s in events.timestamps if UNKNOWN_TIME not in s[-2:]]
     tests = [time for s in events.timestamps if (time := target(s, "test")) != UNKNOWN_TIME]
+    known = [pair for s in events.timestamps for pair in pairwise(s) if UNKNOWN_TIME not in pair]
     trained = [time for s in events.timestamps for time in train_part(s) if time != UNKNOWN_TIME]
     newest = max(trained, default=None)
     total = sum(map(len, events.timestamps))
@@ -133,6 +137,7 @@ def _describe_time(events: Events) -> dict[str, Any]:
         "last_time": max(times, default=None),
         "users_with_known_last_two": len(last_two),
         "tied_last_two_share": sum(a == b for a, b in last_two) / len(last_two) if last_two else None,
+        "tied_neighbours_share": sum(a == b for a, b in known) / len(known) if known else None,
         "test_before_last_train_share": (
             sum(test < newest for test in tests) / len(tests) if tests and newest is not None else None
         ),

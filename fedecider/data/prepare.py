@@ -46,49 +46,53 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """What to read, what to keep and where to write it. Errors: ``ValueError``."""
+    """Data: what to read, what to keep and where to write it.
+
+    Errors: ``ValueError``.
+    """
 
     source: Literal["goodreads", "amazon", "movielens", "goodbooks", "packed", "lastfm_tags", "lastfm_plays"]
-    """Format of the raw files: UCSD Book Graph, Amazon reviews 2014 / 2018, MovieLens, goodbooks-10k, packed, or
+    """The format of the raw files: UCSD Book Graph, Amazon reviews 2014 / 2018, MovieLens, goodbooks-10k, packed, or
     HetRec 2011 Last.fm (its tags or its listening counts)."""
     raw: str
-    """Folder with the raw files."""
+    """The folder with the raw files."""
     domains: list[str] | str
-    """Domains to prepare together, separated by commas (crime,comics,children)."""
+    """The domains to prepare together, separated by commas (crime,comics,children)."""
     output: str = "data"
-    """Folder to write to; each domain becomes a sub-folder."""
+    """The folder to write to; each domain becomes a sub-folder."""
     min_rating: float | None = None
-    """Keep events rated at least this. Default: all events (Goodreads: all that are read or rated)."""
+    """Events with a lower rating are dropped. If not given, all events are kept (Goodreads: all that are read or
+    rated)."""
     k_core: ZeroOrMore = 5
-    """Drop users and items with fewer events than this, until none is left; 0 or 1 turns it off."""
+    """Users and items with fewer events than this are dropped, until none is left; 0 or 1 drops none."""
     min_length: Annotated[int, at_least(MIN_EVENTS)] = MIN_EVENTS
-    """Fewest events of a user; leave-last-out needs 3."""
+    """The least number of events of a user; leave-last-out needs 3."""
     max_length: Annotated[int, at_least(MIN_EVENTS)] | None = None
-    """Keep only the newest events of each user, at most this many. Default: all."""
+    """So many newest events of each user are kept. If not given, all are kept."""
     repeats: Literal["keep", "first"] = "keep"
-    """Events with an item the user had before: keep them, or only the first one of each item."""
+    """What becomes of events with an item that the user had before: they are kept, or only the first one is."""
     missing_text: Literal["error", "drop"] = "error"
-    """Items without any text: an error, or drop them with their events."""
+    """What items without any text are: an error, or dropped with their events."""
     duplicate_items: Literal["error", "first"] = "error"
-    """An item key that occurs twice in the catalogue: an error, or keep the first one."""
+    """What an item key that occurs twice in the catalogue is: an error, or the first one is kept."""
     users_per_domain: Annotated[int, at_least(2)] | None = None
-    """Client users sampled in each domain. Default: all that are not public."""
+    """The number of client users sampled in each domain. If not given, all users that are not public."""
     public_users_per_domain: ZeroOrMore | None = None
-    """Public users sampled in each domain among those who are no client anywhere. Default: all of them."""
+    """The number of public users sampled in each domain among those who are no client anywhere. If not given, all."""
     public_interactions_per_domain: ZeroOrMore | None = None
-    """Stop adding public users to a domain once they have this many events. Default: no such limit."""
+    """Public users are added to a domain until they have this many events. If not given, there is no such limit."""
     public_share: ShareBelow1 = 0.2
-    """Share of all users that is public; used only when users_per_domain is not given."""
+    """The share of all users that is public; used only when users_per_domain is not given."""
     shared_users_first: bool = False
-    """Users of several of the domains become clients before all others, to study domains that share users."""
+    """If true, users of several of the domains become clients before all others, to study domains that share users."""
     text_fields: tuple[str, ...] = DEFAULT_TEXT_FIELDS
-    """Fields of the item text, in order; price, sales_rank and year exist too but are off by default."""
+    """The fields of the item text, in order; price, sales_rank and year exist too but are off by default."""
     description_chars: ZeroOrMore = 500
-    """Longest description in an item text."""
+    """The largest number of characters of a description in an item text."""
     max_bad_lines: ZeroOrMore = 100
-    """Unreadable lines that are skipped in each file before it is an error."""
+    """So many unreadable lines of a file are skipped; one more is an error."""
     seed: Seed = 0
-    """Decides which users are clients and which are public."""
+    """The seed that decides which users are clients and which are public."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES or self.source in WITHOUT_TEXTS:

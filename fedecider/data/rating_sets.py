@@ -46,31 +46,37 @@ DATASETS: dict[str, DataSet] = {
 
 @dataclass(frozen=True)
 class InteractionsConfig:
-    """Which rating data to read and what to keep. Errors: ``ValueError``."""
+    """Rating data: what to read and what to keep.
+
+    Errors: ``ValueError``.
+    """
 
     dataset: str = "ml-100k"
-    """A known data set (ml-100k, ml-1m, ml-latest-small, lastfm-2k, lastfm-2k-plays, filmtrust, amazon-instant-video,
-    amazon-gift-cards), or with source a name of your own: the domain that is read."""
+    """The data set: ml-100k, ml-1m, ml-latest-small, lastfm-2k, lastfm-2k-plays, filmtrust, amazon-instant-video or
+    amazon-gift-cards; with source, a name of your own."""
     source: str = ""
-    """Reader of a folder that is no known data set: movielens, amazon, csv, lists, prepared, ... Needs raw."""
+    """The reader of files of your own: movielens, amazon, csv, lists, prepared, ... It needs raw."""
     raw: str = ""
-    """Folder with the files. Default: the data set's place in FEDECIDER_DATA, or else in ../shared/data."""
+    """The folder with the files. If empty, the data set's place below FEDECIDER_DATA or ../shared/data is taken."""
     min_user_events: ZeroOrMore | None = None
-    """Drop users with fewer rows, counted before repeats are removed. Default: as the papers (5 or 10), else 3."""
+    """Users with fewer rows are dropped; rows are counted before repeats are removed. If not given, it is what the
+    papers take (5 or 10), and 3 for data of your own."""
     min_item_events: ZeroOrMore | None = None
-    """Drop items with fewer rows, together with the rule for users until none is left. Default: none is dropped."""
+    """Items with fewer rows are dropped, in turns with the rule for users until nothing changes. If not given, no item
+    is dropped."""
     implicit_threshold: float | None = None
-    """Keep events rated at least this. Default: all events, as in the papers."""
+    """Events with a lower rating are dropped. If not given, all events are kept, as in the papers."""
     user_column: str = "user"
-    """Source csv: column of the user."""
+    """With source csv: the name of the column that holds the user."""
     item_column: str = "item"
-    """Source csv: column of the item."""
+    """With source csv: the name of the column that holds the item."""
     rating_column: str = ""
-    """Source csv: column of the rating; empty: there is none."""
+    """With source csv: the name of the column that holds the rating; empty if there is none."""
     time_column: str = ""
-    """Source csv: column of the time in Unix seconds; empty: there is none, the file is in order."""
+    """With source csv: the name of the column that holds the time in Unix seconds; empty if there is none, and the
+    rows of a user are in order."""
     max_bad_lines: ZeroOrMore = 100
-    """Unreadable lines that are skipped in each file before it is an error."""
+    """So many unreadable lines of a file are skipped; one more is an error."""
 
     def __post_init__(self) -> None:
         _check_data_set(self)

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 
 CARD_FILE = "card.json"
@@ -96,6 +93,9 @@ def _put_in_place(source: Path, target: Path) -> None:
 
 
 def _write(domain: Domain, folder: Path) -> None:
+    import pyarrow as pa  # only where tables are read or written: --help does without
+    import pyarrow.parquet as pq
+
     folder.mkdir(parents=True)
     tables = {
         "items": pa.table(
@@ -122,7 +122,9 @@ def _write(domain: Domain, folder: Path) -> None:
     (folder / "README.md").write_text(_readme(domain, json.loads(text)), encoding="utf-8")
 
 
-def _events_table(events: Events) -> pa.Table:
+def _events_table(events: Events) -> Any:
+    import pyarrow as pa
+
     times = [None] * len(events.users) if events.timestamps is None else events.timestamps
     return pa.table(
         {
@@ -168,6 +170,9 @@ def _read_card(path: Path) -> dict[str, Any]:
 
 def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     """Named columns of a Parquet file; ``ValueError`` when it is none or lacks one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:

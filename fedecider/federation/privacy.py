@@ -35,13 +35,15 @@ class PrivacyConfig:
     """How uploads are bounded and noised.
 
     Args:
-        clip: Largest norm of what one client changes in a round (L2 for gaussian, L1 for laplace); None or inf is off.
-        mechanism: gaussian (standard deviation noise_scale * clip) or laplace (scale noise_scale * clip).
-        noise_scale: Noise over clip; 0 is off.
-        delta: The probability in (epsilon, delta) that gaussian noise leaves open; below 1 / clients is usual.
-        noise_on: upload gives every single upload the whole noise, so that epsilon holds against the server as well;
-            sum gives each a share such that the sum over the cohort has it, which protects the sum only: add secure
-            aggregation, or trust the server. A mean must then weigh all clients alike.
+        clip: The largest norm of what one client changes in a round (L2 for gaussian, L1 for laplace); if it is not
+            given, or inf, nothing is bounded.
+        mechanism: The kind of noise: gaussian with standard deviation noise_scale * clip, or laplace with that scale.
+        noise_scale: The size of the noise divided by clip; 0 adds none.
+        delta: The probability in (epsilon, delta) that gaussian noise leaves open; it is usually below 1 / clients.
+        noise_on: Where the noise goes. "upload" gives every single upload the whole noise, so that epsilon holds
+            against the server as well; "sum" gives each a share such that the sum over the cohort has it, which
+            protects the sum only: add secure aggregation, or trust the server. A mean must then weigh all clients
+            alike.
     """
 
     clip: Annotated[float, above(0, most=math.inf)] | None = None

@@ -35,6 +35,14 @@ Protect = Callable[[Upload, Download, int, int], Upload]
 """upload, download, round, clients in the cohort -> what leaves the clients."""
 
 
+OnClients = Callable[[int, str, int, int], None]
+"""round, "training" or "validation", clients done, clients in all: told from time to time while a round goes on."""
+
+
+def silent(round: int, what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
 class RoundSettings(NamedTuple):
     """What the loop itself needs to know; everything else belongs to the method."""
 
@@ -63,6 +71,8 @@ def run_rounds(
     resume: bool = False,
     processes: Processes | None = None,
     on_round: Callable[[dict], None] = lambda record: None,
+    on_clients: OnClients = silent,
+    validated: Sequence[Block] | None = None,
 ) -> RunState:
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
@@ -72,6 +82,7 @@ def run_rounds(
     ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole. ``protect``
     bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`). With several processes every process
     sees the same uploads in the same order, so all of them hold the same state; only process 0 writes ``checkpoints``.
+    ``validated`` are the blocks that are scored after each round, where those are not all.
     Local state is updated in place and copied only when its round is the best so far.
 
     Raises:
@@ -102,10 +113,12 @@ def run_rounds(
         started = time.perf_counter()
         cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
-        server, local, done = _train(method, round, state, present, protect, processes)
+        server, local, done = _train(method, round, state, present, protect, processes, on_clients)
         trained = time.perf_counter()
         scores = {
-            view: summarise(evaluate(method, round, view, "valid", server, local, blocks, processes))
+            view: summarise(
+                evaluate(method, round, view, "valid", server, local, validated or blocks, processes, on_clients)
+            )
             for view in method.views
         }
         groups = scores[method.views[0]]
@@ -147,6 +160,7 @@ def evaluate(
     local: Tree,
     blocks: Sequence[Block],
     processes: Processes | None = None,
+    on_clients: OnClients = silent,
 ) -> list[Tensor]:
     """Positions of every client in client order: one int64 tensor per client."""
 
@@ -155,8 +169,11 @@ def evaluate(
         return method.positions(view, download, _own(local, block), block, split)
 
     positions: list[tuple[int, Tensor]] = []
+    total = sum(len(block.clients) for block in blocks)
+    on_clients(round, "validation", 0, total)
     for block, clients in in_client_order(blocks, work, processes or Processes()):
         positions += zip(block.clients.tolist(), clients, strict=True)
+        on_clients(round, "validation", len(positions), total)
     return [position_U for _, position_U in sorted(positions, key=itemgetter(0))]
 
 
@@ -187,6 +204,7 @@ def _train(
     blocks: Sequence[Block],
     protect: Protect,
     processes: Processes,
+    on_clients: OnClients,
 ) -> tuple[Tree, Tree, _Done]:
     """Local training of the cohort and aggregation -> server, local, what is recorded."""
     local = state.local
@@ -219,8 +237,10 @@ def _train(
             traffic.extend(zip(clients, sent.traffic, strict=True))
             non_finite.extend(sent.non_finite)
             train_s += sent.seconds
+            on_clients(round, "training", len(logs), cohort_size)
             yield _moved(sent.upload, state.server)
 
+    on_clients(round, "training", 0, cohort_size)
     stream = uploads()
     server = method.server_aggregate(round, state.server, stream)
     for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedecider.federation.compiling import compiled
 from fedecider.federation.method import RowUpdate
 
 
@@ -21,6 +20,8 @@ def write_rows(table: Tensor, clients: Tensor, update: RowUpdate) -> None:
     row_CR = update.rows.to(table.device)
     other_IF = table_NIF[0, :0] if update.others is None else _flat(update.others.to(table), 1)
     if _is_compiled(table):
+        from fedecider.federation.compiled_rows import write_compiled  # Numba: half a second that only training needs
+
         write_compiled(table_NIF.numpy(), clients.numpy(), row_CR.numpy(), value_CRF.numpy(), other_IF.numpy())
     else:
         write_stacked(table_NIF, clients.to(table.device), row_CR, value_CRF, other_IF)
@@ -33,6 +34,8 @@ def add_rows(total: Tensor, row_CR: Tensor, value: Tensor, weight_C: Tensor) -> 
     total_IF, value_CRF = _flat(total, 1), _flat(value, 2)
     weight_I = torch.zeros(len(total), dtype=torch.float64, device=total.device)
     if _is_compiled(value):
+        from fedecider.federation.compiled_rows import add_compiled
+
         add_compiled(total_IF.numpy(), weight_I.numpy(), row_CR.numpy(), value_CRF.numpy(), weight_C.numpy())
     else:
         add_stacked(total_IF, weight_I, row_CR, value_CRF, weight_C)
@@ -48,39 +51,16 @@ def _is_compiled(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
-@compiled
-def write_compiled(table_NIF, client_C, row_CR, value_CRF, other_IF):
-    for c in range(len(client_C)):
-        own = table_NIF[client_C[c]]
-        if len(other_IF):
-            own[:] = other_IF
-        for r in range(row_CR.shape[1]):
-            if row_CR[c, r] >= 0:
-                for f in range(own.shape[1]):
-                    own[row_CR[c, r], f] = value_CRF[c, r, f]
-
-
 def write_stacked(table_NIF: Tensor, client_C: Tensor, row_CR: Tensor, value_CRF: Tensor, other_IF: Tensor) -> None:
-    """What :func:`write_compiled` does, on any device."""
+    """What :func:`fedecider.federation.compiled_rows.write_compiled` does, on any device."""
     if len(other_IF):
         table_NIF[client_C] = other_IF
     real_CR, flat_CR = row_CR >= 0, row_CR + client_C[:, None] * table_NIF.shape[1]
     table_NIF.view(-1, table_NIF.shape[2]).index_copy_(0, flat_CR[real_CR], value_CRF[real_CR])
 
 
-@compiled
-def add_compiled(total_IF, weight_I, row_CR, value_CRF, weight_C):
-    for c in range(len(row_CR)):
-        for r in range(row_CR.shape[1]):
-            row = row_CR[c, r]
-            if row >= 0:
-                weight_I[row] += weight_C[c]
-                for f in range(total_IF.shape[1]):
-                    total_IF[row, f] += weight_C[c] * value_CRF[c, r, f]
-
-
 def add_stacked(total_IF: Tensor, weight_I: Tensor, row_CR: Tensor, value_CRF: Tensor, weight_C: Tensor) -> None:
-    """What :func:`add_compiled` does, on any device."""
+    """What :func:`fedecider.federation.compiled_rows.add_compiled` does, on any device."""
     row, weight = row_CR.clamp(min=0).reshape(-1), (weight_C[:, None] * (row_CR >= 0)).reshape(-1)
     total_IF.index_add_(0, row, value_CRF.flatten(0, 1) * weight[:, None])
     weight_I.index_add_(0, row, weight)

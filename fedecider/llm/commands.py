@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,21 @@ from fedecider.running.cli import REPOSITORY, build_parser, from_plain, load_yam
 from fedecider.running.run_folder import read_run
 from idgen.ranking import RankingConfig
 
+COMMON = (
+    "help",
+    "config",
+    "domains",
+    "data",
+    "method",
+    "output",
+    "num_rounds",
+    "seed",
+    "lora_rank",
+    "cache",
+    "num_threads",
+    "resume",
+)
+"""What ``--help`` shows first."""
 DEMO = REPOSITORY / "configs" / "demo.yaml"
 
 
@@ -38,10 +54,12 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
         )
     demo = not peek(words, "config") and not peek(words, "data")
     classes = (RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
-    parser = build_parser(description, *classes, default_config=DEMO if demo else None)
+    texts = {"method": f"The federated method: {', '.join(METHODS)}."}
+    default = DEMO if demo else None
+    parser = build_parser(description, *classes, default_config=default, common=COMMON, texts=texts)
     blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
     for name in METHODS:
-        parser.add_argument(f"--{name}", type=dict, default={}, help=f"in a config file: options of {name} only")
+        parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
     return Settings(*parse(parser, words, *classes))
 

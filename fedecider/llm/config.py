@@ -20,14 +20,15 @@ from idgen.training import BackboneTraining
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """Stage 1, on the public pool: tokenizer, item IDs, backbone.
+    """Stage 1 (pretrain): tokenizer, item IDs and backbone, from the public pool.
 
     Args:
-        tokenizer: Folder or hub name; empty takes the backbone's, or trains one on the item texts when the backbone
-            is built from scratch.
-        tokenizer_kind: Of a trained one: unigram, word pieces; word, one token for every frequent word; phrase, also
-            one token for every item ID, which then is the item's shortest unique phrase (id_source keywords).
-        vocab_size: Of a trained one, at most.
+        tokenizer: The folder or hub name of a tokenizer. If empty, the backbone's own is taken, or one is trained on
+            the item texts where the backbone is built from scratch.
+        tokenizer_kind: What a trained tokenizer's tokens are: unigram has word pieces; word has one token for every
+            frequent word; phrase has one token for every item ID as well, which then is the item's shortest unique
+            phrase (id_source keywords).
+        vocab_size: The largest number of tokens of a trained tokenizer.
         id_source: Who writes item and user IDs: the ID generator, or the items' own keywords alone.
         keywords: Keyword targets of the ID generator, or the IDs themselves.
         id_limits: Limits of the search for unique IDs.
@@ -61,32 +62,33 @@ class PretrainConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A federated run.
+    """Further settings of a federated run.
 
     Args:
-        domains: Clients of the federation, separated by commas.
-        data: Folder of prepared domains (scripts/prepare_data.py); empty uses the embedded sample.
-        output: Run folder; empty makes one below ``runs/`` from method, domains and time.
-        cache: Where pre-training and distillation are kept for later runs.
-        method: Federated method.
-        seed: Of every random draw; streams are derived from it by name.
-        num_rounds: Rounds of local training and exchange (paper: 20 on Goodreads, 25 on Amazon).
-        participation: Share of the clients that take part in a round.
-        lora_rank: Rank of every adapter.
-        lora_targets: Linear layers that get adapters, by the ends of their names: q, k, v, o of the attention (paper),
-            wi and wo of the feed-forward part, lm_head for the output table.
-        export_rank: Rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down to
-            it by singular values. 0 keeps it, which is exact.
-        backbone_name: Hub name of the backbone, for the adapters and their model cards; empty names it by its place in
-            the run folder, ../../backbone.
-        num_threads: CPU threads per process, 0 for torch's choice; bit-equal results need equal numbers.
-        protocol: How recommendations are counted; part of every reported number.
-        resume: Go on with the run in ``output``.
-        encoder: Of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm, tfidf, or a
-            folder or hub name for sentence-transformers.
-        tracker: accelerate tracker for the rounds, such as tensorboard; empty for none.
-        pretrain: Stage 1.
-        distill: Stage 2.
+        domains: The domains, which are the clients, separated by commas.
+        data: The folder of prepared domains (scripts/prepare_data.py); if empty, the embedded sample is used.
+        output: The run folder; if empty, one is made below runs/.
+        cache: The folder in which pre-training and distillation are kept for later runs.
+        method: The federated method.
+        seed: The seed from which every random draw of the run is derived.
+        num_rounds: The number of rounds of local training and exchange.
+        participation: The share of the clients that take part in a round.
+        lora_rank: The rank of every adapter.
+        lora_targets: The linear layers that get adapters, by the ends of their names: q, k, v, o of the attention
+            (paper), wi and wo of the feed-forward part, lm_head for the output table.
+        export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
+            to it by singular values. 0 keeps it, which is exact.
+        backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
+            its place in the run folder, ../../backbone.
+        num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
+            numbers.
+        protocol: The evaluation protocol: how recommendations are counted.
+        resume: If true, the stopped run in output goes on.
+        encoder: The encoder of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm,
+            tfidf, or a folder or hub name for sentence-transformers.
+        tracker: The accelerate tracker that gets the scores of the rounds, such as tensorboard; empty for none.
+        pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
+        distill: Stage 2: the student of half depth.
     """
 
     domains: str = "crime,comics,children"

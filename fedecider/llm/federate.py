@@ -18,7 +18,7 @@ from fedecider.llm.setup import Settings, build_foundation, load_data, make_reco
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import Recommender
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console
+from fedecider.running.progress import console, round_progress
 from fedecider.running.run_folder import RunFolder, check_run, default_name, fingerprint, opened_run, provenance
 
 
@@ -73,23 +73,24 @@ def _rounds(
     def show(record: dict) -> None:
         if launch.is_main:
             scores = ", ".join(f"{view} {_mean(clients):.4f}" for view, clients in record["valid"].items())
-            losses = " ".join(f"{client['loss']:.3f}" for client in record["clients"])
+            losses = " ".join(f"{client['loss']:.4g}" for client in record["clients"])
             seconds = f"train {record['train_s']:.1f} s, evaluate {record['evaluate_s']:.1f} s"
             line = f"round {record['round']}/{config.num_rounds}: valid ndcg@10 {scores} | loss {losses} | {seconds}"
             console.print(line, highlight=False, soft_wrap=True)
 
-    state = run_rounds(
-        method,
-        blocks,
-        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key),
-        metrics_per_client,
-        recorder=Recorder(folder.rounds if launch.is_main else None, track if config.tracker else None),
-        checkpoints=folder.checkpoints,
-        resume=config.resume,
-        processes=launch.processes,
-        on_round=show,
-    )
-    return state
+    with round_progress(config.num_rounds, launch.is_main) as on_clients:
+        return run_rounds(
+            method,
+            blocks,
+            RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key),
+            metrics_per_client,
+            recorder=Recorder(folder.rounds if launch.is_main else None, track if config.tracker else None),
+            checkpoints=folder.checkpoints,
+            resume=config.resume,
+            processes=launch.processes,
+            on_round=show,
+            on_clients=on_clients,
+        )
 
 
 def _mean(clients: list[dict[str, float]]) -> float:

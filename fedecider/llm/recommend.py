@@ -28,14 +28,14 @@ from idgen.tokenizer import load_tokenizer
 
 @dataclass(frozen=True)
 class RecommendConfig:
-    """What to recommend from.
+    """Recommendation: from which run, and for which history.
 
     Args:
-        run: Run folder that scripts/federate.py printed.
-        domain: Whose adapter and catalogue.
-        history: Titles or item keys of that domain, oldest first, separated by " | ".
-        k: Number of recommendations.
-        device: cpu or cuda.
+        run: The run folder that scripts/federate.py printed.
+        domain: The domain whose adapter and catalogue are used.
+        history: The titles or item keys of that domain, oldest first, separated by " | ".
+        k: The number of recommendations.
+        device: The device, cpu or cuda.
     """
 
     run: str

@@ -26,12 +26,13 @@ UserTexts = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """What to report on.
+    """Report: on which run.
 
     Args:
-        run: Run folder that scripts/federate.py printed.
-        data: Folder of prepared domains, when it is not where the run found it.
-        encoder: Of the distances between domains: auto, tfidf, minilm, or a sentence-transformers folder or hub name.
+        run: The run folder that scripts/federate.py printed.
+        data: The folder of prepared domains, when it is not where the run found it.
+        encoder: The encoder behind the distances between domains: auto, tfidf, minilm, or a sentence-transformers
+            folder or hub name.
     """
 
     run: str

@@ -24,13 +24,13 @@ from idgen.tokenizer import load_tokenizer
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """What to evaluate.
+    """Evaluation: of which run.
 
     Args:
-        run: Run folder that scripts/federate.py printed.
-        split: Held-out items: the last (test) or the last but one (valid) of every user.
-        tolerance: Largest allowed difference of a test metric.
-        data: Folder of prepared domains, when it is not where the run found it.
+        run: The run folder that scripts/federate.py printed.
+        split: The held-out items: the last (test) or the last but one (valid) of every user.
+        tolerance: The largest allowed difference of a test metric.
+        data: The folder of prepared domains, when it is not where the run found it.
     """
 
     run: str

@@ -26,9 +26,9 @@ class DittoConfig:
     """Settings of Ditto.
 
     Args:
-        personal_pull: The paper's lambda: how strongly a personal adapter is drawn to the global one; 0 is local
+        personal_pull: How strongly a personal adapter is drawn to the global one (the paper's lambda); 0 is local
             training.
-        weighting: uniform gives every client the same weight, examples weighs by training samples.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
     personal_pull: Annotated[float, at_least(0, hint="0 is local training")] = 1.0

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Annotated, Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, ShareBelow1, at_least, check
@@ -48,13 +48,13 @@ class FdloraConfig:
     """Settings of FDLoRA.
 
     Args:
-        sync_every: H: after every so many rounds the personal adapters become a copy of the client's theta_s.
-        outer_learning_rate: Step of the server along the clients' mean change; 1 without momentum is FedAvg.
-        outer_momentum: Nesterov momentum of the server, below 1.
-        l1_weight: Weight of |w1| + |w2| beside the token cross-entropy in the search.
-        num_search_prompts: Training prompts that the search looks at.
-        num_evaluations: Points (w1, w2) that the search may try, at least 3.
-        weighting: uniform gives every client the same weight, examples weighs by training samples.
+        sync_every: After every so many rounds (H) the personal adapters become a copy of the client's theta_s.
+        outer_learning_rate: The step of the server along the clients' mean change; 1 without momentum is FedAvg.
+        outer_momentum: The Nesterov momentum of the server, below 1.
+        l1_weight: The weight of |w1| + |w2| beside the token cross-entropy in the search.
+        num_search_prompts: The number of training prompts that the search looks at.
+        num_evaluations: The number of points (w1, w2) that the search may try, at least 3.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
     sync_every: OneOrMore = 5
@@ -156,7 +156,7 @@ def fusion_weights(
         return _token_loss(recommender, batches) + config.l1_weight * float(np.abs(weight_2).sum())
 
     options = {"initial_simplex": np.array(SIMPLEX), "maxfev": config.num_evaluations, "xatol": 1e-3, "fatol": 1e-4}
-    found = minimize(objective, SIMPLEX[0], method="Nelder-Mead", options=options).x
+    found = scipy.optimize.minimize(objective, SIMPLEX[0], method="Nelder-Mead", options=options).x
     return float(found[0]), float(found[1])
 
 

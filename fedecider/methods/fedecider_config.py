@@ -13,20 +13,22 @@ class FedeciderConfig:
     """Settings of FeDecider and of its ablations.
 
     Args:
-        alpha_init: Start of every fusion weight, at the first round after a broadcast (paper: 2).
-        alpha_learning_rate: Constant learning rate of the fusion weights (paper: 1e-3).
-        train_alpha: False keeps the fusion weights where they started.
-        alpha_per: client (paper) learns one weight per pair of clients for all layers; module one per adapted layer.
+        alpha_init: The start value of every fusion weight, at the first round after a broadcast (paper: 2).
+        alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
+        train_alpha: If false, the fusion weights stay where they started.
+        alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
+            layers; module one per adapted layer.
         own_slot: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
             same with its geometric mean norm multiplied into the own weight, or each layer's own norm with alpha_per
             module; raw the client's own pair as trained.
         skip_below: A peer's direction whose weight (the largest over layers) is below this in absolute value after a
             local training is never downloaded by that client again; 0 (paper) downloads all.
-        normalize_at: server (paper) or client; both give the same bits, but the server then never sees norms.
-        balanced: Broadcast canonical factors that depend on the product only.
-        ablation: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep combines factors first,
-            (sum alpha B)(sum alpha A).
-        sep_factors: Factors that wo_sep combines, raw (as printed) or normalized.
+        normalize_at: Where directions are normalised, server (paper) or client; both give the same bits, but the server
+            then never sees norms.
+        balanced: If true, canonical factors are broadcast that depend on the product only.
+        ablation: What is left out: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep
+            combines factors first, (sum alpha B)(sum alpha A).
+        sep_factors: The factors that wo_sep combines, raw (as printed) or normalized.
     """
 
     alpha_init: float = 2.0

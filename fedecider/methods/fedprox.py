@@ -25,8 +25,8 @@ class FedproxConfig:
     """Settings of FedProx.
 
     Args:
-        mu: Strength of the proximal term mu / 2 * ||theta - w||^2; 0 is FedAvg.
-        weighting: uniform gives every client the same weight, examples weighs by training samples.
+        mu: The strength of the proximal term mu / 2 * ||theta - w||^2; 0 is FedAvg.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
     mu: Annotated[float, at_least(0, hint="0 is FedAvg")] = 0.01

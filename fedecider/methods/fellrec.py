@@ -26,9 +26,9 @@ class FellrecConfig:
     Args:
         a: How much clients listen to others, tanh(a) for the worst one and towards 1 for the rest; 0 is local training.
         beta: Larger values make the warm-up slower. The public code has a 0.7, beta 1 for LLaMA; 0.5, 5 for RecFormer.
-        temperature: Of the softmax over the clients' training losses.
-        exponent: paper takes round / beta (t / beta, rounds from 1), code takes round - 1 + 1 / beta (epoch + 1 / beta,
-            epochs from 0); the same at beta 1.
+        temperature: The temperature of the softmax over the clients' training losses.
+        exponent: How the warm-up counts rounds: paper takes round / beta (t / beta, rounds from 1), code takes round -
+            1 + 1 / beta (epoch + 1 / beta, epochs from 0); the same at beta 1.
     """
 
     a: Annotated[float, at_least(0, hint="at 0 nobody listens, which is local training")] = 0.7

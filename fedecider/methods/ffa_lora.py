@@ -31,7 +31,7 @@ class FfaLoraConfig:
     """Settings of FFA-LoRA.
 
     Args:
-        weighting: uniform gives every client the same weight, examples weighs by training samples.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
     weighting: Weighting = "uniform"

@@ -24,8 +24,9 @@ class LoraSimConfig:
     """Settings of LoRA-Sim.
 
     Args:
-        similarity: shifted takes (cosine + 1) / 2 over its row's sum, softmax exp(cosine / temperature) over its.
-        temperature: Of softmax.
+        similarity: How cosines become weights: shifted takes (cosine + 1) / 2, softmax exp(cosine / temperature), each
+            divided by its row's sum.
+        temperature: The temperature of softmax.
     """
 
     similarity: Literal["shifted", "softmax"] = "shifted"

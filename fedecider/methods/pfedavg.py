@@ -22,7 +22,7 @@ class PfedavgConfig:
     """Settings of PFedAvg.
 
     Args:
-        weighting: uniform gives every client the same weight, examples weighs by training samples.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
     weighting: Weighting = "uniform"

@@ -23,14 +23,17 @@ from idgen.samples import Split, Task, num_samples, train_batches
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Local training, alike for every method so that comparisons are fair (FeDecider, section 4.1).
+    """Local training, alike for every method.
+
+    Else comparisons would not be fair (FeDecider, section 4.1).
 
     Args:
-        local_epochs: Passes over a client's training samples per round.
-        batch_size: Samples per local step.
-        learning_rate: Constant AdamW learning rate of the LoRA factors; the state is fresh in every round.
-        clip_norm: Largest global norm of a step's gradient.
-        precision: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are fp32 in both.
+        local_epochs: The number of passes over a client's training samples in a round.
+        batch_size: The number of samples of a local step.
+        learning_rate: The constant learning rate of the LoRA factors (AdamW); the state is fresh in every round.
+        clip_norm: The largest global norm of a step's gradient.
+        precision: The number format: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are
+            fp32 in both.
     """
 
     local_epochs: OneOrMore = 5

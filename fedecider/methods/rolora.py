@@ -41,7 +41,7 @@ class RoloraConfig:
     """Settings of RoLoRA.
 
     Args:
-        weighting: uniform gives every client the same weight, examples weighs by training samples.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
     weighting: Weighting = "uniform"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+import scipy
 import torch
-from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
 from fedecider.data.domain import Domain
@@ -109,14 +109,14 @@ def _spearman(first: Tensor, second: Tensor) -> float | None:
         return None
     if len(first.unique()) < 2 or len(second.unique()) < 2:
         return None
-    return float(spearmanr(first.numpy(), second.numpy()).statistic)
+    return float(scipy.stats.spearmanr(first.numpy(), second.numpy()).statistic)
 
 
 def _mantel(alpha: Tensor, distance_KK: Tensor, off_KK: Tensor, observed: float) -> float:
     """Renaming permutes the entries, so their ranks are taken once and permuted with them."""
-    rank = torch.from_numpy(rankdata(alpha.numpy()))
+    rank = torch.from_numpy(scipy.stats.rankdata(alpha.numpy()))
     rank_KK = torch.zeros_like(distance_KK, dtype=torch.float64)
-    rank_KK[off_KK] = torch.from_numpy(rankdata(distance_KK[off_KK].numpy()))
+    rank_KK[off_KK] = torch.from_numpy(scipy.stats.rankdata(distance_KK[off_KK].numpy()))
     names = [list(order) for order in permutations(range(len(distance_KK)))]
     found = [abs(_pearson(rank, rank_KK[order][:, order][off_KK])) for order in names]
     return sum(value >= observed - 1e-9 for value in found) / len(found)

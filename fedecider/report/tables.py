@@ -126,7 +126,8 @@ def shown_domains(rows: Sequence[ResultRow]) -> list[str]:
 def _rich_cell(row: ResultRow, domain: str, metric: str, bold: Collection[tuple[str, str, str]]) -> Text:
     value = row.values[domain][metric]
     style = "bold" if (domain, metric, row.label) in bold else ""
-    return Text.assemble((f"{value.mean:.4f}", style), (f"\n[{value.low:.4f}, {value.high:.4f}]", "dim"))
+    low, high = (f"{end:.3f}".removeprefix("0") for end in (value.low, value.high))
+    return Text.assemble((f"{value.mean:.4f}", style), (f"\n[{low}, {high}]", "dim"))
 
 
 def _markdown_cell(row: ResultRow, domain: str, metric: str, bold: Collection[tuple[str, str, str]]) -> str:

@@ -9,31 +9,45 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from safetensors import SafetensorError
-from transformers.utils import logging as transformers_logging
+
+from fedecider.running.help import HelpFormatter, arrange
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def build_parser(description: str, *config_classes: type, default_config: Path | None = None) -> ArgumentParser:
-    """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``."""
+def build_parser(
+    description: str,
+    *config_classes: type,
+    default_config: Path | None = None,
+    common: Sequence[str] = (),
+    texts: Mapping[str, str] = {},
+) -> ArgumentParser:
+    """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``.
+
+    ``common`` names the options that ``--help`` shows first; ``texts`` replaces help texts, by option.
+    """
     parser = ArgumentParser(
         description=description,
         usage="%(prog)s [--config FILE] [--OPTION VALUE ...]",
         default_config_files=[str(default_config)] if default_config else [],
         parser_mode="yaml",
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of settings; options after it win")
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="A YAML file of settings. Options that come after it win."
+    )
     for config_class in config_classes:
         parser.add_class_arguments(config_class, as_group=True)
+    arrange(parser, common, texts)
     return parser
 
 
@@ -98,5 +112,7 @@ def run(function: Callable[[], Any]) -> int:
 
 def _quiet_libraries() -> None:
     """No bars for loading files of a few megabytes, and no warning that only a library's authors can act on."""
-    transformers_logging.disable_progress_bar()
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers when it is imported
+    if "transformers" in sys.modules:  # importing it takes seconds, and the embedding track does without
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

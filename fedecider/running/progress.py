@@ -10,6 +10,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedecider.federation.rounds import OnClients, silent
+
 console = Console()
 
 _LINE_EVERY_S = 15.0
@@ -43,6 +45,45 @@ def progress(title: str, enabled: bool = True) -> Iterator[Report]:
             bar.update(task, completed=done, total=total, note=note)
 
         yield report
+
+
+@contextmanager
+def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[OnClients]:
+    """Yield what :func:`fedecider.federation.rounds.run_rounds` tells of the clients of a round that are done.
+
+    On a terminal it moves a bar that is gone at the end, elsewhere it prints a line every 15 seconds at most.
+    """
+    if not enabled:
+        yield silent
+    elif not console.is_terminal:
+        yield _plain_rounds(num_rounds)
+    else:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=None)
+
+            def tell(round: int, what: str, done: int, total: int) -> None:
+                if done == 0:
+                    bar.reset(task)
+                bar.update(task, description=f"round {round}/{num_rounds}, {what}", completed=done, total=total)
+
+            yield tell
+
+
+def _plain_rounds(num_rounds: int) -> OnClients:
+    started = last = time.monotonic()
+
+    def tell(round: int, what: str, done: int, total: int) -> None:
+        nonlocal started, last
+        now = time.monotonic()
+        if done == 0:
+            started = now
+        elif done < total and now - last >= _LINE_EVERY_S:
+            last = now
+            text = f"round {round}/{num_rounds}, {what}: {done}/{total} clients ({now - started:.0f} s)"
+            console.print(text, highlight=False, soft_wrap=True)
+
+    return tell
 
 
 def _plain_lines(title: str) -> Report:

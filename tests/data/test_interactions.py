@@ -56,6 +56,7 @@ def test_filters_order_and_card_by_hand(shop, tmp_path):
     assert card["length"] == {"min": 4, "mean": 4, "median": 4, "max": 4}
     # u1 ends with two events of time 7; its last is older than the newest training event (u2 at 20).
     assert (card["tied_last_two_share"], card["test_before_last_train_share"]) == (0.5, 0.5)
+    assert card["tied_neighbours_share"] == pytest.approx(1 / 6)  # of 1 3 7 7 and 10 20 30 40
     assert card["dropped"] == {
         "unreadable lines": {"lines": 1},
         "blank lines": {"lines": 0},
@@ -98,6 +99,7 @@ def test_without_times_the_file_gives_the_order(shop):
     assert data.sequences == [[0, 1, 2, 3], [2, 4, 3, 1]]
     assert data.timestamps is None
     assert (data.card["order"], data.card["tied_last_two_share"]) == ("file order", None)
+    assert data.card["tied_neighbours_share"] is None
     assert data.card["test_before_last_train_share"] is None
 
 

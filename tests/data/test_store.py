@@ -6,9 +6,9 @@ import hashlib
 import json
 from dataclasses import replace
 
+import pyarrow.parquet as parquet
 import pytest
 
-from fedecider.data import store
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import load_domains, save_domain, save_domains
 
@@ -107,8 +107,8 @@ def test_nothing_half_written(tmp_path, monkeypatch):
             raise OSError("disk full")
         return original(table, path, **settings)
 
-    original = store.pq.write_table
-    monkeypatch.setattr(store.pq, "write_table", fail_late)
+    original = parquet.write_table
+    monkeypatch.setattr(parquet, "write_table", fail_late)
     new = replace(old, titles=["X", "Y", "Z"])
     with pytest.raises(OSError, match="disk full"):
         save_domains({"games": new, "films": replace(new, name="films")}, tmp_path)

@@ -7,6 +7,7 @@ from toy_federation import run, toy_federation, toy_method, toy_population, toy_
 
 from embedding_fr.blocks import make_block
 from embedding_fr.local_training import Objective
+from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.fedrecgel import FedrecgelConfig, neumf_logits, neumf_model, whole_batch
 from embedding_fr.sampling import draw_examples, touched_rows
 
@@ -174,3 +175,12 @@ def test_wrong_settings_are_refused():
     ):
         with pytest.raises(ValueError, match=told):
             FedrecgelConfig(**settings)
+
+
+def test_scores_of_the_whole_catalogue_are_those_of_the_logits():
+    federation, training = toy_federation(), toy_training("fedrecgel")
+    for model in (neumf_model(federation, training), ncf_model(federation, training, "6,3")):
+        own = {name: tensor[:5] for name, tensor in model.private.items()}
+        stacked = {name: tensor.expand(5, *tensor.shape) for name, tensor in model.shared.items()}
+        assert torch.allclose(model.scores(model.shared, own), model.logits({**own, **stacked}, None), atol=1e-6)
+        assert float(model.scores(model.shared, own).std()) > 1e-3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_federation import toy_federation
 
-from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, row_gradients, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 
 
 def test_forward_by_hand():
@@ -27,6 +27,16 @@ def test_features_of_a_client_stand_before_those_of_its_rows():
     row_CBF, client_CK = torch.randn(2, 6, 3), torch.randn(2, 2)
     joined = torch.cat([client_CK[:, None].expand(-1, 6, -1), row_CBF], 2)
     assert torch.allclose(mlp(params, "f", row_CBF, client_CK), mlp(params, "f", joined), atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(5, 1), (5, 4, 1), (5, 6, 3, 2)])
+def test_a_shared_network_on_shared_rows_equals_the_stacked_one_and_each_client_alone(sizes):
+    params = start_mlp(toy_federation(), "f", sizes)
+    row_IF, client_CK = torch.randn(9, 3), torch.randn(4, 2)
+    stacked = {name: tensor.expand(4, *tensor.shape) for name, tensor in params.items()}
+    found = mlp_of_catalogue(params, "f", row_IF, client_CK)
+    assert torch.allclose(found, mlp(stacked, "f", row_IF.expand(4, 9, 3), client_CK).mT, atol=1e-6)
+    assert torch.equal(found[2:3], mlp_of_catalogue(params, "f", row_IF, client_CK[2:3]))
 
 
 def test_equals_linear_layers_and_their_gradients():

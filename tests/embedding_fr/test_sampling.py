@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from toy_federation import NUM_ITEMS, SEQUENCES, toy_population
 
-from embedding_fr.blocks import block_packer, build_population, make_block, rank_users
+from embedding_fr.blocks import (
+    block_packer,
+    build_population,
+    make_block,
+    positions_compiled,
+    positions_stacked,
+    rank_users,
+)
 from embedding_fr.sampling import complement, draw_examples, epoch_batches, touched_rows
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out, sampled_candidates
 from fedecider.federation.streams import below, client_keys, counter_draws, stream
@@ -167,6 +174,21 @@ def test_ranking_equals_the_common_evaluation(name, split):
         positions = rank_users(score[block.clients], block.data, split, protocol)
         found.update(zip(block.clients.tolist(), positions, strict=True))
     assert torch.cat([found[client] for client in range(7)]).tolist() == expected.tolist()
+
+
+def test_compiled_and_stacked_positions_are_the_same_and_nan_is_an_error():
+    score_CI = torch.rand(5, 40, generator=stream(1, "scores")).mul(8).round()  # with ties
+    target_C = torch.tensor([3, 0, 39, 7, 20])
+    seen_CT = torch.tensor([[1, 2, 4], [39, 40, 40], [40, 40, 40], [0, 9, 40], [21, 22, 23]])  # 40 pads
+    for seen in (seen_CT, seen_CT[:, :0]):
+        expected = positions_stacked(score_CI, target_C, seen)
+        assert torch.equal(positions_compiled(score_CI, target_C, seen), expected)
+        assert torch.equal(positions_compiled(score_CI.double(), target_C, seen), expected)
+    score_CI[1] = torch.nan
+    assert positions_compiled(score_CI, target_C, seen_CT) is None
+    data = make_block(toy_population(num_items=40), [0]).data
+    with pytest.raises(ValueError, match="NaN scores"):
+        rank_users(score_CI[1:2], data, "valid", STRICT)
 
 
 @settings(max_examples=30)

@@ -277,3 +277,25 @@ def test_a_tensor_that_training_does_not_read_is_not_copied_for_it():
     assert given == [{"seen"}] * 4
     assert state.local["table"].tolist() == [[2.0, 2.0]] * 3  # and yet it is written
     assert state.local["seen"].tolist() == [2, 2, 2]
+
+
+def test_clients_that_are_done_are_told_for_training_and_validation():
+    told = []
+    run(groups=((0, 2), (1,)), rounds=2, on_clients=lambda *words: told.append(words))
+    one = [(what, done, 3) for what in ("training", "validation") for done in (0, 2, 3)]
+    assert told == [(round, *words) for round in (1, 2) for words in one]
+
+
+def test_rounds_can_be_scored_on_some_blocks_only(tmp_path):
+    def summarise_two(positions):
+        assert len(positions) == 2
+        return summarise(positions)
+
+    part = blocks((0,), (2,))
+    args = (toy(), blocks((0,), (1,), (2,)), RoundSettings(2, seed=3))
+    scored = run_rounds(*args, summarise_two, validated=part)
+    whole = run_rounds(*args, summarise)
+    assert scored.server == whole.server, "training does not depend on what is scored"
+    distance = [(POINTS[client] - whole.server["mean"]).abs().round().long() for client in (0, 2)]
+    best = sum(group["ndcg@10"] for group in summarise(distance)) / 2
+    assert scored.best_round < 2 or scored.best_score == pytest.approx(best)

@@ -1,8 +1,17 @@
+import numpy as np
 import pytest
+import scipy.sparse as sparse
 import torch
+from sklearn.utils.extmath import randomized_svd
 from transformers import T5Config, T5ForConditionalGeneration
 
-from idgen.word_vectors import WordVectorConfig, _near_items, start_from_word_vectors, word_vectors
+from idgen.word_vectors import (
+    WordVectorConfig,
+    _near_items,
+    leading_singular,
+    start_from_word_vectors,
+    word_vectors,
+)
 
 # catalogue 0: items 0 and 1 are taken together, and items 2 and 3; catalogue 1 has tokens of its own
 TOKENS = [[[3, 4], [5, 4], [6, 7], [8, 7]], [[9], [10], [11]]]
@@ -40,3 +49,15 @@ def test_only_rows_with_a_vector_are_overwritten_and_the_output_layer_stays_tied
     assert torch.equal(model.shared.weight[[0, 1, 2, 12, 13]], before[[0, 1, 2, 12, 13]])
     assert torch.allclose(model.shared.weight[3:12].norm(dim=1), torch.full((9,), 2.0))  # sqrt(4)
     assert model.lm_head.weight.data_ptr() == model.shared.weight.data_ptr()
+
+
+@pytest.mark.parametrize(("seed", "width"), [(0, 4), (7, 16), (3, 30)])
+def test_singular_vectors_are_those_of_scikit_learn_bit_for_bit(seed, width):
+    generator = np.random.default_rng(seed)
+    dense = np.where(generator.random((60, 60)) < 0.2, generator.random((60, 60)), 0.0)
+    matrix = sparse.csr_matrix(dense + dense.T)
+    left, values, _ = randomized_svd(matrix, n_components=width, n_iter=4, random_state=seed)
+    got_left, got_values = leading_singular(matrix, width, seed)
+    assert np.array_equal(got_left, left)
+    assert np.array_equal(got_values, values)
+    assert values[0] > values[-1] > 0.0

@@ -1,0 +1,103 @@
+"""What ``--help`` shows, and what it imports to show it."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedding_fr.method_names import METHOD_NAMES as EMBEDDING_NAMES
+from embedding_fr.methods import METHODS as EMBEDDING_METHODS
+from fedecider.llm.method_names import METHOD_NAMES as LLM_NAMES
+from fedecider.methods import METHODS as LLM_METHODS
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SCREEN = 46
+"""Lines that the description and the first group may take at 80 columns."""
+HEAVY = {"sklearn", "transformers", "peft", "datasets", "plotly", "accelerate", "numba", "scipy.stats", "pyarrow"}
+IMPORTED = """
+import runpy, sys
+script, heavy = sys.argv[1], set(sys.argv[2].split(","))
+sys.argv = [script, *sys.argv[3:], "--help"]
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as end:
+    assert end.code == 0
+print("imported:", sorted(heavy & set(sys.modules)))
+"""
+
+
+def shown(script: str, *words: str) -> str:
+    """What a new process prints for ``--help`` at 80 columns, and which heavy modules it has imported."""
+    command = [sys.executable, "-c", IMPORTED, f"scripts/{script}.py", ",".join(HEAVY), *words]
+    environment = {**os.environ, "COLUMNS": "80"}
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+def first_screen(text: str) -> str:
+    """Description and first group: the groups are parted by empty lines."""
+    usage, description, group = text.split("\n\n")[:3]
+    return f"{usage}\n\n{description}\n\n{group}"
+
+
+def texts(text: str) -> dict[str, str]:
+    """Option -> its help text in one line."""
+    parts = re.split(r"\n  (?:-h, )?--(?=[a-z])", text)[1:]
+    return {part.split()[0]: " ".join(part.split("\n\n")[0].split()[1:]) for part in parts}
+
+
+@pytest.fixture(scope="module")
+def embedding_help():
+    return shown("federate", "--method", "fedmf")
+
+
+@pytest.fixture(scope="module")
+def llm_help():
+    return shown("federate")
+
+
+def test_help_of_the_embedding_track_imports_nothing_of_language_models_or_figures(embedding_help):
+    assert embedding_help.endswith("imported: []\n")
+
+
+def test_help_of_the_leaderboard_imports_nothing_of_language_models_or_figures():
+    assert shown("leaderboard").endswith("imported: []\n")
+
+
+def test_names_that_are_known_before_the_import_are_those_of_the_methods():
+    assert tuple(EMBEDDING_METHODS) == EMBEDDING_NAMES
+    assert tuple(LLM_METHODS) == LLM_NAMES
+
+
+def test_the_first_screen_of_the_embedding_track_holds_what_people_set(embedding_help):
+    first = first_screen(embedding_help)
+    assert len(first.splitlines()) <= SCREEN
+    assert set(texts(first)) >= {"method", "dataset", "raw", "output", "num_rounds", "seed", "config"}
+    assert all(re.search(rf"\b{name}\b", first) for name in (*EMBEDDING_NAMES, *LLM_NAMES))
+
+
+def test_the_first_screen_of_the_llm_track_holds_what_people_set(llm_help):
+    first = first_screen(llm_help)
+    assert len(first.splitlines()) <= SCREEN
+    assert set(texts(first)) >= {"domains", "data", "method", "output", "num_rounds", "seed", "config"}
+    assert all(re.search(rf"\b{name}\b", first) for name in (*EMBEDDING_NAMES, *LLM_NAMES))
+    assert "--fdlora" not in llm_help, "blocks of a config file are no options"
+
+
+def test_every_option_has_a_text_that_begins_with_its_subject(embedding_help, llm_help):
+    found = {**texts(embedding_help), **texts(llm_help)}
+    del found["print_config"]  # jsonargparse's own
+    values = re.compile(r"^([A-Z_]+|\{[^}]*\}) ")
+    found = {option: values.sub("", text) for option, text in found.items()}
+    for method in (*EMBEDDING_METHODS.values(), *LLM_METHODS.values()):
+        docs = inspect.getdoc(method.config)
+        found |= {f"{method.config.__name__}.{name}": text for name, text in re.findall(r"\n    (\w+): (.*)", docs)}
+    assert len(found) > 150
+    for option, text in found.items():
+        assert re.match(r'[A-Z"]', text), (option, text)
+        assert not re.match(r"(Of|As|For|Whose)\b", text), (option, text)

@@ -71,6 +71,7 @@ def above(least: float, *, most: float | None = None, below: float | None = None
 OneOrMore = Annotated[int, at_least(1)]
 ZeroOrMore = Annotated[int, at_least(0)]
 Positive = Annotated[float, above(0)]
+PositiveOrInfinite = Annotated[float, above(0, most=math.inf)]
 NotNegative = Annotated[float, at_least(0)]
 Share = Annotated[float, at_least(0, most=1)]
 ShareAbove0 = Annotated[float, above(0, most=1)]

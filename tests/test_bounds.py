@@ -12,6 +12,7 @@ from fedecider.bounds import (
     NotNegative,
     OneOrMore,
     Positive,
+    PositiveOrInfinite,
     Precision,
     Seed,
     Share,
@@ -19,7 +20,6 @@ from fedecider.bounds import (
     ShareBelow1,
     Width,
     ZeroOrMore,
-    above,
     at_least,
     check,
 )
@@ -54,7 +54,7 @@ class Toy:
     cohort: ShareAbove0 = 1.0
     dropout: ShareBelow1 = 0.0
     start: float = -1.0
-    clip: Annotated[float, above(0, most=math.inf)] | None = None
+    clip: PositiveOrInfinite | None = None
     precision: Precision = "fp32"
     kind: Literal["word", "phrase", "unigram"] = "word"
     order: Literal["up", "down"] | None = None

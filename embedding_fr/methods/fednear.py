@@ -22,7 +22,7 @@ from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import SCALE_BITS, denoise, from_triangle, sparse_columns, sparse_scores, triangle_size
 from fedecider.baselines.ease import ease_weights
-from fedecider.bounds import NotNegative, Positive, ZeroOrMore, at_least, check
+from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, ZeroOrMore, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
@@ -70,8 +70,8 @@ class FednearConfig:
     """
 
     regularisation: Positive = 200.0
-    pair_reach: Positive = 10.0
-    history_reach: Positive = 2.0
+    pair_reach: PositiveOrInfinite = 10.0
+    history_reach: PositiveOrInfinite = 2.0
     direction: Annotated[float, at_least(0, most=1, hint="0 ignores the order, 1 looks forward only")] = 0.2
     max_items: ZeroOrMore = 0
     secure: bool = False

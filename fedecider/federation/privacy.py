@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.bounds import NotNegative, above, check
+from fedecider.bounds import NotNegative, PositiveOrInfinite, above, check
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense
@@ -46,7 +46,7 @@ class PrivacyConfig:
             alike.
     """
 
-    clip: Annotated[float, above(0, most=math.inf)] | None = None
+    clip: PositiveOrInfinite | None = None
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     noise_scale: NotNegative = 0.0
     delta: Annotated[float, above(0, below=1)] = 1e-5

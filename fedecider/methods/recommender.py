@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.bounds import OneOrMore, Positive, Precision, check
+from fedecider.bounds import OneOrMore, Positive, PositiveOrInfinite, Precision, check
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
@@ -39,7 +39,7 @@ class LocalTraining:
     local_epochs: OneOrMore = 5
     batch_size: OneOrMore = 64
     learning_rate: Positive = 1e-3
-    clip_norm: Positive = 1.0
+    clip_norm: PositiveOrInfinite = 1.0
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:

@@ -22,13 +22,13 @@ from embedding_fr.stacked import Optimiser
 STEPS = [
     ("fedmf", {}, {}),
     ("fedmf", {}, {"embedding_size": 19, "batch_size": 3, "weight_decay": 0.05}),
-    ("fedmf", {}, {"embedding_size": 1, "batch_size": 10**12, "item_learning_rate": 0.02}),
+    ("fedmf", {}, {"embedding_size": 1, "batch_size": 10**9, "item_learning_rate": 0.02}),
     ("pfedrec", {}, {"local_epochs": 3, "weight_decay": 0.05}),
     ("pfedrec", {"variant": "code"}, {"embedding_size": 7, "weight_decay": 0.05, "learning_rate": 0.01}),
     ("pfedclr", {}, {"embedding_size": 9, "weight_decay": 0.05}),
     ("pfedclr", {"rank": 5, "buffer_learning_rate": 0.003}, {"item_learning_rate": 0.02, "batch_size": 4}),
     ("fedncf", {}, {"embedding_size": 9, "learning_rate": 0.02, "weight_decay": 0.05}),
-    ("fedncf", {"hidden_sizes": "7,11,3"}, {"batch_size": 10**12, "learning_rate": 0.02, "item_learning_rate": 0.1}),
+    ("fedncf", {"hidden_sizes": "7,11,3"}, {"batch_size": 10**9, "learning_rate": 0.02, "item_learning_rate": 0.1}),
     ("fedncf", {"hidden_sizes": ""}, {"batch_size": 1, "learning_rate": 0.02}),
 ]
 

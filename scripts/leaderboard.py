@@ -16,7 +16,7 @@ from embedding_fr.leaderboard_table import write_leaderboard
 from fedecider.data.interactions import load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.running.cli import build_parser, parse, run
-from fedecider.running.run_folder import git_commit
+from fedecider.running.run_folder import check_output, git_commit
 
 DESCRIPTION = """Run and rank all methods of the embedding track on one data set, with equal tuning budgets on
 validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""
@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, data = parse(build_parser(DESCRIPTION, *classes), argv, *classes)
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
+        if config.output:
+            check_output(Path(config.output))
         interactions = load_interactions(data)
         root = Path(config.output or f"runs/leaderboard-{interactions.name}")
         lines = list(fill(config, data, interactions, root))

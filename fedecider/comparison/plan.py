@@ -30,7 +30,7 @@ from fedecider.methods import METHODS
 from fedecider.report.encoders import load_encoder
 from fedecider.running.cli import REPOSITORY
 from fedecider.running.progress import console
-from fedecider.running.run_folder import RunFolder, fingerprint
+from fedecider.running.run_folder import RunFolder, check_output, fingerprint
 from fedecider.running.stages import content_key
 from idgen.ranking import RankingConfig
 
@@ -96,6 +96,8 @@ class CompareConfig:
         if not self.lines:
             raise ValueError("got no lines, expected some, such as lines: {fedavg: {}, local: {}}")
         for label, options in self.lines.items():
+            if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+                raise ValueError(f"got {options!r} for the line {label}, expected its options, or {{}}")
             if not re.fullmatch(r"[A-Za-z0-9_.]+", label):
                 raise ValueError(f"got the line {label!r}, expected letters, digits, _ and . (it names folders)")
             if label in (*REFERENCES, MACRO):
@@ -103,8 +105,8 @@ class CompareConfig:
             foreign = [name for name in options if name.partition(".")[0] in (*OWN, *ALIKE)]
             if foreign:
                 raise ValueError(f"got {foreign[0]} in the line {label}, expected it once for the whole table")
-            if options.get("method", label) not in METHODS:
-                method = options.get("method", label)
+            method = options.get("method", label)
+            if not isinstance(method, str) or method not in METHODS:
                 raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
         if len(self.analysed) not in (0, 2):
             raise ValueError(f"got analysed {list(self.analysed)}, expected two lines, or none")
@@ -154,6 +156,7 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
     Raises:
         ValueError: a setting that cannot be; the message names the line.
     """
+    check_output(Path(config.output))
     planned: dict[str, list[list[Run]]] = {}
     hashes: dict[str, str] = {}
     for label, options in config.lines.items():
@@ -164,8 +167,8 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
             chosen = {**options, "method": method, **setting}
             try:
                 first = parse_settings("", [*_shared_words(config), *_words(chosen)])
-            except SystemExit as error:
-                raise ValueError(f"the line {label} cannot be run: see the message above") from error
+            except (ValueError, SystemExit) as error:  # an option called help ends the parser
+                raise ValueError(f"the line {label} cannot be run: {error}") from error
             if not hashes:
                 hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
             runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]

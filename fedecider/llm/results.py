@@ -21,6 +21,7 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.llm.examples import decode_examples
+from fedecider.llm.handover import write_manifest
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
@@ -309,6 +310,7 @@ def _export(
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
             factors=cut.tree if cut else None,
         )
+    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in recommender.names)])
     return examples, truncated
 
 

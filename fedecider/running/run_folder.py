@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
+import os
 import platform
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.federation.record import write_json
+from fedecider.running.damage import damage_names, damaged, read_object
 from fedecider.running.stages import as_plain, content_key
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
@@ -81,17 +82,32 @@ def check_run(root: Path, record: dict[str, Any], resume: bool) -> None:
             or it holds a run of another configuration.
     """
     folder = RunFolder(root)
+    check_output(root)
     if not resume:
         if folder.record.exists():
             raise ValueError(f"{root} holds a run already. Choose another --output, or go on with it: --resume true")
         return
     previous = read_run(root)
-    changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
+    with damage_names(folder.record):
+        changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
     if changed or previous["data"] != record["data"]:
         raise ValueError(
             f"{root} holds a run of another configuration: {changed[0] if changed else 'the data'}. Resume with the "
             f"settings in {folder.record}, or choose another --output"
         )
+
+
+def check_output(folder: Path) -> None:
+    """See, before any work, that ``folder`` is one, or can be made.
+
+    Raises:
+        ValueError: a file has that name or that of a parent, or nothing may be written there.
+    """
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise ValueError(f"got the folder {folder}, but {nearest} is no folder. Choose another one, or remove the file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"got the folder {folder}, but nothing may be written in {nearest}. Choose another one")
 
 
 def open_run(root: Path, record: dict[str, Any]) -> RunFolder:
@@ -116,13 +132,18 @@ def read_run(root: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: ``root`` is not a run folder.
+        ValueError: the file is damaged.
     """
     path = RunFolder(root).record
     if not path.is_file():
         raise FileNotFoundError(
             f"no run in {root} (expected {path}). Give the folder that scripts/federate.py printed at its end"
         )
-    return json.loads(path.read_text())
+    record = read_object(path)
+    for name in ("config", "data"):
+        if not isinstance(record.get(name), dict):
+            raise damaged(path, f"no block {name}")
+    return record
 
 
 def identity(config: dict) -> dict:

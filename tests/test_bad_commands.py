@@ -3,6 +3,7 @@
 Scripts run in this process: starting Python for every case would take most of the time.
 """
 
+import ast
 import json
 import os
 import runpy
@@ -14,8 +15,11 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
+from fedecider.comparison.plan import _valid_score
+from fedecider.data.store import file_sha256
 from fedecider.llm import results, setup
 from fedecider.llm.handover import MANIFEST_FILE, verify_handover, write_manifest
 from fedecider.llm.recommend import load, recommend
@@ -433,6 +437,17 @@ def test_damaged_ids_of_a_stage_are_named(case, inside, tmp_path, capsys, monkey
     assert not (tmp_path / "run").exists()
 
 
+def test_tokens_beyond_the_tokenizer_are_told_before_the_rounds(inside, tmp_path, capsys):
+    shutil.copytree(".cache", tmp_path / "cache")
+    (ids,) = (tmp_path / "cache").glob("pretrain-*/ids/crime.json")
+    content = json.loads(ids.read_text())
+    content["items"]["token_ids"][3] = [10**9]
+    ids.write_text(json.dumps(content))
+    words = ("--config", "tiny.yaml", "--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "run"))
+    refused(capsys, "1000000000 in ids/crime.json", "federate", *words)
+    assert not (tmp_path / "run").exists()
+
+
 TENSORS = ("adapters/crime/adapter_model.safetensors", "backbone/model.safetensors")
 
 
@@ -441,11 +456,8 @@ TENSORS = ("adapters/crime/adapter_model.safetensors", "backbone/model.safetenso
 def test_a_truncated_tensor_file_is_named(damaged, share, copy, capsys):
     path, table = copy / damaged, copy / "adapters/crime/item_ids.json"
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
-    from fedecider.lora.export import _digest
-
-    weights = copy / TENSORS[0]
-    table.write_text(json.dumps({**json.loads(table.read_text()), "adapter_sha256": _digest(weights)}))
+    weights = file_sha256(copy / TENSORS[0])
+    table.write_text(json.dumps({**json.loads(table.read_text()), "adapter_sha256": weights}))
     write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
     refused(capsys, damaged, "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
 
@@ -522,9 +534,29 @@ def test_a_pickle_is_never_loaded(copy, capsys):
         (copy / folder / pickle).unlink()
 
 
-def test_missing_weights_are_not_drawn_at_random(copy):
-    from safetensors.torch import load_file, save_file
+@pytest.mark.parametrize("content", ["{}", "[]", '{"best_valid_ndcg@10": null}', '{"best_val'])
+def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
+    (tmp_path / "metrics.json").write_text(content)
+    with pytest.raises(ValueError, match=r"damaged .*metrics\.json"):
+        _valid_score(tmp_path / "metrics.json")
 
+
+def test_every_model_is_loaded_from_safetensors():
+    """PeftModel is asked for the file itself before it looks for a pickle."""
+    others = {"AutoTokenizer", "AutoConfig", "PeftModel", "T5Tokenizer"}
+    calls = [
+        (path.name, ast.unparse(call))
+        for room in ("fedecider", "idgen", "distill", "embedding_fr", "scripts")
+        for path in (REPOSITORY / room).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "from_pretrained"
+        if ast.unparse(call.func.value) not in others
+    ]
+    assert len(calls) >= 3
+    assert [call for call in calls if "use_safetensors=True" not in call[1]] == []
+
+
+def test_missing_weights_are_not_drawn_at_random(copy):
     path = copy / "backbone/model.safetensors"
     tensors = load_file(path)
     del tensors["encoder.block.0.layer.0.SelfAttention.q.weight"]

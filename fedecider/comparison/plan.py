@@ -29,6 +29,7 @@ from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS
 from fedecider.report.encoders import load_encoder
 from fedecider.running.cli import REPOSITORY
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import console
 from fedecider.running.run_folder import RunFolder, check_output, fingerprint
 from fedecider.running.stages import content_key
@@ -198,17 +199,19 @@ def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[
 
 def _chosen(label: str, settings: list[list[Run]]) -> Line | None:
     """The setting with the best validation ndcg@10 at seed 0, the earlier one on ties."""
-    tried = [
-        (json.loads(runs[0].folder.metrics.read_text())["best_valid_ndcg@10"], runs)
-        for runs in settings
-        if runs[0].finished
-    ]
+    tried = [(_valid_score(runs[0].folder.metrics), runs) for runs in settings if runs[0].finished]
     if not tried:
         console.print(f"left out: {label}", highlight=False)
         return None
     best = max(tried, key=lambda entry: entry[0])[1]
     record = [{"options": runs[0].options, "valid": valid} for valid, runs in tried]
     return Line(label, best[0].settings.run.method, best[0].options, record, best)
+
+
+def _valid_score(path: Path) -> float:
+    content = read_object(path)
+    with damage_names(path):
+        return float(content["best_valid_ndcg@10"])
 
 
 def _run(

@@ -117,6 +117,7 @@ def public_tasks(
     domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> list[Task]:
     """Training tasks of the public pools; every event of a public user may be a target."""
+    _check_tokens(ids, tokenizer)
     return [
         build_task(domain, domain.public, ids[name].items, tokenizer, config.samples, False, ids[name].public)
         for name, domain in domains.items()
@@ -127,10 +128,23 @@ def client_tasks(
     domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> list[Task]:
     """Tasks of the clients, in client order; the last two events of every user are held out."""
+    _check_tokens(ids, tokenizer)
     return [
         build_task(domain, domain.clients, ids[name].items, tokenizer, config.samples, True, ids[name].clients)
         for name, domain in domains.items()
     ]
+
+
+def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse IDs of another tokenizer: their tokens would be looked up beyond the embedding table."""
+    for name, one in ids.items():
+        groups = [group for group in one if group is not None]
+        largest = max((max(tokens, default=0) for group in groups for tokens in group.token_ids), default=0)
+        if largest >= len(tokenizer):
+            raise ValueError(
+                f"got token {largest} in ids/{name}.json of the pre-training stage, expected at most "
+                f"{len(tokenizer) - 1}: the file is damaged, or of another tokenizer. Delete the stage in --cache"
+            )
 
 
 def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:

@@ -13,7 +13,10 @@ from fedecider.data.store import file_sha256
 from fedecider.federation.record import read_json, write_json
 
 MANIFEST_FILE = "handover.json"
-ADVICE = "Copy backbone/ and adapters/ of the run again, or write them anew: scripts/federate.py --resume true"
+ADVICE = (
+    "Copy backbone/ and adapters/ of the run again, or write them anew: scripts/federate.py --resume true with the "
+    "settings of the run"
+)
 
 
 def write_manifest(root: Path, folders: Sequence[Path]) -> Path:

@@ -269,7 +269,8 @@ def _export(
     """
     examples: dict[str, Any] = {}
     truncated: dict[str, dict[str, Any]] = {}
-    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone, dirs_exist_ok=True)
+    shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
+    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
     folder.adapters.mkdir(exist_ok=True)
     view = method.views[0]
     for client, (name, domain) in enumerate(foundation.domains.items()):

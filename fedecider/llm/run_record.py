@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedecider.running.run_folder import read_run
+from fedecider.running.damage import damaged
+from fedecider.running.run_folder import RunFolder, read_run
 
 
 def read_llm_run(root: Path) -> dict[str, Any]:
@@ -21,4 +22,6 @@ def read_llm_run(root: Path) -> dict[str, Any]:
             f"got {root}, a run of the embedding track, expected one of the LLM track: its results are in "
             "results.md and figures/"
         )
+    if not isinstance(record.get("data"), dict):
+        raise damaged(RunFolder(root).record, "no block data")
     return record

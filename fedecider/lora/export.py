@@ -166,9 +166,10 @@ def load_adapter(base: Any, folder: Path) -> PeftModel:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # told below
+            warnings.filterwarnings("error", message="Unexpected keyword arguments")  # peft would drop them
             model = PeftModel.from_pretrained(base, str(folder))
         found = set(get_peft_model_state_dict(model))
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, re.error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, UserWarning, re.error) as error:
         reason = str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
         raise ValueError(f"the adapter of {config} does not fit the backbone ({reason}), {advice}") from error
     if found != wanted:

@@ -168,7 +168,7 @@ def load_adapter(base: Any, folder: Path) -> PeftModel:
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # told below
             warnings.filterwarnings("error", message="Unexpected keyword arguments")  # peft would drop them
             model = PeftModel.from_pretrained(base, str(folder))
-        found = set(get_peft_model_state_dict(model))
+        found = set(get_peft_model_state_dict(model, save_embedding_layers=False))
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, UserWarning, re.error) as error:
         reason = str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
         raise ValueError(f"the adapter of {config} does not fit the backbone ({reason}), {advice}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
@@ -10,6 +11,7 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.running.cli import build_parser, parse, peek
+from fedecider.running.run_folder import check_output
 
 COMMON = (
     "help",
@@ -33,7 +35,7 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     """Settings of a run of the embedding track; what is not given is what the method's paper sets.
 
     Raises:
-        ValueError: an option of the LLM track.
+        ValueError: an option of the LLM track, or a setting that cannot be.
     """
     foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
     if foreign:
@@ -45,4 +47,6 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     parser = build_parser(description, *classes, common=COMMON, texts=texts)
     parser.set_defaults(dict(entry.defaults))
     run, data, training, *common, own = parse(parser, words, *classes)
+    if run.output:
+        check_output(Path(run.output))  # before a large data set is read
     return EmbeddingSettings(run, data, training, common[0] if common else PrivacyConfig(), own)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     MT5ForConditionalGeneration,
@@ -99,20 +102,13 @@ def build_backbone(
 def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> T5ForConditionalGeneration:
     """A pre-trained model of the T5 family; see `build_backbone`."""
     name = str(name_or_path)
-    try:
-        found = AutoConfig.from_pretrained(name)
-        if found.model_type not in MODEL_CLASSES:
-            raise ValueError(
-                f"{name!r} is a model of type {found.model_type!r}; expected one of {sorted(MODEL_CLASSES)}, "
-                "for instance google-t5/t5-small"
-            )
-        model = MODEL_CLASSES[found.model_type].from_pretrained(name, dtype=torch.float32)
-    except OSError as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"cannot load a backbone from {name!r} ({first_line}); expected a folder with config.json and "
-            "model.safetensors, or a hub name that can be reached. Leave name_or_path unset to train from scratch"
-        ) from error
+    check_backbone(name)
+    with _loading(name):
+        model, info = MODEL_CLASSES[_known_config(name).model_type].from_pretrained(
+            name, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
+        if info["missing_keys"]:  # they would be drawn at random
+            raise ValueError(f"no weights for {min(info['missing_keys'])}")
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ValueError(
@@ -122,6 +118,81 @@ def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) 
     if rows > len(tokenizer):
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     return model.eval()
+
+
+def check_backbone(name_or_path: str | Path) -> None:
+    """See, without reading the weights, that a backbone can be loaded: its family, and that its files are whole.
+
+    Errors: ``ValueError`` as `load_backbone`, for all that can be told before the model is there.
+    """
+    name = str(name_or_path)
+    with _loading(name):
+        _known_config(name)
+        if Path(name).is_dir():
+            check_weights(Path(name))
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a model folder without safetensors files, or with one that is cut off. ``ValueError`` names the file."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"no model.safetensors in {folder}; expected a folder that save_pretrained wrote")
+    for path in files:
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+
+
+def linear_layers(config: BackboneConfig) -> set[str]:
+    """Names of the linear layers that a backbone will have, by their ends: what adapters can be attached to.
+
+    For a name of the hub, which is not asked, those of every kind of T5.
+    """
+    kinds: list[str] = [config.feed_forward]
+    if config.name_or_path is not None:
+        kinds = ["relu", "gated-gelu"]
+        if Path(config.name_or_path).is_dir():
+            with _loading(config.name_or_path):
+                kinds = [_known_config(config.name_or_path).feed_forward_proj]
+    small: dict[str, Any] = {
+        "d_model": 4,
+        "d_kv": 2,
+        "d_ff": 4,
+        "num_heads": 2,
+        "num_layers": 1,
+        "num_decoder_layers": 1,
+    }
+    names: set[str] = set()
+    for kind in kinds:
+        with torch.device("meta"):
+            model = T5ForConditionalGeneration(T5Config(vocab_size=4, feed_forward_proj=kind, **small))
+        names |= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    return names
+
+
+def _known_config(name: str) -> Any:
+    found = AutoConfig.from_pretrained(name)
+    if found.model_type not in MODEL_CLASSES:
+        raise ValueError(
+            f"it is a model of type {found.model_type!r}; expected one of {sorted(MODEL_CLASSES)}, "
+            "for instance google-t5/t5-small"
+        )
+    return found
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Whatever a missing or damaged model folder leads to, as a ``ValueError`` that names it."""
+    try:
+        yield
+    except Exception as error:  # transformers lets errors of json, its configs, torch and safetensors through
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"cannot load a backbone from {name!r} ({first_line}); expected a folder with config.json and "
+            "model.safetensors, or a hub name that can be reached. Leave name_or_path unset to train from scratch"
+        ) from error
 
 
 def train_backbone(

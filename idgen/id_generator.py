@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, ZeroOrMore, at_least, check
+from idgen.backbone import check_weights
 from idgen.decode import unwrap
 from idgen.diverse import diverse_beam_search
 from idgen.item_ids import DEFAULT_LIMITS, Attempt, IdConfig, ItemIds, assign_item_ids, keyword_item_ids
@@ -196,8 +198,10 @@ def _from_scratch(config: IDGeneratorConfig, tokenizer: PreTrainedTokenizerBase,
 
 def _load(source: str, tokenizer: PreTrainedTokenizerBase) -> Any:
     try:
-        model = T5ForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        if Path(source).is_dir():
+            check_weights(Path(source))
+        model = T5ForConditionalGeneration.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
+    except Exception as error:  # transformers lets errors of json, its configs, torch and safetensors through
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"no T5 model could be loaded from {source!r} ({reason}); expected a folder written by save_pretrained or "

@@ -83,7 +83,7 @@ def load_tokenizer(name_or_folder: str | Path) -> PreTrainedTokenizerBase:
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged tokenizer.json comes as a plain Exception of the tokenizers library
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"no tokenizer could be loaded from {str(name_or_folder)!r} ({reason}); expected a folder written by "

@@ -36,10 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from embedding_fr.leaderboard import fill
         from embedding_fr.leaderboard_table import write_leaderboard
         from fedecider.data.interactions import load_interactions
-        from fedecider.running.run_folder import git_commit
+        from fedecider.running.run_folder import check_output, git_commit
 
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
+        if config.output:
+            check_output(Path(config.output))
         interactions = load_interactions(data)
         root = Path(config.output or f"runs/leaderboard-{interactions.name}")
         lines = list(fill(config, data, interactions, root))

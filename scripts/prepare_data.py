@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.running.cli import build_parser, parse, run
+from fedecider.running.run_folder import check_output
 
 DESCRIPTION = (
     "Read the original files of a public data set and write a prepared folder per domain (Parquet, data card)."
@@ -20,6 +21,7 @@ DESCRIPTION = (
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, PrepareConfig), argv, PrepareConfig)
+        check_output(Path(config.output))
         prepare(config)
 
     return run(work)

@@ -28,8 +28,9 @@ from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS
 from fedecider.report.encoders import load_encoder
 from fedecider.running.cli import REPOSITORY
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import console
-from fedecider.running.run_folder import RunFolder, fingerprint, locked
+from fedecider.running.run_folder import RunFolder, check_output, fingerprint, locked
 from fedecider.running.stages import content_key
 from idgen.ranking import RankingConfig
 
@@ -92,6 +93,8 @@ class CompareConfig:
         if not self.lines:
             raise ValueError("got no lines, expected some, such as lines: {fedavg: {}, local: {}}")
         for label, options in self.lines.items():
+            if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+                raise ValueError(f"got {options!r} for the line {label}, expected its options, or {{}}")
             if not re.fullmatch(r"[A-Za-z0-9_.]+", label):
                 raise ValueError(f"got the line {label!r}, expected letters, digits, _ and . (it names folders)")
             if label in (*REFERENCES, MACRO):
@@ -99,8 +102,8 @@ class CompareConfig:
             foreign = [name for name in options if name.partition(".")[0] in (*OWN, *ALIKE)]
             if foreign:
                 raise ValueError(f"got {foreign[0]} in the line {label}, expected it once for the whole table")
-            if options.get("method", label) not in METHODS:
-                method = options.get("method", label)
+            method = options.get("method", label)
+            if not isinstance(method, str) or method not in METHODS:
                 raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
         if len(self.analysed) not in (0, 2):
             raise ValueError(f"got analysed {list(self.analysed)}, expected two lines, or none")
@@ -150,6 +153,7 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
     Raises:
         ValueError: a setting that cannot be; the message names the line.
     """
+    check_output(Path(config.output))
     planned: dict[str, list[list[Run]]] = {}
     hashes: dict[str, str] = {}
     for label, options in config.lines.items():
@@ -160,8 +164,8 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
             chosen = {**options, "method": method, **setting}
             try:
                 first = parse_settings("", [*_shared_words(config), *_words(chosen)])
-            except SystemExit as error:
-                raise ValueError(f"the line {label} cannot be run: see the message above") from error
+            except (ValueError, SystemExit) as error:  # an option called help ends the parser
+                raise ValueError(f"the line {label} cannot be run: {error}") from error
             if not hashes:
                 hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
             runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]
@@ -191,17 +195,19 @@ def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[
 
 def _chosen(label: str, settings: list[list[Run]]) -> Line | None:
     """The setting with the best validation ndcg@10 at seed 0, the earlier one on ties."""
-    tried = [
-        (json.loads(runs[0].folder.metrics.read_text())["best_valid_ndcg@10"], runs)
-        for runs in settings
-        if runs[0].finished
-    ]
+    tried = [(_valid_score(runs[0].folder.metrics), runs) for runs in settings if runs[0].finished]
     if not tried:
         console.print(f"left out: {label}", highlight=False)
         return None
     best = max(tried, key=lambda entry: entry[0])[1]
     record = [{"options": runs[0].options, "valid": valid} for valid, runs in tried]
     return Line(label, best[0].settings.run.method, best[0].options, record, best)
+
+
+def _valid_score(path: Path) -> float:
+    content = read_object(path)
+    with damage_names(path):
+        return float(content["best_valid_ndcg@10"])
 
 
 def _run(

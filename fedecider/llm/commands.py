@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedecider.llm.config import RunConfig
+from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining
-from fedecider.running.cli import REPOSITORY, build_parser, from_plain, load_yaml, parse, peek
-from fedecider.running.run_folder import read_run
+from fedecider.running.cli import REPOSITORY, build_parser, from_plain, parse, peek
+from fedecider.running.damage import damage_names
+from fedecider.running.run_folder import RunFolder
+from fedecider.running.yaml_file import load_yaml
 from idgen.ranking import RankingConfig
 
 COMMON = (
@@ -40,7 +43,7 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     config file may hold settings for one method only, under the method's name; all of them are checked.
 
     Raises:
-        ValueError: the method is not known.
+        ValueError: the method is not known, or a setting cannot be.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     method = peek(words, "method", RunConfig.method)
@@ -61,7 +64,13 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     for name in METHODS:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
-    return Settings(*parse(parser, words, *classes))
+    settings = Settings(*parse(parser, words, *classes))
+    if settings.run.method != method:
+        raise ValueError(
+            f"got method {settings.run.method} from a file after --method {method}, expected --config before --method: "
+            "the later one wins"
+        )
+    return settings
 
 
 def _method_blocks(config: Path) -> dict[str, dict]:
@@ -69,18 +78,20 @@ def _method_blocks(config: Path) -> dict[str, dict]:
     content = load_yaml(config) if config.is_file() else None
     blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
     for name, block in blocks.items():
-        from_plain(METHODS[name].config, block)
+        from_plain(METHODS[name].config, block, f"{name} in {config}")
     return blocks
 
 
 def recorded_settings(run: Path, data: str = "") -> Settings:
     """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
-    config = read_run(run)["config"]
-    config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
-    classes = {
-        "run": RunConfig,
-        "training": LocalTraining,
-        "ranking": RankingConfig,
-        "method": METHODS[config["run"]["method"]].config,
-    }
-    return Settings(**{name: from_plain(config_class, config[name]) for name, config_class in classes.items()})
+    path, config = RunFolder(run).record, read_llm_run(run)["config"]
+    with damage_names(path):
+        config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
+        classes = {
+            "run": RunConfig,
+            "training": LocalTraining,
+            "ranking": RankingConfig,
+            "method": METHODS[config["run"]["method"]].config,
+        }
+        blocks = {name: config[name] for name in classes}
+    return Settings(**{name: from_plain(classes[name], block, f"{name} in {path}") for name, block in blocks.items()})

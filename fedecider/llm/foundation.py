@@ -6,7 +6,6 @@ Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +21,11 @@ from fedecider.evaluation.split import train_part
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import progress
 from fedecider.running.stages import Stage, cached_stage, file_digest
 from idgen.alternating import alternate
-from idgen.backbone import build_backbone, load_backbone, train_backbone
+from idgen.backbone import build_backbone, check_backbone, load_backbone, train_backbone
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
 from idgen.item_ids import ItemIds, user_texts
 from idgen.phrases import phrase_item_ids, unique_phrases
@@ -85,25 +85,40 @@ def load_ids(foundation: Path, domain: Domain) -> DomainIds:
     """IDs of one domain.
 
     Raises:
-        ValueError: they were assigned to another catalogue.
+        ValueError: they were assigned to another catalogue, or the file is damaged.
     """
-    content = json.loads((foundation / "ids" / f"{domain.name}.json").read_text())
-    if content["item_keys"] != domain.item_keys:
+    path = foundation / "ids" / f"{domain.name}.json"
+    content = read_object(path)
+    if content.get("item_keys") != domain.item_keys:
         raise ValueError(
             f"got item IDs of another catalogue for {domain.name} in {foundation}, expected the one of the data "
             f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
         )
-    items, clients, public = (
-        None if content[group] is None else ItemIds(**content[group]) for group in DomainIds._fields
-    )
-    assert items is not None
+    with damage_names(path):
+        sizes = (len(domain.item_keys), len(domain.clients.users), len(domain.public.users))
+        items, clients, public = (
+            None if content[group] is None else _checked_ids(content[group], size)
+            for group, size in zip(DomainIds._fields, sizes, strict=True)
+        )
+        if items is None:
+            raise ValueError("no item IDs")
     return DomainIds(items, clients, public)
+
+
+def _checked_ids(values: Mapping[str, Any], size: int) -> ItemIds:
+    found = ItemIds(**values)
+    texts = all(isinstance(text, str) for text in found.texts)
+    tokens = all(type(token) is int and token >= 0 for tokens in found.token_ids for token in tokens)
+    if not (texts and tokens and len(found.texts) == len(found.token_ids) == size):
+        raise ValueError(f"expected {size} texts with their tokens, numbers from 0 on")
+    return found
 
 
 def public_tasks(
     domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> list[Task]:
     """Training tasks of the public pools; every event of a public user may be a target."""
+    _check_tokens(ids, tokenizer)
     return [
         build_task(domain, domain.public, ids[name].items, tokenizer, config.samples, False, ids[name].public)
         for name, domain in domains.items()
@@ -114,14 +129,29 @@ def client_tasks(
     domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> list[Task]:
     """Tasks of the clients, in client order; the last two events of every user are held out."""
+    _check_tokens(ids, tokenizer)
     return [
         build_task(domain, domain.clients, ids[name].items, tokenizer, config.samples, True, ids[name].clients)
         for name, domain in domains.items()
     ]
 
 
+def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse IDs of another tokenizer: their tokens would be looked up beyond the embedding table."""
+    for name, one in ids.items():
+        groups = [group for group in one if group is not None]
+        largest = max((max(tokens, default=0) for group in groups for tokens in group.token_ids), default=0)
+        if largest >= len(tokenizer):
+            raise ValueError(
+                f"got token {largest} in ids/{name}.json of the pre-training stage, expected at most "
+                f"{len(tokenizer) - 1}: the file is damaged, or of another tokenizer. Delete the stage in --cache"
+            )
+
+
 def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:
     settings = config.pretrain
+    if settings.backbone.name_or_path is not None:
+        check_backbone(settings.backbone.name_or_path)  # else it is missed after the ID generator was trained
     phrases: dict[str, list[str]] = {}
     if settings.tokenizer_kind == "phrase":
         keys = {name: domain.item_keys for name, domain in domains.items()}

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,18 @@ from typing import NamedTuple
 import torch
 from peft import PeftModel
 
-from fedecider.federation.record import read_json
-from fedecider.lora.export import ItemTable, read_item_ids
-from fedecider.running.run_folder import RunFolder, read_run
+from fedecider.llm.handover import verify_handover
+from fedecider.llm.run_record import read_llm_run
+from fedecider.lora.export import ITEM_FILE, ItemTable, load_adapter, read_item_ids
+from fedecider.running.cli import from_plain
+from fedecider.running.damage import damage_names, read_object
+from fedecider.running.launch import checked_device
+from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
+from idgen.ranking import RankingConfig
 from idgen.samples import Task, catalogue_task, encode_histories
 from idgen.tokenizer import load_tokenizer
 
@@ -69,43 +75,54 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Lo
 
     Raises:
         FileNotFoundError: there is no such run or domain.
-        ValueError: the item table, the adapter and the backbone do not belong together.
+        ValueError: a file was changed after the export or is damaged, the parts do not belong together, or there is no
+            such device.
     """
-    folder, record = RunFolder(Path(run)), read_run(Path(run))
-    adapter = folder.adapters / domain
-    if not adapter.is_dir():
-        found = sorted(path.name for path in folder.adapters.glob("*") if path.is_dir())
+    folder, record = RunFolder(Path(run)), read_llm_run(Path(run))
+    device = checked_device(device)
+    found = sorted(path.name for path in folder.adapters.glob("*") if path.is_dir())
+    if domain not in found:
         raise FileNotFoundError(f"no adapter for domain {domain!r} in {run}; found {found}. Give one of these")
+    adapter = folder.adapters / domain
+    verify_handover(folder.root, [folder.backbone, adapter])
+    with damage_names(folder.record):
+        samples, ranking = record["config"]["run"]["pretrain"]["samples"], record["config"]["ranking"]
+    sample_config = from_plain(SampleConfig, samples, f"samples in {folder.record}")
+    ranking_config = from_plain(RankingConfig, ranking, f"ranking in {folder.record}")
     items = read_item_ids(adapter)
     tokenizer = load_tokenizer(folder.backbone)
-    backbone = load_backbone(folder.backbone, tokenizer)
-    try:
-        model = PeftModel.from_pretrained(backbone, str(adapter)).to(device).eval()
-    except RuntimeError as error:
-        raise ValueError(
-            f"the adapter of {domain!r} does not fit the backbone in {folder.backbone} "
-            f"({str(error).strip().splitlines()[-1].strip()}); expected the one of the same run. Copy both together"
-        ) from error
-    item_ids = ItemIds(list(items.id_texts), [list(tokens) for tokens in items.token_ids], {})
-    config = record["config"]
+    model = load_adapter(load_backbone(folder.backbone, tokenizer), adapter).to(device).eval()
+    with damage_names(adapter / ITEM_FILE):
+        item_ids = checked_ids(items, len(tokenizer))
+        task = catalogue_task(domain, item_ids, tokenizer, sample_config)
     return Loaded(
         model=model,
-        task=catalogue_task(domain, item_ids, tokenizer, SampleConfig(**config["run"]["pretrain"]["samples"])),
+        task=task,
         items=items,
         alpha_share=_alpha_share(folder, domain),
-        num_beams=config["ranking"]["num_beams"],
-        length_penalty=config["ranking"]["length_penalty"],
+        num_beams=ranking_config.num_beams,
+        length_penalty=ranking_config.length_penalty,
     )
+
+
+def checked_ids(items: ItemTable, num_tokens: int) -> ItemIds:
+    """The item IDs of a hand-over. ``ValueError`` when one of them has a token that the tokenizer does not have."""
+    largest = max(token for tokens in items.token_ids for token in tokens)
+    if largest >= num_tokens:
+        raise ValueError(f"token {largest} of a tokenizer with {num_tokens} tokens")
+    return ItemIds(list(items.id_texts), [list(tokens) for tokens in items.token_ids], {})
 
 
 def recommend(loaded: Loaded, history: Sequence[str], k: int = 10, drop_seen: bool = True) -> list[Recommendation]:
     """The k best next items for a reading history of titles or item keys, oldest first.
 
     Raises:
-        ValueError: an unknown title, or k below 1.
+        ValueError: no title, an unknown one, or k below 1.
     """
     if k < 1:
         raise ValueError(f"got k {k}, expected at least 1")
+    if not history:
+        raise ValueError('got an empty history, expected titles or item keys, oldest first: "title A | title B"')
     seen = [find_item(loaded.items, entry) for entry in history]
     input_ids, attention_mask = encode_histories(loaded.task, [seen])
     device = next(loaded.model.parameters()).device
@@ -149,7 +166,14 @@ def find_item(items: ItemTable, entry: str) -> int:
 def _alpha_share(folder: RunFolder, domain: str) -> dict[str, float]:
     if not folder.fusion_weights.is_file():
         return {}
-    content, best = read_json(folder.fusion_weights), read_json(folder.metrics)["best_round"]
-    alpha_K = content["alpha"][content["rounds"].index(best)][content["domains"].index(domain)]
-    total = sum(map(abs, alpha_K)) or 1.0
-    return {name: abs(alpha) / total for name, alpha in zip(content["domains"], alpha_K, strict=True)}
+    metrics, content = read_object(folder.metrics), read_object(folder.fusion_weights)
+    with damage_names(folder.metrics):
+        best = int(metrics["best_round"])
+    with damage_names(folder.fusion_weights):
+        names = [str(name) for name in content["domains"]]
+        alpha_K = content["alpha"][content["rounds"].index(best)][names.index(domain)]
+        total = sum(map(abs, alpha_K)) or 1.0
+        shares = {name: abs(alpha) / total for name, alpha in zip(names, alpha_K, strict=True)}
+        if not math.isfinite(total):
+            raise ValueError("weights that are no finite numbers")
+    return shares

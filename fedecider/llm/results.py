@@ -21,6 +21,7 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.llm.examples import decode_examples
+from fedecider.llm.handover import write_manifest
 from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
@@ -270,7 +271,8 @@ def _export(
     """
     examples: dict[str, Any] = {}
     truncated: dict[str, dict[str, Any]] = {}
-    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone, dirs_exist_ok=True)
+    shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
+    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
     folder.adapters.mkdir(exist_ok=True)
     view = method.views[0]
     for client, (name, domain) in enumerate(foundation.domains.items()):
@@ -312,6 +314,7 @@ def _export(
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
             factors=cut.tree if cut else None,
         )
+    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in recommender.names)])
     return examples, truncated
 
 

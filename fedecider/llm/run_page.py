@@ -5,7 +5,6 @@ Shape legend: R rounds, K clients (domains).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +16,15 @@ import torch
 
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.federation.record import read_json, read_records
+from fedecider.federation.record import read_records
 from fedecider.llm.examples import EXAMPLES_FILE
+from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.run_warnings import CANARY, canary_score, run_warnings
 from fedecider.report.figures import COLOURS, PlotFigure, alpha_curves, alpha_heat_map, validation_curves
 from fedecider.report.page import PageTable, Section, write_page
 from fedecider.report.tables import METRICS
-from fedecider.running.run_folder import PLACES, RunFolder, read_run
+from fedecider.running.damage import damage_names, read_object
+from fedecider.running.run_folder import PLACES, RunFolder
 
 PAGE_FILE, CARDS_FILE = "report.html", "data_cards.json"
 
@@ -80,12 +81,7 @@ def damage_is_bad_input(folder: RunFolder) -> Iterator[None]:
 
 def read_files(folder: RunFolder) -> RunFiles:
     """The JSON files of a run folder; errors as :func:`run_page`."""
-    record = read_run(folder.root)
-    if "ranking" not in record.get("config", {}):
-        raise ValueError(
-            f"got {folder.root}, a run of the embedding track, expected one of the LLM track: its results are in "
-            "results.md and figures/"
-        )
+    record = read_llm_run(folder.root)
     if not folder.metrics.is_file():
         raise ValueError(
             f"no metrics.json in {folder.root}: the run did not finish. Go on with it: scripts/federate.py --resume "
@@ -104,10 +100,10 @@ def read_files(folder: RunFolder) -> RunFiles:
 
 
 def _read(path: Path) -> Any:
-    try:
-        return read_records(path) if path.suffix == ".jsonl" else read_json(path)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"got a damaged {path} ({error}), expected JSON. Copy the run folder again") from error
+    if path.suffix != ".jsonl":
+        return read_object(path)
+    with damage_names(path):
+        return read_records(path)
 
 
 def _run(files: RunFiles) -> list[Section]:

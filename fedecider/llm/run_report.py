@@ -16,6 +16,7 @@ from fedecider.llm.run_analysis import run_analysis
 from fedecider.llm.run_page import CARDS_FILE, damage_is_bad_input, read_files, run_page
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.page import Section
+from fedecider.running.damage import damage_names
 from fedecider.running.progress import console
 from fedecider.running.run_folder import RunFolder
 
@@ -75,11 +76,12 @@ def report(config: ReportConfig) -> Path:
     """
     folder = RunFolder(Path(config.run))
     record = read_files(folder).record
-    run = record["config"]["run"]
-    place, names = config.data or run["data"], list(record["data"])
+    with damage_names(folder.record):
+        run = record["config"]["run"]
+        place, names, seed = config.data or run["data"], list(record["data"]), int(run["seed"])
     if place and not config.data and not Path(place).is_dir():
         return _without_data(folder)
-    domains = load_domains(place, names) if place else sample_domains(names, run["seed"])
+    domains = load_domains(place, names) if place else sample_domains(names, seed)
     changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"][name]]
     if changed:
         raise ValueError(

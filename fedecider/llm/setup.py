@@ -13,12 +13,12 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.config import RunConfig
 from fedecider.llm.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
-from fedecider.lora.adapters import attach_lora
+from fedecider.lora.adapters import attach_lora, check_targets
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
 from fedecider.running.stages import Stage, as_plain
-from idgen.backbone import load_backbone
+from idgen.backbone import check_backbone, linear_layers, load_backbone
 from idgen.ranking import RankingConfig
 from idgen.tokenizer import load_tokenizer
 
@@ -53,16 +53,30 @@ def load_data(config: RunConfig) -> dict[str, Domain]:
 
 
 def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
-    """Data, and stages 1 and 2 where they are not there yet; with several processes the first one builds them."""
+    """Data, and stages 1 and 2 where they are not there yet; with several processes the first one builds them.
+
+    Raises:
+        ValueError: settings that could not be used afterwards, told before anything is built; or a damaged stage.
+    """
     domains = load_data(config)
+    check_targets(config.lora_settings, linear_layers(config.pretrain.backbone))
     with launch.accelerator.main_process_first():
-        pretrained = pretrain_stage(config, domains, launch.device, quiet=not launch.is_main)
-        distilled = distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main)
+        pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
+        distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
     if launch.is_main:
         for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
             console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
     ids = {name: load_ids(pretrained.folder, domain) for name, domain in domains.items()}
     return Foundation(domains, ids, pretrained, distilled)
+
+
+def _whole(stage: Stage) -> Stage:
+    """The teacher is read again after the last round: a stage that lost it is refused before the first one."""
+    try:
+        check_backbone(stage.folder / "backbone")
+    except ValueError as error:
+        raise ValueError(f"{error}. Delete {stage.folder}, and it is built again") from error
+    return stage
 
 
 def make_recommender(settings: Settings, foundation: Foundation, device: torch.device) -> Recommender:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from peft import PeftModel
 
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.federation.record import read_json
 from fedecider.llm.foundation import client_tasks, load_ids, pretrain_stage
+from fedecider.llm.handover import verify_handover
+from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings, load_data
-from fedecider.lora.export import read_item_ids
-from fedecider.running.run_folder import RunFolder, read_run
+from fedecider.lora.export import load_adapter, read_item_ids
+from fedecider.running.damage import damage_names, read_object
+from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.ranking import rank_task
 from idgen.samples import Split
@@ -56,9 +59,12 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
     """Rank ``split`` for every client of the run with its exported adapter.
 
     Raises:
-        ValueError: the data are not those of the run, or an ID map does not match its adapter.
+        ValueError: a file was changed after the export or is damaged, the data are not those of the run, or an ID map
+            does not match its adapter.
     """
-    folder, record = RunFolder(run), read_run(run)
+    folder, record = RunFolder(run), read_llm_run(run)
+    verify_handover(run, [folder.backbone, *(folder.adapters / name for name in settings.run.domain_names)])
+    recorded = _expected(folder, settings.run.domain_names)
     domains = load_data(settings.run)
     changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
     if changed:
@@ -66,25 +72,30 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
     foundation = pretrain_stage(settings.run, domains, device)
     tokenizer = load_tokenizer(folder.backbone)
     ids = {name: load_ids(foundation.folder, domain) for name, domain in domains.items()}
-    recorded = read_json(folder.metrics)
     found = []
     for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
         adapter = folder.adapters / task.name
         if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
             raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
-        model = PeftModel.from_pretrained(load_backbone(folder.backbone, tokenizer), str(adapter)).to(device).eval()
+        model = load_adapter(load_backbone(folder.backbone, tokenizer), adapter).to(device).eval()
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
         position_U = rank_task(
             model, task, task.trie.to(device), split, None, settings.ranking, drop_seen, precision, device
         )
         metrics = mean_metrics(position_U)
-        found.append(Verified(task.name, metrics, _expected(recorded, task.name) if split == "test" else {}))
+        found.append(Verified(task.name, metrics, recorded[task.name] if split == "test" else {}))
     return found
 
 
-def _expected(recorded: dict, domain: str) -> dict[str, float]:
-    """Test metrics of the model that was handed over: the truncated one where ``export_rank`` cut it down."""
-    entry = recorded["domains"][domain]
-    if "export" in entry:
-        return entry["export"]["test"]
-    return {name: value["mean"] for name, value in entry["test"][recorded["reported"]].items()}
+def _expected(folder: RunFolder, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Test metrics of the models that were handed over: the truncated ones where ``export_rank`` cut them down."""
+    recorded, expected = read_object(folder.metrics), {}
+    with damage_names(folder.metrics):
+        for name in names:
+            entry = recorded["domains"][name]
+            means = {metric: value["mean"] for metric, value in entry["test"][recorded["reported"]].items()}
+            values = entry["export"]["test"] if "export" in entry else means
+            expected[name] = {metric: float(value) for metric, value in values.items()}
+            if not expected[name] or not all(map(math.isfinite, expected[name].values())):
+                raise ValueError(f"no finite test metrics of {name}")
+    return expected

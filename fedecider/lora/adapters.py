@@ -60,11 +60,7 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     until ``load_plain`` or ``load_fusion`` writes others.
     """
     names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    missing = sorted(set(settings.targets) - names)
-    if missing:
-        raise ValueError(
-            f"got LoRA targets {missing}, expected some of the linear layers {sorted(names)}; change targets"
-        )
+    check_targets(settings, names)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.rank,
@@ -75,6 +71,15 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     )
     config._register_custom_module({nn.Linear: FusedLinear})
     return cast(PeftModel, get_peft_model(model, config))
+
+
+def check_targets(settings: LoraSettings, names: Collection[str]) -> None:
+    """Refuse targets that are no linear layers of the model, whose names are ``names``, with a ``ValueError``."""
+    missing = sorted(set(settings.targets) - set(names))
+    if missing:
+        raise ValueError(
+            f"got LoRA targets {missing}, expected some of the linear layers {sorted(names)}; change targets"
+        )
 
 
 def adapter_shapes(model: nn.Module) -> dict[str, AdapterShape]:

@@ -11,13 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
@@ -27,6 +30,7 @@ from fedecider.lora.adapters import module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
 
+CONFIG_FILE = "adapter_config.json"
 ITEM_FILE = "item_ids.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -122,13 +126,43 @@ def reload_difference(model: PeftModel, folder: Path, base_folder: Path, prompts
     expected = model.eval()(**inputs).logits.float()
     for module, training in modes.items():
         module.training = training
-    base = AutoModelForSeq2SeqLM.from_pretrained(str(base_folder))
+    base = AutoModelForSeq2SeqLM.from_pretrained(str(base_folder), use_safetensors=True)
     dtype = next(model.parameters()).dtype
-    reloaded = PeftModel.from_pretrained(base.to(device=device, dtype=dtype), str(folder)).eval()
+    reloaded = load_adapter(base.to(device=device, dtype=dtype), folder).eval()
     actual = reloaded(**inputs).logits.float()
     if actual.shape != expected.shape or not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
         return float("inf")
     return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
+def load_adapter(base: Any, folder: Path) -> PeftModel:
+    """``base`` with the adapter of a folder, as plain peft loads it, but never from a pickle or from the hub.
+
+    Raises:
+        ValueError: a file of the adapter is missing or damaged, or it does not fit ``base``.
+    """
+    config, weights = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    advice = "expected the adapter and the backbone of one run. Copy both together, or export again"
+    for path in (config, weights):
+        if not path.is_file():  # else peft looks for a pickle, and then on the hub
+            raise ValueError(f"no {path}, {advice}")
+    try:
+        with safe_open(weights, "pt") as file:
+            wanted = set(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"got a damaged {weights} ({error}), {advice}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # told below
+            warnings.filterwarnings("error", message="Unexpected keyword arguments")  # peft would drop them
+            model = PeftModel.from_pretrained(base, str(folder))
+        found = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, UserWarning, re.error) as error:
+        reason = str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+        raise ValueError(f"the adapter of {config} does not fit the backbone ({reason}), {advice}") from error
+    if found != wanted:
+        raise ValueError(f"{config} names other layers than {weights.name} holds ({min(found ^ wanted)}), {advice}")
+    return model
 
 
 def read_item_ids(folder: Path) -> ItemTable:
@@ -147,10 +181,14 @@ def read_item_ids(folder: Path) -> ItemTable:
             id_texts=[entry["id"] for entry in entries.values()],
             token_ids=[entry["tokens"] for entry in entries.values()],
         )
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        _check_items(table)
+        _check_entries(table)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"got a damaged {path} ({error}), expected the file that the export wrote; export again"
         ) from error
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ValueError(f"no {folder / WEIGHTS_FILE} beside its item table, expected both; export again")
     actual = _digest(folder / WEIGHTS_FILE)
     if actual != recorded:
         raise ValueError(
@@ -181,6 +219,14 @@ def _check_items(items: ItemTable) -> None:
         raise ValueError(f"got item columns of sizes {sizes}, expected equal ones of at least 1; rebuild the item IDs")
     if len(set(items.keys)) != len(items.keys):
         raise ValueError("got duplicate item keys, expected each once; prepare the domain again")
+
+
+def _check_entries(items: ItemTable) -> None:
+    for key, title, id_text, tokens in zip(*items, strict=True):
+        if not isinstance(title, str) or not isinstance(id_text, str):
+            raise ValueError(f"title or ID of {key!r} is no text")
+        if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
+            raise ValueError(f"tokens of {key!r} are no list of numbers from 0 on")
 
 
 def _digest(path: Path) -> str:

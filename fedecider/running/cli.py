@@ -1,6 +1,6 @@
 """From a command line to frozen configs and an exit code; all scripts go through ``run``.
 
-0: done. 2: bad input, told in one line (what was got, what was expected, what to do). 130: interrupted.
+0: done. 2: bad input, told in one line on stderr (what was got, what was expected, what to do). 130: interrupted.
 Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
 """
 
@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, set_parsing_settings
 from safetensors import SafetensorError
 
 from fedecider.running.help import HelpFormatter, arrange
+from fedecider.running.yaml_file import check_yaml_size, load_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -40,6 +43,8 @@ def build_parser(
         usage="%(prog)s [--config FILE] [--OPTION VALUE ...]",
         default_config_files=[str(default_config)] if default_config else [],
         parser_mode="yaml",
+        exit_on_error=False,
+        allow_abbrev=False,  # peek would not see a shortened option
         formatter_class=HelpFormatter,
     )
     parser.add_argument(
@@ -52,9 +57,73 @@ def build_parser(
 
 
 def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: type) -> list[Any]:
-    """Parsed and checked instances of ``config_classes``; exits with code 2 on an unknown key or a bad value."""
-    values = parser.parse_args(None if argv is None else list(argv))
-    return [_instance(parser, values, config_class) for config_class in config_classes]
+    """Parsed and checked instances of ``config_classes``.
+
+    Raises:
+        ValueError: an unknown key or a bad value, on the command line or in the file of ``--config``.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        check_yaml_size(word, "an argument")
+    if sum(word.partition("=")[0] == "--config" for word in words) > 1:
+        raise ValueError("got --config twice, expected one file; options on the command line change single settings")
+    config = peek(words, "config")
+    if config:
+        check_config(Path(config), *config_classes)
+    with _one_line_errors():
+        values = parser.parse_args(words)
+        return [_instance(parser, values, config_class) for config_class in config_classes]
+
+
+def check_config(path: Path, *config_classes: type) -> None:
+    """Refuse what jsonargparse would drop or stumble over in a file of settings: a block or a value that is none.
+
+    Raises:
+        ValueError: the file is no YAML with names and values, or a field of ``config_classes`` in it has no value, or
+            one that is no block where a block is expected.
+    """
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"got {path} with {_short(content)}, expected settings, such as num_rounds: 5")
+    if "config" in content:
+        raise ValueError(f"got config in {path}, expected it on the command line only: a file cannot name another one")
+    for config_class in config_classes:
+        check_blocks(content, config_class, str(path))
+
+
+def check_blocks(content: Mapping[Any, Any], config_class: type, source: str, prefix: str = "") -> None:
+    """Every field of ``config_class`` that ``content`` has must have a value, and a block where it is a dataclass."""
+    hints = get_type_hints(config_class)
+    for name, value in content.items():
+        if not isinstance(name, str):
+            raise ValueError(f"got the name {name!r} in {source}, expected text")
+        hint, full = hints.get(name.partition(".")[0]), f"{prefix}{name}"
+        if hint is None:
+            continue  # jsonargparse tells which names are not known
+        if "." in name:
+            raise ValueError(f"got {full} in {source}, expected a block: {name.partition('.')[0]}: {{...}}")
+        if isinstance(hint, type) and is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise ValueError(
+                    f"got {full} {_short(value)} in {source}, expected a block of settings, or leave it out"
+                )
+            check_blocks(value, hint, source, f"{full}.")
+        elif value is None and type(None) not in get_args(hint):
+            raise ValueError(f"got {full} without a value in {source}, expected one, or leave it out")
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What jsonargparse complains about, as a ``ValueError``."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise ValueError(f"{str(error).rstrip('.')}. All options: --help") from error
 
 
 def _instance(parser: ArgumentParser, values: Any, config_class: type) -> Any:
@@ -62,11 +131,28 @@ def _instance(parser: ArgumentParser, values: Any, config_class: type) -> Any:
     return config_class(**{name: values[name] for name in config_class.__dataclass_fields__})  # type: ignore[attr-defined]
 
 
-def from_plain(config_class: type, values: dict[str, Any]) -> Any:
-    """A checked ``config_class`` from nested plain values, such as those that ``run.json`` keeps."""
-    parser = ArgumentParser()
+def from_plain(config_class: type, values: Any, source: str = "the settings") -> Any:
+    """A checked ``config_class`` from nested plain values, such as those that ``run.json`` keeps.
+
+    Raises:
+        ValueError: they are not settings of that class; the message names ``source``.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"got {_short(values)} in {source}, expected a block of settings")
+    check_blocks(values, config_class, source)
+    parser = _plain_parser(config_class)
+    try:
+        with _one_line_errors():
+            return _instance(parser, parser.parse_object(values), config_class)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+@cache
+def _plain_parser(config_class: type) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(config_class)
-    return _instance(parser, parser.parse_object(values), config_class)
+    return parser
 
 
 def peek(argv: Sequence[str], name: str, default: str = "") -> str:
@@ -86,14 +172,6 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
     return default
 
 
-def load_yaml(path: Path) -> Any:
-    """The content of a YAML file. ``ValueError`` when it is none."""
-    try:
-        return yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
-
-
 def run(function: Callable[[], Any]) -> int:
     """Call ``function`` and turn input errors into one line on stderr and exit code 2."""
     _quiet_libraries()
@@ -102,12 +180,17 @@ def run(function: Callable[[], Any]) -> int:
     except (ValueError, OSError, EOFError, ImportError, SafetensorError) as error:
         if os.environ.get("FEDECIDER_TRACEBACK") == "1":
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {_one_line(str(error) or type(error).__name__)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; a run goes on with --resume true", file=sys.stderr)
         return 130
     return 0
+
+
+def _one_line(text: str, length: int = 1000) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[:length]} ..."
 
 
 def _quiet_libraries() -> None:

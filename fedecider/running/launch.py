@@ -9,7 +9,8 @@ from typing import NamedTuple
 import psutil
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import InitProcessGroupKwargs, LoggerType
 
 from fedecider.federation.parties import Processes
 
@@ -43,7 +44,11 @@ def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> La
             results need equal thread counts.
         trackers: name of an accelerate tracker such as ``tensorboard``; empty for none.
         project_dir: where that tracker writes.
+
+    Raises:
+        ValueError: accelerate does not know the tracker, or its package is not installed.
     """
+    check_tracker(trackers)
     if num_threads > 0:
         torch.set_num_threads(num_threads)
     accelerator = Accelerator(
@@ -63,6 +68,43 @@ def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> La
         )
     device = accelerator.device if torch.cuda.is_available() else torch.device("cpu")
     return Launch(accelerator, processes, device)
+
+
+def check_tracker(name: str) -> None:
+    """Accelerate leaves out a tracker whose package is missing, and a run would end with nothing logged.
+
+    Raises:
+        ValueError: accelerate does not know ``name``, or its package is not installed; empty passes.
+    """
+    if not name:
+        return
+    if name not in LOGGER_TYPE_TO_CLASS:
+        raise ValueError(f"got tracker {name!r}, expected one of {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}, or none")
+    installed = sorted(str(LoggerType(tracker).value) for tracker in get_available_trackers())
+    if name not in installed:
+        raise ValueError(
+            f"got tracker {name}, whose package is not installed, expected one of those that are: "
+            f"{', '.join(installed) or 'none'}. Run: pip install {name.replace('_', '-')}"
+        )
+
+
+def checked_device(name: str | torch.device) -> torch.device:
+    """The device called ``name``.
+
+    Raises:
+        ValueError: there is no such kind of device, or this machine has none.
+    """
+    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"got device {str(name)!r}, expected one of {', '.join(found)}") from error
+    wanted = f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+    if wanted not in found:
+        raise ValueError(
+            f"got device {str(name)!r}, which this machine does not have, expected one of {', '.join(found)}"
+        )
+    return device
 
 
 def requested_processes(command_lines: list[list[str]]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fedecider.federation.record import read_object, write_json
+from fedecider.federation.record import write_json
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.stages import as_plain, content_key
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
@@ -87,6 +89,7 @@ def check_run(root: Path, record: dict[str, Any], resume: bool) -> None:
             and ``resume`` is true; or it holds a run of another configuration.
     """
     folder = RunFolder(root)
+    check_output(root)
     if is_locked(folder.lock):
         raise ValueError(_busy(root))
     _check_content(folder, record, resume)
@@ -169,12 +172,26 @@ def _check_content(folder: RunFolder, record: dict[str, Any], resume: bool) -> N
             raise ValueError(f"{root} holds a run already. Choose another --output, or go on with it: --resume true")
         return
     previous = read_run(root)
-    changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
-    if changed or previous["data"] != record["data"]:
+    with damage_names(folder.record):
+        changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
+    if changed or previous.get("data") != record["data"]:
         raise ValueError(
             f"{root} holds a run of another configuration: {changed[0] if changed else 'the data'}. Resume with the "
             f"settings in {folder.record}, or choose another --output"
         )
+
+
+def check_output(folder: Path) -> None:
+    """See, before any work, that ``folder`` is one, or can be made.
+
+    Raises:
+        ValueError: a file has that name or that of a parent, or nothing may be written there.
+    """
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise ValueError(f"got the folder {folder}, but {nearest} is no folder. Choose another one, or remove the file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ValueError(f"got the folder {folder}, but nothing may be written in {nearest}. Choose another one")
 
 
 def forget_unstarted(folder: RunFolder) -> None:

@@ -1,0 +1,577 @@
+"""Bad settings and damaged files: every command tells them in one line with exit code 2, before the work starts.
+
+Scripts run in this process: starting Python for every case would take most of the time.
+"""
+
+import ast
+import json
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
+
+from fedecider.comparison.plan import _valid_score
+from fedecider.data.store import file_sha256
+from fedecider.federation.checksums import write_sums
+from fedecider.llm import results, setup
+from fedecider.llm.handover import MANIFEST_FILE, verify_handover, write_manifest
+from fedecider.llm.recommend import load, recommend
+from fedecider.running.cli import run
+from fedecider.running.launch import check_tracker, checked_device
+from fedecider.running.run_folder import check_output
+from fedecider.running.yaml_file import load_yaml
+from idgen.backbone import BackboneConfig, linear_layers, load_backbone
+from idgen.tokenizer import load_tokenizer
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TINY = {
+    "domains": "crime",
+    "num_rounds": 1,
+    "num_threads": 1,
+    "local_epochs": 1,
+    "lora_rank": 2,
+    "num_beams": 20,
+    "num_eval_users": 5,
+    "eval_batch_size": 60,
+    "encoder": "tfidf",
+    "pretrain": {
+        "tokenizer_kind": "word",
+        "vocab_size": 2000,
+        "id_source": "keywords",
+        "keywords": {"min_words": 2, "max_words": 3, "word_order": "title"},
+        "samples": {"templates": "compact", "max_history": 3, "max_source_tokens": 64},
+        "backbone": {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 16},
+        "train": {"max_steps": 2, "batch_size": 64},
+    },
+    "distill": {"epochs": 0, "report_batches": 1},
+}
+RUN = "runs/whole"
+
+
+def main(script: str, *words: str) -> int:
+    first = sys.path[0]
+    try:
+        return runpy.run_path(str(REPOSITORY / "scripts" / f"{script}.py"))["main"](list(words))
+    finally:
+        sys.path[0] = first
+
+
+def changed(values: dict, *path: str, to: object) -> dict:
+    """A copy of ``values`` with another value at ``path``."""
+    name, *rest = path
+    return {**values, name: changed(values[name], *rest, to=to) if rest else to}
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    """A folder with one finished run of one domain, ``runs/whole``."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(results, "finish_report", lambda *arguments: None)
+        assert main("federate", "--config", "tiny.yaml", "--output", RUN) == 0
+    return folder
+
+
+@pytest.fixture
+def inside(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    return playground
+
+
+@pytest.fixture
+def copy(inside, tmp_path):
+    """A copy of the run that may be damaged."""
+    return Path(shutil.copytree(inside / RUN, tmp_path / "copy"))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+def refused(capsys, expected: str, script: str, *words: str) -> str:
+    """The one line on stderr of a call that ends with code 2; ``expected`` stands in it."""
+    capsys.readouterr()
+    code = main(script, *words)
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert expected in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert len(error) < 1100
+    return error
+
+
+@pytest.fixture
+def _no_work(monkeypatch):
+    """Whatever is refused here must be refused before a stage is built."""
+
+    def build(*arguments, **options):
+        raise AssertionError("work has begun")
+
+    for name in ("pretrain_stage", "distill_stage"):
+        monkeypatch.setattr(setup, name, build)
+
+
+SETTINGS = {
+    "a number for a block": (changed(TINY, "pretrain", to=5), "pretrain 5"),
+    "a list for a block": (changed(TINY, "distill", to=[]), "distill []"),
+    "an empty block": (changed(TINY, "pretrain", to=None), "pretrain nothing"),
+    "a number for an inner block": (changed(TINY, "pretrain", "train", to=3), "pretrain.train 3"),
+    "an empty inner block": (changed(TINY, "pretrain", "keywords", to=None), "pretrain.keywords nothing"),
+    "a text for a block": (changed(TINY, "pretrain", to="tiny.yaml"), "pretrain 'tiny.yaml'"),
+    "no seed": (changed(TINY, "seed", to=None), "seed without a value"),
+    "no number of rounds": (changed(TINY, "num_rounds", to=None), "num_rounds without a value"),
+    "no value deep inside": (changed(TINY, "pretrain", "train", "max_steps", to="many"), "max_steps"),
+    "no flag": (changed(TINY, "resume", to=None), "resume without a value"),
+    "an empty method block": (changed(TINY, "fedecider", to=None), "fedecider"),
+    "a wrong-typed method block": (changed(TINY, "fedecider", to=5), "fedecider"),
+    "an empty block of another method": (changed(TINY, "ditto", to=[1]), "ditto"),
+    "no value in a method block": (changed(TINY, "fedecider", to={"alpha_init": None}), "alpha_init"),
+    "a path as name": (changed(TINY, "pretrain.train", to={"max_steps": 3}), "pretrain.train"),
+    "a number as name": (changed(TINY, "pretrain", 3, to=3), "3"),
+    "a config in a config": (changed(TINY, "config", to="tiny.yaml"), "config"),
+    "nothing": (None, "nothing"),
+    "a list": ([TINY], "expected settings"),
+    "a number": (3, "expected settings"),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.usefixtures("inside", "_no_work")
+def test_bad_settings_in_a_file(case, tmp_path, capsys):
+    content, expected = SETTINGS[case]
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(content))
+    error = refused(capsys, expected, "federate", "--config", str(tmp_path / "bad.yaml"), "--output", "runs/bad")
+    assert "bad.yaml" in error or "max_steps" in error
+    assert not Path("runs/bad").exists()
+
+
+def aliases(levels: int) -> str:
+    lines = ["l0: &l0 [1,1,1,1,1,1,1,1,1,1]"]
+    lines += [f"l{n}: &l{n} [{','.join([f'*l{n - 1}'] * 10)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+def merges(levels: int) -> str:
+    lines = ["l0: &l0 {a: 1}"]
+    lines += [f"l{n}: &l{n} {{<<: [{','.join([f'*l{n - 1}'] * 10)}]}}" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+RAW = {
+    "aliases of aliases": (aliases(9).encode(), "values"),
+    "merges of merges": (merges(9).encode(), "values"),
+    "an alias in its own anchor": (b"a: &a [*a]", "values"),
+    "many levels": (b"a: " + b"[" * 5000 + b"]" * 5000, "levels"),
+    "a long file": (b"a: [" + b"1," * 100_000 + b"]", "characters"),
+    "UTF-16": (yaml.safe_dump(TINY).encode("utf-16"), "UTF-8"),
+    "an open bracket": (b"num_rounds: [3", "no YAML"),
+    "an impossible date": (b"num_rounds: 2020-13-45", "no YAML"),
+    "a list as name": (b"{[1]: 2}", "no YAML"),
+}
+
+
+@pytest.mark.parametrize("case", RAW)
+@pytest.mark.timeout(20)  # the nested aliases stand for a thousand million values
+@pytest.mark.usefixtures("inside", "_no_work")
+def test_a_file_that_is_no_settings(case, tmp_path, capsys):
+    content, expected = RAW[case]
+    (tmp_path / "bad.yaml").write_bytes(content)
+    for words in ((), ("--method", "fedmf", "--dataset", "x"), ("--method", "fedavg")):
+        assert "bad.yaml" in refused(capsys, expected, "federate", *words, "--config", str(tmp_path / "bad.yaml"))
+
+
+def test_honest_aliases_pass(tmp_path):
+    (tmp_path / "good.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: *a}\n")
+    assert load_yaml(tmp_path / "good.yaml") == {"a": {"x": 1}, "b": {"x": 1, "y": {"x": 1}}}
+
+
+LINE = {
+    "unknown option": ("federate", ("--nope", "1"), "--nope"),
+    "shortened option": ("federate", ("--num_round", "1"), "--num_round"),
+    "option without value": ("federate", ("--num_rounds",), "--num_rounds"),
+    "no number": ("federate", ("--num_rounds", "x"), "num_rounds"),
+    "stray word": ("federate", ("stray",), "stray"),
+    "a number for a block": ("federate", ("--pretrain", "5"), "pretrain"),
+    "a list for a block": ("federate", ("--distill", "[]"), "distill"),
+    "no seed": ("federate", ("--seed", "null"), "seed"),
+    "no config": ("federate", ("--config", "nowhere.yaml"), "nowhere.yaml"),
+    "a folder as config": ("federate", ("--config", "runs"), "runs"),
+    "settings as config": ("federate", ("--config", "{num_rounds: 3}"), "num_rounds"),
+    "two configs": ("federate", ("--config", "tiny.yaml", "--config", "tiny.yaml"), "twice"),
+    "nested aliases": ("compare", ("--lines", f"{{{aliases(9)}}}".replace("\n", ", ")), "values"),
+    "a file as output": ("federate", ("--output", "tiny.yaml"), "tiny.yaml"),
+    "a file above the output": ("federate", ("--output", "tiny.yaml/run"), "tiny.yaml"),
+    "a file as output of a table": (
+        "compare",
+        ("--lines", "{local: {}}", "--seeds", "1", "--output", "tiny.yaml"),
+        "tiny",
+    ),
+    "a file as output of a leaderboard": ("leaderboard", ("--dataset", "ml-100k", "--output", "tiny.yaml"), "tiny"),
+    "a file as output of an embedding run": ("federate", ("--method", "fedmf", "--output", "tiny.yaml"), "tiny"),
+    "unknown layers": ("federate", ("--config", "tiny.yaml", "--lora_targets", "q,query"), "query"),
+    "layers of another kind": ("federate", ("--config", "tiny.yaml", "--lora_targets", "wi_0"), "wi_0"),
+    "layers of a student": ("distill", ("--config", "tiny.yaml", "--lora_targets", "query"), "query"),
+    "tracker without package": ("federate", ("--config", "tiny.yaml", "--tracker", "clearml"), "pip install clearml"),
+    "unknown tracker": ("federate", ("--tracker", "excel"), "tensorboard"),
+    "all trackers": ("federate", ("--tracker", "all"), "tensorboard"),
+    "tracker of an embedding run": ("federate", ("--method", "fedmf", "--tracker", "excel"), "tensorboard"),
+    "a list as method": ("compare", ("--lines", "{a: {method: [1]}}", "--seeds", "1"), "method [1]"),
+    "a number as line": ("compare", ("--lines", "{local: 5}", "--seeds", "1"), "lines"),
+    "nothing as line": ("compare", ("--lines", "{local: null}", "--seeds", "1"), "lines"),
+    "a number as option name": ("compare", ("--lines", "{local: {3: 4}}", "--seeds", "1"), "local"),
+    "help as option of a line": ("compare", ("--lines", "{local: {print_config: 1}}", "--seeds", "1"), "local"),
+    "a bad option of a line": ("compare", ("--lines", "{local: {num_rounds: x}}", "--seeds", "1"), "the line local"),
+    "nonsense device": (
+        "recommend",
+        ("--run", RUN, "--domain", "crime", "--history", "x", "--device", "abacus"),
+        "abacus",
+    ),
+    "device that is not there": (
+        "recommend",
+        ("--run", RUN, "--domain", "crime", "--history", "x", "--device", "cuda:99"),
+        "cuda:99",
+    ),
+    "empty history": ("recommend", ("--run", RUN, "--domain", "crime", "--history", " | "), "empty history"),
+    "a path as domain": (
+        "recommend",
+        ("--run", RUN, "--domain", "../adapters/crime", "--history", "x"),
+        "found ['crime']",
+    ),
+    "no run": ("evaluate", ("--run", "runs/none"), "no run in"),
+    "no option": ("evaluate", (), "run"),
+}
+
+
+@pytest.mark.parametrize("case", LINE)
+@pytest.mark.usefixtures("_no_work")
+def test_a_bad_command_line(case, inside, capsys, monkeypatch):
+    script, words, expected = LINE[case]
+    monkeypatch.setattr("accelerate.tracking._available_trackers", ["tensorboard"])
+    before = files(inside)
+    refused(capsys, expected, script, *words)
+    assert files(inside) == before
+
+
+def test_a_method_in_a_file_after_the_option_is_not_mixed_with_it(inside, tmp_path, capsys):
+    (tmp_path / "local.yaml").write_text(yaml.safe_dump({**TINY, "method": "local"}))
+    refused(capsys, "--config before", "federate", "--method", "fedavg", "--config", str(tmp_path / "local.yaml"))
+
+
+def test_trackers_and_devices_that_are_there_pass(monkeypatch):
+    monkeypatch.setattr("accelerate.tracking._available_trackers", ["tensorboard"])
+    check_tracker("")
+    check_tracker("tensorboard")
+    assert checked_device("cpu") == torch.device("cpu")
+    assert checked_device(torch.device("cpu")) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert checked_device("cuda") == torch.device("cuda")
+    assert checked_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="cuda:0, cuda:1"):
+        checked_device("cuda:2")
+
+
+def test_an_output_may_be_new_or_an_empty_folder_but_not_read_only(tmp_path):
+    check_output(tmp_path / "a" / "b")
+    check_output(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match="link"):
+        check_output(tmp_path / "link" / "run")
+    if os.geteuid() != 0:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(ValueError, match="nothing may be written"):
+            check_output(tmp_path / "locked" / "run")
+
+
+@pytest.mark.parametrize(("kind", "own"), [("relu", {"wi"}), ("gated-gelu", {"wi_0", "wi_1"})])
+def test_layers_are_known_before_the_backbone_is_there(kind, own, inside):
+    both = {"q", "k", "v", "o", "wo", "lm_head"}
+    assert linear_layers(BackboneConfig(feed_forward=kind)) == both | own
+    assert linear_layers(BackboneConfig(name_or_path=f"{RUN}/backbone", feed_forward=kind)) == both | {"wi"}
+    assert linear_layers(BackboneConfig(name_or_path="some/hub-name")) == both | {"wi", "wi_0", "wi_1"}
+
+
+def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, capsys, monkeypatch):
+    monkeypatch.setattr("fedecider.llm.foundation.train_id_generator", lambda *_: pytest.fail("work has begun"))
+    words = ("--pretrain.id_source", "generator", "--pretrain.backbone.name_or_path", "./gone")
+    before = files(inside / ".cache")
+    refused(capsys, "./gone", "pretrain", "--config", "tiny.yaml", "--pretrain.tokenizer", f"{RUN}/backbone", *words)
+    assert files(inside / ".cache") == before
+
+
+def test_a_stage_without_its_teacher_is_told_before_the_rounds(inside, tmp_path, capsys):
+    shutil.copytree(".cache", tmp_path / "cache")
+    (stage,) = (tmp_path / "cache").glob("pretrain-*")
+    (stage / "backbone" / "model.safetensors").unlink()
+    words = ("--config", "tiny.yaml", "--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "run"))
+    assert str(stage) in refused(capsys, "model.safetensors", "federate", *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_embedding_run_is_not_evaluated_recommended_from_or_reported(copy, capsys):
+    record = json.loads((copy / "run.json").read_text())
+    del record["config"]["ranking"]
+    (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "method", to="fedmf")))
+    for script, words in {"evaluate": (), "recommend": ("--domain", "crime", "--history", "x"), "report": ()}.items():
+        refused(capsys, "embedding track", script, "--run", str(copy), *words)
+
+
+CUT = object()
+ANYTHING = {"empty": "{}", "a list": "[1]", "a number": "3", "cut off": CUT, "nothing": ""}
+JSON = ("run.json", "metrics.json", "fusion_weights.json", "adapters/crime/adapter_config.json")
+JSON = (*JSON, "adapters/crime/item_ids.json", "backbone/config.json", MANIFEST_FILE)
+
+
+def damage(path: Path, content: object) -> None:
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2] if content is CUT else str(content))
+
+
+@pytest.mark.parametrize("damaged", JSON)
+@pytest.mark.parametrize("content", ANYTHING)
+def test_a_damaged_file_is_named(damaged, content, copy, capsys):
+    """Also where the checksums were made anew: the files themselves are checked too."""
+    damage(copy / damaged, ANYTHING[content])
+    if damaged != MANIFEST_FILE:
+        write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    title = next(iter(json.loads((Path(RUN) / "adapters/crime/item_ids.json").read_text())["items"]))
+    scripts = {"recommend": ("--domain", "crime", "--history", title)}
+    scripts |= {} if damaged == "fusion_weights.json" else {"evaluate": ()}
+    for script, words in scripts.items():
+        name = "backbone" if damaged == "backbone/config.json" else damaged
+        refused(capsys, name, script, "--run", str(copy), *words)
+
+
+VALUES = {
+    "no samples": ("run.json", ("config", "run", "pretrain", "samples"), None, "samples"),
+    "wrong samples": ("run.json", ("config", "run", "pretrain", "samples", "max_history"), "x", "max_history"),
+    "wrong beams": ("run.json", ("config", "ranking", "num_beams"), None, "num_beams"),
+    "no such round": ("metrics.json", ("best_round",), 7, "fusion_weights.json"),
+    "no round": ("metrics.json", ("best_round",), None, "metrics.json"),
+    "texts as weights": ("fusion_weights.json", ("alpha",), [[["x"]]], "fusion_weights.json"),
+    "null as weights": ("fusion_weights.json", ("alpha",), [[[None]]], "fusion_weights.json"),
+    "too many weights": ("fusion_weights.json", ("alpha",), [[[1.0, 2.0]]], "fusion_weights.json"),
+    "infinite weights": ("fusion_weights.json", ("alpha",), [[[1e999]]], "fusion_weights.json"),
+    "other domains": ("fusion_weights.json", ("domains",), ["comics"], "fusion_weights.json"),
+    "other layers": ("adapters/crime/adapter_config.json", ("target_modules",), ["q"], "adapter_config.json"),
+    "more layers": (
+        "adapters/crime/adapter_config.json",
+        ("target_modules",),
+        ["q", "k", "v", "o", "wi"],
+        "adapter_config",
+    ),
+    "negative rank": ("adapters/crime/adapter_config.json", ("r",), -5, "adapter_config.json"),
+    "text as rank": ("adapters/crime/adapter_config.json", ("r",), "x", "adapter_config.json"),
+    "another rank": ("adapters/crime/adapter_config.json", ("r",), 3, "adapter_config.json"),
+    "another kind": ("adapters/crime/adapter_config.json", ("peft_type",), "PROMPT_TUNING", "adapter_config.json"),
+    "unknown kind": ("adapters/crime/adapter_config.json", ("peft_type",), "MAGIC", "adapter_config.json"),
+    "text as width": ("backbone/config.json", ("d_model",), "x", "backbone"),
+    "another width": ("backbone/config.json", ("d_model",), 18, "backbone"),
+    "more depth": ("backbone/config.json", ("num_layers",), 2, "backbone"),
+    "another family": ("backbone/config.json", ("model_type",), "bart", "backbone"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_a_wrong_value_in_a_file_is_named(case, copy, capsys):
+    damaged, path, value, expected = VALUES[case]
+    content = json.loads((copy / damaged).read_text())
+    (copy / damaged).write_text(json.dumps(changed(content, *path, to=value)))
+    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    refused(capsys, expected, "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
+
+
+ITEMS = {
+    "no title": {"title": None},
+    "text as tokens": {"tokens": "12"},
+    "no tokens": {"tokens": []},
+    "negative token": {"tokens": [-1]},
+    "token that is none": {"tokens": [10**9]},
+    "huge token": {"tokens": [10**30]},
+    "fraction of a token": {"tokens": [1.5]},
+    "end token": {"tokens": [1]},
+}
+
+
+@pytest.mark.parametrize("case", ITEMS)
+def test_a_wrong_item_is_named(case, copy, capsys):
+    path = copy / "adapters/crime/item_ids.json"
+    content = json.loads(path.read_text())
+    first = next(iter(content["items"]))
+    path.write_text(json.dumps(changed(content, "items", first, to=content["items"][first] | ITEMS[case])))
+    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    refused(capsys, "item_ids.json", "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
+
+
+STAGE_IDS = {
+    **{name: (content, ()) for name, content in ANYTHING.items() if name != "empty"},
+    "other keys": ([], ("item_keys",)),
+    "no items": (None, ("items",)),
+    "a list as items": ([1], ("items",)),
+    "too few texts": (["a b"], ("items", "texts")),
+    "text as tokens": (["12"], ("items", "token_ids")),
+    "a surplus field": (3, ("items", "surplus")),
+}
+
+
+@pytest.mark.parametrize("case", STAGE_IDS)
+def test_damaged_ids_of_a_stage_are_named(case, inside, tmp_path, capsys, monkeypatch):
+    content, path = STAGE_IDS[case]
+    shutil.copytree(".cache", tmp_path / "cache")
+    (ids,) = (tmp_path / "cache").glob("pretrain-*/ids/crime.json")
+    if path:
+        ids.write_text(json.dumps(changed(json.loads(ids.read_text()), *path, to=content)))
+    else:
+        damage(ids, content)
+    words = ("--config", "tiny.yaml", "--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "run"))
+    refused(capsys, "crime", "federate", *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tokens_beyond_the_tokenizer_are_told_before_the_rounds(inside, tmp_path, capsys):
+    shutil.copytree(".cache", tmp_path / "cache")
+    (ids,) = (tmp_path / "cache").glob("pretrain-*/ids/crime.json")
+    content = json.loads(ids.read_text())
+    content["items"]["token_ids"][3] = [10**9]
+    ids.write_text(json.dumps(content))
+    write_sums(ids.parents[1])  # whoever edits a stage may write its sums anew
+    words = ("--config", "tiny.yaml", "--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "run"))
+    refused(capsys, "1000000000 in ids/crime.json", "federate", *words)
+    assert not (tmp_path / "run").exists()
+
+
+TENSORS = ("adapters/crime/adapter_model.safetensors", "backbone/model.safetensors")
+
+
+@pytest.mark.parametrize("damaged", TENSORS)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5])
+def test_a_truncated_tensor_file_is_named(damaged, share, copy, capsys):
+    path, table = copy / damaged, copy / "adapters/crime/item_ids.json"
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    weights = file_sha256(copy / TENSORS[0])
+    table.write_text(json.dumps({**json.loads(table.read_text()), "adapter_sha256": weights}))
+    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    refused(capsys, damaged, "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
+
+
+def edit(name: str, field: str, value: object):
+    def change(root: Path) -> None:
+        (root / name).write_text(json.dumps({**json.loads((root / name).read_text()), field: value}))
+
+    return name, change
+
+
+def flip(name: str):
+    def change(root: Path) -> None:
+        content = bytearray((root / name).read_bytes())
+        content[-5] ^= 1
+        (root / name).write_bytes(content)
+
+    return name, change
+
+
+HANDED = {
+    "lora_alpha": edit("adapters/crime/adapter_config.json", "lora_alpha", 1),
+    "target_modules": edit("adapters/crime/adapter_config.json", "target_modules", ["q", "k"]),
+    "a bit of the backbone": flip("backbone/model.safetensors"),
+    "a bit of the adapter": flip("adapters/crime/adapter_model.safetensors"),
+    "the start token": edit("backbone/config.json", "decoder_start_token_id", 3),
+    "a title": edit("adapters/crime/item_ids.json", "eos_token_id", 2),
+    "a bit of the tokenizer": flip("backbone/tokenizer.json"),
+    "the model card": ("adapters/crime/README.md", lambda root: (root / "adapters/crime/README.md").write_text("!")),
+    "a surplus file": (
+        "backbone/added_tokens.json",
+        lambda root: (root / "backbone/added_tokens.json").write_text("{}"),
+    ),
+    "a missing file": (
+        "backbone/tokenizer_config.json",
+        lambda root: (root / "backbone/tokenizer_config.json").unlink(),
+    ),
+    "the checksums": (MANIFEST_FILE, lambda root: (root / MANIFEST_FILE).unlink()),
+}
+
+
+@pytest.mark.parametrize("case", HANDED)
+def test_a_changed_hand_over_is_refused(case, copy, capsys):
+    name, change = HANDED[case]
+    change(copy)
+    for script, words in {"recommend": ("--domain", "crime", "--history", "x"), "evaluate": ()}.items():
+        error = refused(capsys, name, script, "--run", str(copy), *words)
+        assert "--resume true" in error
+
+
+def test_the_hand_over_is_complete_and_loads_without_its_checksums(copy, inside, capsys):
+    manifest = json.loads((copy / MANIFEST_FILE).read_text())
+    handed = [path.relative_to(copy).as_posix() for name in ("backbone", "adapters") for path in files(copy / name)]
+    assert sorted(manifest) == sorted(name for name in handed if (copy / name).is_file())
+    (copy / "backbone" / ".DS_Store").write_text("x")
+    verify_handover(copy, [copy / "backbone", copy / "adapters/crime"])
+    loaded = load(copy, "crime")
+    ranked = recommend(loaded, [loaded.items.titles[0]], k=3)
+    assert len(ranked) == 3
+    (copy / MANIFEST_FILE).unlink()
+    base = AutoModelForSeq2SeqLM.from_pretrained(copy / "backbone", use_safetensors=True)
+    PeftModel.from_pretrained(base, str(copy / "adapters/crime"))
+
+
+def test_a_pickle_is_never_loaded(copy, capsys):
+    """Not as a fallback either: loading one runs code."""
+    for folder, name in {"backbone": "model", "adapters/crime": "adapter_model"}.items():
+        (copy / folder / f"{name}.safetensors").rename(copy / folder / "kept")
+        pickle = {"backbone": "pytorch_model.bin", "adapters/crime": "adapter_model.bin"}[folder]
+        torch.save({}, copy / folder / pickle)
+        write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+        refused(capsys, f"{name}.safetensors", "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
+        (copy / folder / "kept").rename(copy / folder / f"{name}.safetensors")
+        (copy / folder / pickle).unlink()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"best_valid_ndcg@10": null}', '{"best_val'])
+def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
+    (tmp_path / "metrics.json").write_text(content)
+    with pytest.raises(ValueError, match=r"damaged .*metrics\.json"):
+        _valid_score(tmp_path / "metrics.json")
+
+
+def test_every_model_is_loaded_from_safetensors():
+    """PeftModel is asked for the file itself before it looks for a pickle."""
+    others = {"AutoTokenizer", "AutoConfig", "PeftModel", "T5Tokenizer"}
+    calls = [
+        (path.name, ast.unparse(call))
+        for room in ("fedecider", "idgen", "distill", "embedding_fr", "scripts")
+        for path in (REPOSITORY / room).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "from_pretrained"
+        if ast.unparse(call.func.value) not in others
+    ]
+    assert len(calls) >= 3
+    assert [call for call in calls if "use_safetensors=True" not in call[1]] == []
+
+
+def test_missing_weights_are_not_drawn_at_random(copy):
+    path = copy / "backbone/model.safetensors"
+    tensors = load_file(path)
+    del tensors["encoder.block.0.layer.0.SelfAttention.q.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"no weights for .*SelfAttention\.q"):
+        load_backbone(copy / "backbone", load_tokenizer(copy / "backbone"))
+
+
+def test_a_message_of_many_lines_becomes_one(capsys):
+    def fails() -> None:
+        raise ValueError("a\n  b\n" + "c" * 5000)
+
+    assert run(fails) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: a b ccc")
+    assert len(error) < 1100

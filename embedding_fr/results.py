@@ -137,7 +137,7 @@ def group_tables(interactions: Interactions, lines: Lines) -> dict[str, Any]:
     positions = {label: {interactions.name: position_U} for label, position_U in lines.items()}
     return {
         "activity": activity_table(domains, positions)["domains"][interactions.name],
-        "popularity": popularity_table(domains, positions)["shares"][interactions.name],
+        "popularity": popularity_table(domains, positions, ("shares",))["shares"][interactions.name],
     }
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedecider.data.domain import Domain, test_target, train_part
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
-from fedecider.evaluation.statistics import bootstrap_interval
+from fedecider.evaluation.statistics import bootstrap_intervals
 from fedecider.federation.streams import stream
 from fedecider.report.encoders import Encoder
 
@@ -154,13 +154,16 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: Posi
     return {"domains": tables, "wins": wins, "ties": len(buckets) - sum(wins.values())}
 
 
-def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Positions) -> dict[str, Any]:
+def popularity_table(
+    domains: Mapping[str, Domain | Interactions], positions: Positions, kinds: Sequence[str] = ("shares", "paper")
+) -> dict[str, Any]:
     """Domain -> groups of test cases by the training frequency of their target, each line's metrics with intervals.
 
     The frequency counts the train events of the domain's client users and nothing else. ``shares``: the test cases are
     sorted by frequency (ties by item key, then user key) and cut at 20 % and 80 %. ``paper`` (FeDecider, Fig. 7): the
     distinct targets of all domains together are sorted in the same way and the bottom 2 % are inactive. Both with
-    ``num_cases`` and ``train_count`` [least, most]. ``warnings`` name empty groups; their values are None.
+    ``num_cases`` and ``train_count`` [least, most]. ``warnings`` name empty groups; their values are None. ``kinds``:
+    which of the two are wanted.
     Differs from the paper: the tie rule is ours, it has none.
     """
     counts = {name: train_counts(domain) for name, domain in domains.items()}
@@ -169,7 +172,7 @@ def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Po
         for name, domain in domains.items()
     }
     inactive = _inactive(domains, counts, targets)
-    result: dict[str, Any] = {"shares": {}, "paper": {}, "warnings": []}
+    result: dict[str, Any] = {**{kind: {} for kind in kinds}, "warnings": []}
     for name, domain in domains.items():
         count_U = counts[name][targets[name]]
         cases = [
@@ -183,7 +186,8 @@ def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Po
         else:
             masks = {group: torch.zeros(len(cases), dtype=torch.bool) for group in SHARE_GROUPS}
         paper = dict(zip(PAPER_GROUPS, (inactive[name], ~inactive[name]), strict=True))
-        for kind, groups in (("shares", masks), ("paper", paper)):
+        tables = {"shares": masks, "paper": paper}
+        for kind, groups in ((kind, tables[kind]) for kind in kinds):
             result[kind][name] = {
                 group: {
                     "num_cases": int(mask_U.sum()),
@@ -218,17 +222,16 @@ def _inactive(
 
 def _group_metrics(positions: Positions, domain: str, mask_U: Tensor, group: str) -> dict[str, Any]:
     """Line -> metric -> interval over the users in ``mask_U``; None where there are none."""
-    found: dict[str, Any] = {}
-    for line, per_domain in positions.items():
-        values = user_metrics(per_domain[domain], (5,))
-        found[line] = {
-            # one stream for all lines: they are resampled alike
-            metric: bootstrap_interval(values[metric][mask_U], stream(0, "bootstrap", domain, group))._asdict()
-            if mask_U.any()
-            else None
-            for metric in BUCKET_METRICS
-        }
-    return found
+    if not mask_U.any():
+        return {label: dict.fromkeys(BUCKET_METRICS) for label in positions}
+    values = {
+        (label, metric): value_U[mask_U]
+        for label, per_domain in positions.items()
+        for metric, value_U in user_metrics(per_domain[domain], (5,)).items()
+        if metric in BUCKET_METRICS
+    }
+    intervals = bootstrap_intervals(values, stream(0, "bootstrap", domain, group))  # all rows are resampled alike
+    return {label: {metric: intervals[label, metric]._asdict() for metric in BUCKET_METRICS} for label in positions}
 
 
 def _is_best(line: str, lines: Mapping[str, Any]) -> bool:

@@ -4,66 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embedding_fr.results import privacy_line, write_embedding_results
+from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import EmbeddingSettings, set_up, train
 from fedecider.data.interactions import load_interactions
-from fedecider.federation.record import Recorder
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console
-from fedecider.running.run_folder import (
-    RunFolder,
-    check_run,
-    default_name,
-    fingerprint,
-    forget_unstarted,
-    open_run,
-    provenance,
-)
+from fedecider.running.run_folder import fingerprint, forget_unstarted
+from fedecider.running.tracking import checked_run, open_together, round_recorder, round_teller
 
 
 def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
     run = settings.run
     interactions = load_interactions(settings.data)
-    record = {
-        "config": settings.as_record(),
-        "protocol": run.protocol,
-        "data": {interactions.name: interactions.content_hash()},
-        "card": interactions.card,
-        **provenance(),
-    }
-    root = Path(run.output) if run.output else Path("runs") / default_name(run.method, [interactions.name])
-    check_run(root, record, run.resume)
+    hashes = {interactions.name: interactions.content_hash()}
+    root, record = checked_run(settings.as_record(), hashes, [interactions.name], card=interactions.card)
     setup = set_up(settings, interactions, launch.device)
-    privacy_line(settings)  # what cannot be accounted for is told before the first round
-    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
-    folder = open_run(root, record) if launch.is_main else RunFolder(root)
-    launch.accelerator.wait_for_everyone()
-    if run.tracker:
-        launch.accelerator.init_trackers("fedecider", config={"method": run.method, "seed": run.seed})
-
-    def track(record: dict, step: int) -> None:
-        views = record["valid"].items()
-        launch.accelerator.log({f"valid/{v}/{name}": x for v, (m,) in views for name, x in m.items()}, step=step)
-
-    def show(record: dict) -> None:
-        if launch.is_main:
-            scores = ", ".join(f"{view} {metrics['ndcg@10']:.4f}" for view, (metrics,) in record["valid"].items())
-            seconds = f"train {record['wall_s']:.2f} s, evaluate {record['evaluate_s']:.2f} s"
-            loss = record["clients"][0].get("loss")
-            losses = "" if loss is None else f" | loss {loss:.4f}"
-            line = f"round {record['round']}/{run.num_rounds}: valid ndcg@10 {scores}{losses} | {seconds}"
-            console.print(line, highlight=False, soft_wrap=True)
-
+    privacy_text(settings)  # what cannot be accounted for is told before the first round
+    folder = open_together(root, record, launch)
+    tracked = {"method": run.method, "seed": run.seed}
     try:
         state = train(
             settings,
             setup,
-            recorder=Recorder(folder.rounds if launch.is_main else None, track if run.tracker else None),
+            recorder=round_recorder(folder, launch, run.tracker, tracked),
             checkpoints=folder.checkpoints,
             key=fingerprint(record),
             processes=launch.processes,
-            on_round=show,
+            on_round=round_teller(launch, run.num_rounds),
         )
     except ValueError:
         if launch.is_main:

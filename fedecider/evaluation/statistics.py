@@ -21,6 +21,7 @@ from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
 
 PERMUTATIONS_PER_TEST = 100  # the smallest p-value that Holm's correction can then leave is 0.01
 CHUNK = 4_000_000  # resampled entries held at once: bounds memory near 100 MB
+DRAWN = 200_000  # draws counted at once: they fit the caches
 PerDomain = Mapping[str, Tensor]
 """Domain -> values (S, U), or (U,) for a single run."""
 Persons = Mapping[str, Sequence[str]]
@@ -342,9 +343,12 @@ def _counts(num_rows: int, size: int, generator: torch.Generator) -> Tensor:
     """How often each of ``size`` units is drawn in ``size`` draws with replacement, float64 (num_rows, size)."""
     if size == 1:
         return torch.ones(num_rows, 1, dtype=torch.float64)
-    drawn = torch.randint(size, (num_rows, size), generator=generator)
-    drawn += torch.arange(num_rows)[:, None] * size
-    return torch.bincount(drawn.view(-1), minlength=num_rows * size).view(num_rows, size).to(torch.float64)
+    count = torch.empty(num_rows, size, dtype=torch.float64)
+    for part in count.split(max(1, DRAWN // size)):
+        drawn = torch.randint(size, part.shape, generator=generator)
+        drawn += torch.arange(len(part))[:, None] * size
+        part.copy_(torch.bincount(drawn.view(-1), minlength=part.numel()).view(part.shape))
+    return count
 
 
 def _interval(mean: Tensor, resampled_R: Tensor, level: float) -> Interval:

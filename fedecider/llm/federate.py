@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
-from fedecider.federation.method import Block, FederatedMethod
-from fedecider.federation.record import Recorder
+from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
-from fedecider.federation.state import RunState
 from fedecider.llm.results import write_results
 from fedecider.llm.setup import Settings, build_foundation, load_data, make_recommender
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import Recommender
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console
-from fedecider.running.run_folder import RunFolder, check_run, default_name, fingerprint, open_run, provenance
+from fedecider.running.run_folder import fingerprint
+from fedecider.running.tracking import checked_run, open_together, round_recorder, round_teller
 
 
 def federate(settings: Settings, launch: Launch) -> Path:
@@ -30,74 +26,27 @@ def federate(settings: Settings, launch: Launch) -> Path:
             f"got num_beams {settings.ranking.num_beams}, expected at least {least}: hit@{least} is reported"
         )
     domains = load_data(config)
-    record = {
-        "config": settings.as_record(),
-        "protocol": config.protocol,
-        "data": {name: domain.content_hash() for name, domain in domains.items()},
-        **provenance(),
-    }
-    root = Path(config.output) if config.output else Path("runs") / default_name(config.method, config.domain_names)
-    check_run(root, record, config.resume)
-    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
+    hashes = {name: domain.content_hash() for name, domain in domains.items()}
+    root, record = checked_run(settings.as_record(), hashes, config.domain_names)
     foundation = build_foundation(config, launch)
     recommender = make_recommender(settings, foundation, launch.device)
-    folder = open_run(root, record) if launch.is_main else RunFolder(root)
-    launch.accelerator.wait_for_everyone()
+    folder = open_together(root, record, launch)
     method = METHODS[config.method].build(recommender, settings.method)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
-    state = _rounds(settings, method, blocks, recommender, folder, launch, fingerprint(record))
-    write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
-    launch.accelerator.wait_for_everyone()
-    return root
-
-
-def _rounds(
-    settings: Settings,
-    method: FederatedMethod,
-    blocks: list[Block],
-    recommender: Recommender,
-    folder: RunFolder,
-    launch: Launch,
-    key: str,
-) -> RunState:
-    config = settings.run
-    if config.tracker:
-        launch.accelerator.init_trackers("fedecider", config={"method": config.method, "seed": config.seed})
-
-    def track(record: dict, step: int) -> None:
-        launch.accelerator.log({f"valid/{name}": value for name, value in _flat(record, recommender.names)}, step=step)
-
-    def show(record: dict) -> None:
-        if launch.is_main:
-            scores = ", ".join(f"{view} {_mean(clients):.4f}" for view, clients in record["valid"].items())
-            losses = " ".join(f"{client['loss']:.3f}" for client in record["clients"])
-            seconds = f"train {record['train_s']:.1f} s, evaluate {record['evaluate_s']:.1f} s"
-            line = f"round {record['round']}/{config.num_rounds}: valid ndcg@10 {scores} | loss {losses} | {seconds}"
-            console.print(line, highlight=False, soft_wrap=True)
-
     state = run_rounds(
         method,
         blocks,
-        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key),
+        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=fingerprint(record)),
         metrics_per_client,
-        recorder=Recorder(folder.rounds if launch.is_main else None, track if config.tracker else None),
+        recorder=round_recorder(
+            folder, launch, config.tracker, {"method": config.method, "seed": config.seed}, recommender.names
+        ),
         checkpoints=folder.checkpoints,
         resume=config.resume,
         processes=launch.processes,
-        on_round=show,
+        on_round=round_teller(launch, config.num_rounds),
     )
-    return state
-
-
-def _mean(clients: list[dict[str, float]]) -> float:
-    return sum(client["ndcg@10"] for client in clients) / len(clients)
-
-
-def _flat(record: dict, names: Any) -> list[tuple[str, float]]:
-    return [
-        (f"{view}/{name}/{metric}", value)
-        for view, clients in record["valid"].items()
-        for name, metrics in zip(names, clients, strict=True)
-        for metric, value in metrics.items()
-    ]
+    write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
+    launch.accelerator.wait_for_everyone()
+    return root

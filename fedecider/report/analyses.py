@@ -21,6 +21,7 @@ from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
 from fedecider.evaluation.statistics import bootstrap_intervals
 from fedecider.federation.streams import stream
+from fedecider.report.costs import NEAR, near_round
 from fedecider.report.encoders import Encoder
 
 NUM_BUCKETS = 5
@@ -270,7 +271,7 @@ def traffic_table(
     return table
 
 
-def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = 0.01) -> dict[str, Any]:
+def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = NEAR) -> dict[str, Any]:
     """Mean local training seconds a round, and how soon validation comes near its best (FeDecider, Table 9).
 
     ``train_s``: mean over rounds of all clients together; ``client_s``: domain -> mean over the rounds it took part in.
@@ -288,7 +289,7 @@ def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = 0.0
         "client_s": {name: math.fsum(found) / len(found) if found else None for name, found in seconds.items()},
         "best_score": best,
         "best_round": next(record["round"] for record in records if record["score"] == best),
-        "near_round": next(record["round"] for record in records if record["score"] >= (1.0 - tolerance) * best),
+        "near_round": near_round(records, tolerance),
         "tolerance": tolerance,
     }
 

@@ -12,6 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 console = Console()
 
+
+def say(text: str) -> None:
+    """Print ``text`` as it is: not coloured, and broken by the terminal only."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
 _LINE_EVERY_S = 15.0
 
 

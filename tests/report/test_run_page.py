@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from fedecider.llm import run_report
 from fedecider.llm.run_page import interval_bars, run_page
 from fedecider.llm.run_report import ReportConfig, cached_user_texts, finish_report
 from fedecider.llm.run_warnings import run_warnings
-from fedecider.report import run_report
 from fedecider.report.page import Section
 from fedecider.running.run_folder import RunFolder
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
-LINE = "fedecider (post_broadcast)"
+REPORTED = "fedecider (post_broadcast)"
 HOSTILE = "<script>alert('a title')</script>"
 
 
-def line(mean, low=None, high=None):
+def intervals(mean, low=None, high=None):
     names = [f"{kind}@{k}" for kind in ("hit", "ndcg", "mrr") for k in (5, 10, 20)]
     return {
         name: {"mean": mean, "low": mean - 0.02 if low is None else low, "high": high or mean + 0.03} for name in names
@@ -26,20 +26,20 @@ def line(mean, low=None, high=None):
 
 
 def domain(model, popularity, canary=0.04):
-    test = {LINE: line(model), "popularity": line(popularity), "memoriser": line(canary)}
+    test = {REPORTED: intervals(model), "popularity": intervals(popularity), "memoriser": intervals(canary)}
     return {"num_users": 9, "num_items": 7, "chance_hit@10": 0.05, "test": test}
 
 
 METRICS = {
     "protocol": "strict",
     "method": "fedecider",
-    "reported": LINE,
+    "reported": REPORTED,
     "best_round": 2,
     "best_valid_ndcg@10": 0.25,
     "num_beams": 20,
     "length_penalty": 0.0,
     "domains": {"crime": domain(0.3125, 0.11), "comics": domain(0.07, 0.0625)},
-    "macro": {"test": {LINE: line(0.19125)}},
+    "macro": {"test": {REPORTED: intervals(0.19125)}},
 }
 CONFIG = {
     "run": {
@@ -211,7 +211,7 @@ def test_a_leak_a_beaten_model_and_an_unclear_origin_are_said():
 
 
 def test_interval_bars_draw_means_and_bounds():
-    metrics = {"domains": {"crime": {"test": {"a": line(0.3, 0.1, 0.7), "b": line(0.2)}}}}
+    metrics = {"domains": {"crime": {"test": {"a": intervals(0.3, 0.1, 0.7), "b": intervals(0.2)}}}}
     bar = interval_bars(metrics).figure.data[0]
     assert list(bar.x) == [0.3, 0.2]
     assert list(bar.error_x.array) == pytest.approx([0.4, 0.03])

@@ -107,7 +107,7 @@ def popularity(
     extra: Sequences = (),
     **ranking: Any,
 ) -> Tensor:
-    """Positions of the popularity line. ``ranking``: ``candidates``, ``users``, ``ties`` of ``rank_held_out``."""
+    """Positions of the popularity baseline. ``ranking``: ``candidates``, ``users``, ``ties`` of ``rank_held_out``."""
     return rank_held_out(
         popularity_scores(sequences, num_items, extra), sequences, num_items, split, protocol, **ranking
     )

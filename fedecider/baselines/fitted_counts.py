@@ -18,7 +18,7 @@ from fedecider.federation.streams import stream
 
 @dataclass(frozen=True)
 class NoConfig:
-    """A line without settings."""
+    """A baseline without settings."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Named evaluation protocols: who is a candidate, where training negatives come from, which round is reported.
 
 The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
-tables of the federated matrix-factorisation line only: its training negatives avoid the held-out items, so that the
+tables of the federated matrix-factorisation family only: its training negatives avoid the held-out items, so that the
 held-out item is the one untrained item that is never a negative, and remembering the negatives is enough to find it.
 
 Shape legend: U users, B users of a batch, I items of the catalogue, K candidates of a user, P items of a pool.

@@ -52,7 +52,7 @@ class Card(NamedTuple):
     """How the metrics were measured, in a sentence or a stamp."""
     license: str = "apache-2.0"
     details: Mapping[str, Any] = {}
-    """More lines for the table of settings."""
+    """More rows for the table of settings."""
 
 
 def export_adapter(

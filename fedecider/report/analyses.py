@@ -37,7 +37,7 @@ PAPER_GROUPS = ("inactive (bottom 2 % of items)", "active")
 BYTES_PER_SCALAR = 4
 
 Positions = Mapping[str, Mapping[str, Tensor]]
-"""Line -> domain -> (U,) test positions, users in the domain's order."""
+"""Label of a row -> domain -> (U,) test positions, users in the domain's order."""
 
 
 # ---- distances between domains -------------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ def _pearson(first: Tensor, second: Tensor) -> float:
 
 
 def activity_table(domains: Mapping[str, Domain | Interactions], positions: Positions) -> dict[str, Any]:
-    """Domain -> five equal groups of users by train events (ties by user key), each line's metrics with intervals.
+    """Domain -> five equal groups of users by train events (ties by user key), each row's metrics with intervals.
 
-    Per bucket: ``num_users``, ``train_events`` [least, most], ``lines``: line -> metric -> interval. Fewer groups when
-    a domain has fewer than five users. ``wins``: line -> buckets (of all domains) in which its hit@5 is strictly
-    above every other line's; ``ties``: the remaining buckets (FeDecider, Fig. 6).
+    Per bucket: ``num_users``, ``train_events`` [least, most], ``lines``: row -> metric -> interval. Fewer groups when
+    a domain has fewer than five users. ``wins``: row -> buckets (of all domains) in which its hit@5 is strictly
+    above every other row's; ``ties``: the remaining buckets (FeDecider, Fig. 6).
     """
     tables: dict[str, Any] = {}
     for name, domain in domains.items():
@@ -151,14 +151,14 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: Posi
             for bucket in range(num_buckets)
         ]
     buckets = [bucket["lines"] for table in tables.values() for bucket in table]
-    wins = {line: sum(_is_best(line, lines) for lines in buckets) for line in positions}
+    wins = {label: sum(_is_best(label, rows) for rows in buckets) for label in positions}
     return {"domains": tables, "wins": wins, "ties": len(buckets) - sum(wins.values())}
 
 
 def popularity_table(
     domains: Mapping[str, Domain | Interactions], positions: Positions, kinds: Sequence[str] = ("shares", "paper")
 ) -> dict[str, Any]:
-    """Domain -> groups of test cases by the training frequency of their target, each line's metrics with intervals.
+    """Domain -> groups of test cases by the training frequency of their target, each row's metrics with intervals.
 
     The frequency counts the train events of the domain's client users and nothing else. ``shares``: the test cases are
     sorted by frequency (ties by item key, then user key) and cut at 20 % and 80 %. ``paper`` (FeDecider, Fig. 7): the
@@ -222,7 +222,7 @@ def _inactive(
 
 
 def _group_metrics(positions: Positions, domain: str, mask_U: Tensor, group: str) -> dict[str, Any]:
-    """Line -> metric -> interval over the users in ``mask_U``; None where there are none."""
+    """Row -> metric -> interval over the users in ``mask_U``; None where there are none."""
     if not mask_U.any():
         return {label: dict.fromkeys(BUCKET_METRICS) for label in positions}
     values = {
@@ -235,9 +235,9 @@ def _group_metrics(positions: Positions, domain: str, mask_U: Tensor, group: str
     return {label: {metric: intervals[label, metric]._asdict() for metric in BUCKET_METRICS} for label in positions}
 
 
-def _is_best(line: str, lines: Mapping[str, Any]) -> bool:
-    means = {name: metrics["hit@5"]["mean"] for name, metrics in lines.items()}
-    return all(means[line] > mean for name, mean in means.items() if name != line)
+def _is_best(label: str, rows: Mapping[str, Any]) -> bool:
+    means = {name: metrics["hit@5"]["mean"] for name, metrics in rows.items()}
+    return all(means[label] > mean for name, mean in means.items() if name != label)
 
 
 def _span(count_U: Tensor) -> list[int] | None:

@@ -86,7 +86,7 @@ def test_bars_have_whiskers_of_unequal_arms_and_gaps_for_empty_groups():
     groups = {"crime": {"rare": {"own": one, "other": none}, "often": {"own": one, "other": one}}, "comics": {}}
     drawn = group_bars(groups, "by popularity")
     figure = valid(drawn)
-    assert len(figure.data) == 2 * 2 * 2  # metrics, domains, lines
+    assert len(figure.data) == 2 * 2 * 2  # metrics, domains, rows
     own, other = drawn.figure.data[:2]
     assert list(own.x) == ["rare", "often"]
     assert list(own.y) == [0.3, 0.3]

@@ -15,8 +15,8 @@ from fedecider.evaluation.statistics import verdict
 from fedecider.federation.record import write_json
 from fedecider.llm.run_analysis import run_analysis
 from fedecider.llm.run_report import cached_user_texts
-from fedecider.report.analysis_sections import sections_of
-from fedecider.report.figures import convergence_curves
+from fedecider.report.analysis_sections import fusion_section, sections_of
+from fedecider.report.figures import colours_of, convergence_curves
 from fedecider.report.page import PageTable, Section, write_page
 from fedecider.report.rows import METRICS, ResultRow
 from fedecider.report.tables import interval_text, shown_domains
@@ -54,7 +54,9 @@ def _analyses(config: CompareConfig, methods: Sequence[RowRuns], domains: Mappin
     write_json(Path(config.output) / "analysis.json", analysis)
     first, second = config.analysed
     said = Section("Analyses", [f"What follows is about {first} with seed 0, beside {second} with seed 0."])
-    return [said, *sections_of(analysis)]
+    of_table = colours_of([row.label for row in methods])
+    colours = {label: of_table[row] for label, row in zip(analysis["lines"], config.analysed, strict=True)}
+    return [said, *fusion_section(analysis["alpha"], analysis["best_round"]), *sections_of(analysis, colours)]
 
 
 def _scopes(collected: Collected) -> list[str]:

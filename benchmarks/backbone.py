@@ -14,10 +14,10 @@ from pathlib import Path
 import provenance
 import torch
 
-from fedecider.baselines.counts import decayed_cooccurrence, last_item_cooccurrence, popularity
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.record import read_json
+from fedecider.llm.baselines import COUNTS
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.foundation import client_tasks, load_ids, pretrain_stage
 from fedecider.llm.setup import Settings, load_data
@@ -67,7 +67,7 @@ def main() -> None:
     common += ["--pretrain.train.max_steps", str(words.max_steps)]
     settings = parse_settings("", common)
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
-    lines = [*header(words, settings), *reference_rows(settings)]
+    lines = [*header(words, settings), *baseline_rows(settings)]
     for name in names:
         lines.append(row(name, parse_settings("", [*common, *VARIANTS[name]])))
         words.output.write_text("\n".join(lines) + "\n")
@@ -89,15 +89,14 @@ def header(words: argparse.Namespace, settings: Settings) -> list[str]:
     ]
 
 
-def reference_rows(settings: Settings) -> list[str]:
+def baseline_rows(settings: Settings) -> list[str]:
     protocol = get_protocol(settings.run.protocol)
-    lines = {"popularity": popularity, "last-item co-occurrence": last_item_cooccurrence}
     rows = []
-    for name, line in {**lines, "decayed co-occurrence": decayed_cooccurrence}.items():
+    for name, count in COUNTS.items():
         cells = []
         for domain in load_data(settings.run).values():
             sequences, extra = domain.clients.sequences, domain.public.sequences
-            cells.append(cell(mean_metrics(line(sequences, len(domain.item_keys), "valid", protocol, extra=extra))))
+            cells.append(cell(mean_metrics(count(sequences, len(domain.item_keys), "valid", protocol, extra=extra))))
         rows.append(f"| *{name}* | {' | '.join(cells)} | | |")
     return rows
 

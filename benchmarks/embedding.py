@@ -29,11 +29,11 @@ from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.reference import REFERENCES
 from embedding_fr.reference.loop import reference_clients, run_reference
-from embedding_fr.results import traffic_totals
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.protocols import STRICT
+from fedecider.report.costs import total_bytes
 
 PUBLIC_CODE_S = {"fedem": 37.0, "fedrap": 45.0, "pfedrec": 9.0, "fedrecgel": 2.1}
 """Seconds per round of the papers' public code on ML-100K at the papers' settings, one thread of a similar machine."""
@@ -106,8 +106,8 @@ def method_case(name: str, interactions: Interactions, rounds: int) -> dict:
         "ratio": median(ratios),
         "ratios": [ratios[0], ratios[-1]],
         "evaluate_s": median(record["evaluate_s"] for record in records),
-        "bytes_up": traffic_totals(records[:1])["up"] // _cohort(records[0]),
-        "bytes_down": traffic_totals(records[:1])["down"] // _cohort(records[0]),
+        "bytes_up": total_bytes(records[:1])["up"] // _cohort(records[0]),
+        "bytes_down": total_bytes(records[:1])["down"] // _cohort(records[0]),
         "peak_gb": peak_gb(),
         "blocks": len(setup.blocks),
     }
@@ -126,7 +126,7 @@ def shape_case(name: str, interactions: Interactions, rounds: int, device: torch
         "cohort": _cohort(records[0]),
         "ours_s": median(record["wall_s"] for record in records),
         "evaluate_s": median(record["evaluate_s"] for record in records),
-        "bytes_up": traffic_totals(records[:1])["up"] // _cohort(records[0]),
+        "bytes_up": total_bytes(records[:1])["up"] // _cohort(records[0]),
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else peak_gb(),
     }
 

@@ -26,18 +26,12 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import compare_table, distinguishable_winners, verdict
 from fedecider.federation.record import read_records
 from fedecider.federation.streams import stream
-from fedecider.report.tables import ResultTable, markdown_table, result_row
+from fedecider.llm.baselines import COUNTS, STUDENT, TEACHER
+from fedecider.report.rows import CANARY, result_rows
+from fedecider.report.tables import ResultTable, markdown_table
 
 Positions = dict[str, Tensor]
 """domain -> (S, U) positions of the test items."""
-
-REFERENCES = (
-    "zero-shot teacher",
-    "zero-shot student",
-    "popularity",
-    "last-item co-occurrence",
-    "decayed co-occurrence",
-)
 
 
 def seeds_of(runs: Path, label: str) -> list[Path]:
@@ -49,7 +43,7 @@ def seeds_of(runs: Path, label: str) -> list[Path]:
 
 
 def positions(folders: Sequence[Path], view: str | None = None) -> Positions:
-    """Test positions of the reported model (or of one line of the table), seeds stacked."""
+    """Test positions of the reported model (or of one row of the table), seeds stacked."""
     per_seed = []
     for folder in folders:
         wanted = view or json.loads((folder / "metrics.json").read_text())["reported"]
@@ -76,7 +70,7 @@ def shock_rows(label: str, folders: Sequence[Path]) -> list[str]:
     return rows
 
 
-def timing_line(label: str, folders: Sequence[Path]) -> str:
+def timing_row(label: str, folders: Sequence[Path]) -> str:
     """Share of the wall time of local training and aggregation that is not local training."""
     records = [record for folder in folders for record in read_records(folder / "rounds.jsonl")]
     train_s, wall_s = sum(record["train_s"] for record in records), sum(record["wall_s"] for record in records)
@@ -85,17 +79,15 @@ def timing_line(label: str, folders: Sequence[Path]) -> str:
 
 def report(runs: Path, labels: Sequence[str], notes: Mapping[str, str]) -> str:
     folders = {label: seeds_of(runs, label) for label in labels}
-    lines = {label: positions(paths) for label, paths in folders.items()}
+    methods = {label: positions(paths) for label, paths in folders.items()}
     common = min(len(paths) for paths in folders.values())
-    compared = {label: {domain: value[:common] for domain, value in line.items()} for label, line in lines.items()}
+    compared = {label: {domain: value[:common] for domain, value in row.items()} for label, row in methods.items()}
     tests = compare_table(compared, stream(0, "permutations")) if len(labels) > 1 else []
     first = folders[labels[0]]
-    rows = [
-        result_row(f"{label} ({len(folders[label])} seeds)", line, stream(0, "bootstrap"))
-        for label, line in lines.items()
-    ]
-    rows += [result_row(name, positions(first, name), stream(0, "bootstrap"), "baseline") for name in REFERENCES]
-    rows.append(result_row("memoriser", positions(first, "memoriser"), stream(0, "bootstrap"), "canary"))
+    rows = result_rows(
+        {f"{label} ({len(folders[label])} seeds)": row for label, row in methods.items()},
+        {name: positions(first, name) for name in (TEACHER, STUDENT, *COUNTS, CANARY)},
+    )
     record = json.loads((first[0] / "run.json").read_text())
     header = [
         "# Federated runs compared",
@@ -127,7 +119,7 @@ def report(runs: Path, labels: Sequence[str], notes: Mapping[str, str]) -> str:
         parts += [row for label in with_alpha for row in shock_rows(label, folders[label])]
     parts.append("\n## The round loop beside local training\n")
     parts.append("| run | rounds | local training, s | overhead of the loop, % |\n|---|---:|---:|---:|")
-    parts += [timing_line(label, folders[label]) for label in labels]
+    parts += [timing_row(label, folders[label]) for label in labels]
     return "\n".join(parts) + "\n"
 
 
@@ -139,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="folder with <label>-<seed> run folders")
     parser.add_argument(
-        "--labels", required=True, help="labels, separated by commas; the first one brings the references"
+        "--labels", required=True, help="labels, separated by commas; the first one brings the baselines"
     )
     parser.add_argument("--notes", default="{}", help="JSON: label -> what it is")
     parser.add_argument("--figures", type=Path, help="copy the figure data (JSON) of every label's first seed here")

@@ -100,7 +100,7 @@ class Bench(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One row of the table."""
 
     part: str
     what: str

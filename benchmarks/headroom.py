@@ -30,7 +30,7 @@ from fedecider.running.launch import start
 
 
 def counts(domain: Domain) -> dict[str, Tensor]:
-    """Test positions of the counting line from each part of the data."""
+    """Test positions of the counting baseline from each part of the data."""
     sequences, num_items, public = domain.clients.sequences, len(domain.item_keys), domain.public.sequences
     found = {"public and clients": decayed_cooccurrence(sequences, num_items, "test", extra=public)}
     found["clients only"] = decayed_cooccurrence(sequences, num_items, "test")
@@ -95,7 +95,7 @@ def report(
     launch = start(settings.run.num_threads)
     foundation = build_foundation(settings.run, launch)
     recommender = make_recommender(settings, foundation, launch.device)
-    yield "| line | " + " | ".join(recommender.names) + " |\n|---|" + "---:|" * recommender.num_clients
+    yield "| row | " + " | ".join(recommender.names) + " |\n|---|" + "---:|" * recommender.num_clients
     per_domain = [counts(domain) for domain in foundation.domains.values()]
     for name in per_domain[0]:
         cells = [f"{mean_metrics(one[name], (10,))['ndcg@10']:.4f}" for one in per_domain]

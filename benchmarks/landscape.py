@@ -2,7 +2,7 @@
 
     python benchmarks/landscape.py --output benchmarks/results/DATE-landscape.md
 
-The same network, settings and seeds for all lines; only the radii of the sharpness-aware steps differ, and with both at
+The same network, settings and seeds for all rows; only the radii of the sharpness-aware steps differ, and with both at
 0 it is FedNCF. Table 4 of FedRecGEL gives such means at magnitudes of 1e-4 to 10 for "two dimensions of the model
 parameters" perturbed at random: here two random directions, and the gradient and a random one, all of length 1 over the
 shared tensors.
@@ -71,7 +71,7 @@ def rows(
     init_std: float,
     seed: int,
 ) -> list[str]:
-    """The two lines of one trained model."""
+    """The two rows of one trained model."""
     given = {key: one for key, one in zip(("private_radius", "shared_radius"), radii, strict=True) if one is not None}
     board = LeaderboardConfig(num_rounds=rounds, patience=0)
     changes = {"init_std": init_std, **given}

@@ -2,7 +2,7 @@
 
     python benchmarks/paper_causes.py --output benchmarks/results/DATE-paper-causes.md
 
-The protocol leaks the held-out item, so no figure here says how well a method recommends. A line that is done is
+The protocol leaks the held-out item, so no figure here says how well a method recommends. A row that is done is
 printed at once; ``--methods`` takes some of them.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def rows(interactions: Interactions, method: str, changes: dict[str, Any], rounds: int, seed: int) -> list[str]:
-    """One line for each view of the method."""
+    """One row for each view of the method."""
     data = InteractionsConfig()
     settings = run_settings(LeaderboardConfig(num_rounds=rounds), data, method, "paper", changes, seed, 0)
     setup = set_up(settings, interactions, torch.device("cpu"))

@@ -32,8 +32,10 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.record import read_json, write_json
+from fedecider.report.costs import median_seconds, participations, total_bytes
+from fedecider.report.rows import CANARY
 from fedecider.running.cli import from_plain
-from fedecider.running.progress import console
+from fedecider.running.progress import say
 from fedecider.running.stages import as_plain, cached_stage
 
 LOCAL = "/local"
@@ -109,8 +111,8 @@ class Cell(NamedTuple):
         return load_file(self.folder / "positions.safetensors")[protocol]
 
 
-class Line(NamedTuple):
-    """One line of a table."""
+class BoardRow(NamedTuple):
+    """One row of the table."""
 
     method: str
     kind: Kind
@@ -124,13 +126,13 @@ class Line(NamedTuple):
 
 
 def all_methods() -> list[str]:
-    """What ``all`` stands for: centralised lines, federated methods (not the plug-ins), two with federation off."""
+    """What ``all`` stands for: centralised baselines, federated methods (not the plug-ins), two with federation off."""
     plain = [name for name, entry in METHODS.items() if not entry.plug_in]
     return [*BASELINES, *plain, f"fedmf{LOCAL}", f"pfedrec{LOCAL}"]
 
 
 def kind_of(name: str) -> Kind | None:
-    """Which kind of line a name stands for; None when it is not known."""
+    """Which kind of row a name stands for; None when it is not known."""
     if name.endswith(LOCAL):
         entry = METHODS.get(name.removesuffix(LOCAL))
         return "local" if entry and not entry.needs_server(entry.config()) else None
@@ -140,8 +142,10 @@ def kind_of(name: str) -> Kind | None:
     return "central" if name in BASELINES else "federated" if name in METHODS else None
 
 
-def fill(config: LeaderboardConfig, data: InteractionsConfig, interactions: Interactions, root: Path) -> Iterator[Line]:
-    """Run what is missing and yield the lines, method by method."""
+def fill(
+    config: LeaderboardConfig, data: InteractionsConfig, interactions: Interactions, root: Path
+) -> Iterator[BoardRow]:
+    """Run what is missing and yield the rows, method by method."""
     for method in config.method_names:
         for group in protocol_groups(config.protocol_names):
             try:
@@ -150,11 +154,11 @@ def fill(config: LeaderboardConfig, data: InteractionsConfig, interactions: Inte
                     _cell(config, data, interactions, root, method, group, setting, seed)
                     for seed in range(config.seeds)
                 ]
-            except ValueError as error:  # such as a run that diverged: the other lines are worth having
-                console.print(f"{method} is left out of {'+'.join(group)}: {error}", highlight=False, soft_wrap=True)
+            except ValueError as error:  # such as a run that diverged: the other rows are worth having
+                say(f"{method} is left out of {'+'.join(group)}: {error}")
                 continue
             for protocol in group:
-                yield Line(method, kind_of(method) or "central", protocol, setting, cells)
+                yield BoardRow(method, kind_of(method) or "central", protocol, setting, cells)
 
 
 def protocol_groups(names: Sequence[str]) -> list[list[str]]:
@@ -183,17 +187,17 @@ def _tuned(
         try:
             cell = _cell(config, data, interactions, root, method, group, setting, 0)
         except ValueError as error:  # a diverged trial is a trial that lost
-            console.print(f"{method} {setting}: {error}", highlight=False, soft_wrap=True)
+            say(f"{method} {setting}: {error}")
             continue
         if cell.info["valid"] > best[0]:
             best = (cell.info["valid"], setting)
     if best[0] < 0.0:
-        raise ValueError(f"no setting of {method} could be trained on {interactions.name}: see the lines above")
+        raise ValueError(f"no setting of {method} could be trained on {interactions.name}: see the messages above")
     return best[1]
 
 
 def _grid(config: LeaderboardConfig, method: str) -> tuple[dict[str, Any], ...]:
-    if method == "memoriser":  # nothing to tune: it sees as many rounds as the methods
+    if method == CANARY:  # nothing to tune: it sees as many rounds as the methods
         return ({"num_rounds": config.num_rounds},)
     if method.endswith(CODE):
         return ({},)
@@ -237,8 +241,8 @@ def _cell(
     stage = cached_stage(root / "cells", method.replace("/", "-"), {**inputs, "protocols": protocols}, build)
     cell = Cell(stage.folder, read_json(stage.folder / "info.json"))
     if not stage.reused:
-        line = f"{method} {setting or 'first setting'}, {'+'.join(group)}, seed {seed}: validation ndcg@10"
-        console.print(f"{line} {cell.info['valid']:.4f}, {cell.info['total_s']:.0f} s", highlight=False, soft_wrap=True)
+        text = f"{method} {setting or 'first setting'}, {'+'.join(group)}, seed {seed}: validation ndcg@10"
+        say(f"{text} {cell.info['valid']:.4f}, {cell.info['total_s']:.0f} s")
     return cell
 
 
@@ -297,7 +301,6 @@ def _federated(
     setting: Mapping[str, Any],
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    from embedding_fr.results import seconds, traffic_totals  # its figures take a second to import
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     patience = _patience(config, protocols)
@@ -313,9 +316,9 @@ def _federated(
         "best_round": state.best_round,
         "last_round": state.round,
         "curve": [[record["round"], record["score"]] for record in records],
-        "seconds": seconds(records),
-        "bytes": traffic_totals(records),
-        "participations": sum(len(group["clients"]) for record in records for group in record["traffic"]),
+        "seconds": median_seconds(records),
+        "bytes": total_bytes(records),
+        "participations": participations(records),
     }
     positions: dict[str, Tensor] = {}
     for protocol in protocols:
@@ -334,7 +337,7 @@ def _central(
     setting: Mapping[str, Any],
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A centralised line; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
+    """A centralised baseline; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
     sequences, num_items = interactions.sequences, interactions.num_items
     entry = BASELINES[method]
     score = entry.fit(
@@ -355,10 +358,10 @@ def _central(
     return {"valid": mean_metrics(valid, (10,))["ndcg@10"]}, positions
 
 
-def settings_text(line: Line) -> str:
+def settings_text(row: BoardRow) -> str:
     """The chosen setting in words."""
-    setting = ", ".join(f"{name} {value}" for name, value in as_plain(line.setting).items())
-    if line.method.endswith(CODE):
+    setting = ", ".join(f"{name} {value}" for name, value in as_plain(row.setting).items())
+    if row.method.endswith(CODE):
         return "public code's"
-    entry = METHODS.get(line.method.removesuffix(LOCAL))
+    entry = METHODS.get(row.method.removesuffix(LOCAL))
     return setting or ("paper's" if entry and entry.published else "default")

@@ -5,35 +5,35 @@ Shape legend: S seeds, U users.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedding_fr.leaderboard import LeaderboardConfig, Line, settings_text
+from embedding_fr.leaderboard import BoardRow, LeaderboardConfig, settings_text
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol, stamp
-from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners, metric_intervals
+from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners
 from fedecider.federation.record import write_json, write_text
 from fedecider.federation.streams import stream
 from fedecider.report.figures import convergence_curves, save_figure
+from fedecider.report.rows import CANARY, COMPARED, ResultRow, result_rows
+from fedecider.report.tables import csv_text, interval_text, markdown_grid, number_text
 
-METRICS = ("hit@10", "ndcg@10", "hit@5", "ndcg@5", "hit@20")
-COMPARED = ("hit@10", "ndcg@10")
-CANARY = "memoriser"
+METRICS = (*COMPARED, "hit@5", "ndcg@5", "hit@20")
+BEST_ROUND = "hit@10 / ndcg@10, best validation round"
 
 
 def write_leaderboard(
-    config: LeaderboardConfig, interactions: Interactions, lines: Sequence[Line], root: Path, heading: Sequence[str]
+    config: LeaderboardConfig, interactions: Interactions, board: Sequence[BoardRow], root: Path, heading: Sequence[str]
 ) -> Path:
     """Write ``leaderboard.md``, ``.csv``, ``.json``, ``per_user.parquet`` and ``convergence.html``; -> the Markdown."""
-    per_protocol = {name: [line for line in lines if line.protocol == name] for name in config.protocol_names}
+    per_protocol = {name: [row for row in board if row.protocol == name] for name in config.protocol_names}
     sections, rows, pairs = [], [], {}
     for name, own in per_protocol.items():
         protocol = get_protocol(name)
-        table = [_row(line, interactions) for line in own]
+        measured = result_rows({row.method: {interactions.name: row.positions()} for row in own}) if own else []
+        table = [_row_data(row, found, interactions) for row, found in zip(own, measured, strict=True)]
         comparisons = compare(interactions, own)
         pairs[name] = [{**c._asdict(), "difference": c.difference._asdict()} for c in comparisons]
         best = _best(table)
@@ -46,31 +46,31 @@ def write_leaderboard(
     _write_csv(rows, root / "leaderboard.csv")
     content = {"dataset": interactions.name, "card": interactions.card, "rows": rows, "comparisons": pairs}
     write_json(root / "leaderboard.json", content)
-    write_per_user(root / "per_user.parquet", _records(interactions, lines))
-    _write_curves(lines, root)
+    write_per_user(root / "per_user.parquet", _records(interactions, board))
+    _write_curves(board, root)
     path = root / "leaderboard.md"
     card = _card(interactions, config)
     write_text(path, "\n".join([f"# Leaderboard: {interactions.name}", "", *heading, *card, "", *sections]))
     return path
 
 
-def compare(interactions: Interactions, lines: Sequence[Line]) -> list[Comparison]:
+def compare(interactions: Interactions, board: Sequence[BoardRow]) -> list[Comparison]:
     """All paired comparisons of one protocol, Holm-corrected together; the canary is left out."""
-    positions = {line.method: {interactions.name: line.positions()} for line in lines if line.method != CANARY}
+    positions = {row.method: {interactions.name: row.positions()} for row in board if row.method != CANARY}
     if len(positions) < 2:
         return []
     return compare_table(positions, stream(0, "comparisons"), COMPARED, num_permutations=20_000, num_resamples=200)
 
 
-def _row(line: Line, interactions: Interactions) -> dict[str, Any]:
-    intervals = metric_intervals({interactions.name: line.positions()}, stream(0, "bootstrap"))[interactions.name]
-    infos = [cell.info for cell in line.cells]
+def _row_data(board: BoardRow, measured: ResultRow, interactions: Interactions) -> dict[str, Any]:
+    intervals = measured.values[interactions.name]
+    infos = [cell.info for cell in board.cells]
     row: dict[str, Any] = {
-        "method": line.method,
-        "kind": line.kind,
-        "protocol": line.protocol,
-        "setting": settings_text(line),
-        "seeds": len(line.cells),
+        "method": board.method,
+        "kind": board.kind,
+        "protocol": board.protocol,
+        "setting": settings_text(board),
+        "seeds": len(board.cells),
         "valid_ndcg@10": sum(info["valid"] for info in infos) / len(infos),
     }
     row |= {name: intervals[name]._asdict() for name in METRICS}
@@ -93,7 +93,7 @@ def _best(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _against(method: str, best: str, comparisons: Sequence[Comparison]) -> str:
-    """The verdict on ndcg@10 against the best line of the table."""
+    """The verdict on ndcg@10 against the best row of the table."""
     if method == CANARY:
         return "canary"
     if method == best:
@@ -114,39 +114,26 @@ def _markdown(
     canary = next((row["hit@10"]["mean"] for row in table if row["method"] == CANARY), None)
     chance = chance_hit(interactions.sequences, interactions.num_items, "test", protocol)
     last = protocol.selection == "last"
-    columns = [
-        "method",
-        "kind",
-        "hit@10",
-        "ndcg@10",
-        "hit@5",
-        "hit@20",
-        "against best",
-        "setting",
-        "round",
-        "s / round",
-    ]
-    columns += ["hit@10 / ndcg@10, best validation round"] if last else []
-    lines = [f"## Protocol `{protocol.name}`", "", stamp(protocol, canary) + f"; chance hit@10 {chance:.3f}", ""]
-    lines += ["| " + " | ".join(columns) + " |", "|---|---|" + "---:|" * 4 + "---|---|---|---:|" + "---:|" * last]
-    for row in table:
-        cells = [row["method"], row["kind"]]
-        cells += [_interval(row[name], (interactions.name, name, row["method"]) in winners) for name in METRICS[:2]]
-        cells += [f"{row[name]['mean']:.3f}" for name in ("hit@5", "hit@20")]
-        cells += [row["against_best"], row["setting"]]
-        rounds = row["rounds_run" if last else "round"] if "round" in row else []
-        cells += [", ".join(map(str, rounds)) or "-"]
-        cells += [f"{row['seconds_per_round']:.3f}" if "seconds_per_round" in row else "-"]
-        if last:
-            names = [f"{name}, best round" for name in COMPARED]
-            cells += [" / ".join(f"{row[name]:.3f}" for name in names) if names[0] in row else "-"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, ""])
+    columns = ["method", "kind", *COMPARED, "hit@5", "hit@20", "against best", "setting", "round", "s / round"]
+    extra = [BEST_ROUND] if last else []
+    right = {*COMPARED, "hit@5", "hit@20", "s / round", BEST_ROUND}
+    grid = markdown_grid([*columns, *extra], [_cells(row, interactions.name, winners, last) for row in table], right)
+    said = f"{stamp(protocol, canary)}; chance hit@10 {chance:.3f}"
+    return "\n".join([f"## Protocol `{protocol.name}`", "", said, "", *grid, ""])
 
 
-def _interval(value: Mapping[str, float], bold: bool) -> str:
-    mean = f"**{value['mean']:.3f}**" if bold else f"{value['mean']:.3f}"
-    return f"{mean} [{value['low']:.3f}, {value['high']:.3f}]"
+def _cells(row: Mapping[str, Any], dataset: str, winners: set[tuple[str, str, str]], last: bool) -> list[str]:
+    bold = [(dataset, name, row["method"]) in winners for name in COMPARED]
+    cells = [row["method"], row["kind"]]
+    cells += [interval_text(row[name], 3, strong) for name, strong in zip(COMPARED, bold, strict=True)]
+    cells += [number_text(row[name]["mean"], 3) for name in ("hit@5", "hit@20")]
+    cells += [row["against_best"], row["setting"]]
+    rounds = row["rounds_run" if last else "round"] if "round" in row else []
+    cells += [", ".join(map(str, rounds)) or "-", number_text(row.get("seconds_per_round"), 3)]
+    if last:
+        names = [f"{name}, best round" for name in COMPARED]
+        cells += [" / ".join(number_text(row[name], 3) for name in names) if names[0] in row else "-"]
+    return cells
 
 
 def _card(interactions: Interactions, config: LeaderboardConfig) -> list[str]:
@@ -157,44 +144,46 @@ def _card(interactions: Interactions, config: LeaderboardConfig) -> list[str]:
         f"- {config.seeds} seed(s); settings: {tuned}, under `paper` those of the papers; federated runs of at most "
         f"{config.num_rounds} rounds, stopped after {config.patience} without a better validation score (not under "
         "`paper`)",
-        "- Defaults of the centralised lines and of our own methods were found on validation items of ML-100K; the "
+        "- Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
         "papers' methods begin with their papers' settings. Seconds were measured while other runs were going on",
         "- Brackets: 95 % cluster bootstrap over users and seeds. Against best: paired permutation test over users on "
-        "ndcg@10, Holm-corrected over all pairs of the table; bold: distinguishably above every other line",
+        "ndcg@10, Holm-corrected over all pairs of the table; bold: distinguishably above every other row",
     ]
 
 
 def _write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     names = ["method", "kind", "protocol", "setting", "seeds", "valid_ndcg@10", "against_best", "seconds_per_round"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, *(f"{name}{part}" for name in METRICS for part in ("", "_low", "_high"))])
-    for row in rows:
-        values = [row[name][part] for name in METRICS for part in ("mean", "low", "high")]
-        writer.writerow([*(row.get(name, "") for name in names), *values])
-    write_text(path, text.getvalue())
+    header = [*names, *(f"{name}{part}" for name in METRICS for part in ("", "_low", "_high"))]
+    cells = (
+        [
+            *(row.get(name, "") for name in names),
+            *(row[name][part] for name in METRICS for part in ("mean", "low", "high")),
+        ]
+        for row in rows
+    )
+    write_text(path, csv_text(header, cells))
 
 
-def _records(interactions: Interactions, lines: Sequence[Line]) -> list[UserPositions]:
+def _records(interactions: Interactions, board: Sequence[BoardRow]) -> list[UserPositions]:
     return [
         UserPositions(
             interactions.name,
             interactions.users,
             "test",
-            f"{line.method}, {line.protocol}, seed {seed}",
-            cell.info.get("last_round" if get_protocol(line.protocol).selection == "last" else "best_round", 0),
-            cell.positions(line.protocol),
+            f"{row.method}, {row.protocol}, seed {seed}",
+            cell.info.get("last_round" if get_protocol(row.protocol).selection == "last" else "best_round", 0),
+            cell.positions(row.protocol),
         )
-        for line in lines
-        for seed, cell in enumerate(line.cells)
+        for row in board
+        for seed, cell in enumerate(row.cells)
     ]
 
 
-def _write_curves(lines: Sequence[Line], root: Path) -> None:
+def _write_curves(board: Sequence[BoardRow], root: Path) -> None:
     curves: dict[str, dict[str, list]] = {}
-    for line in lines:
-        if "curve" in line.cells[0].info and len(line.cells[0].info["curve"]) > 1:
-            panel = "paper" if get_protocol(line.protocol).leaks else "strict"
-            curves.setdefault(panel, {})[line.method] = line.cells[0].info["curve"]
+    for row in board:
+        if "curve" in row.cells[0].info and len(row.cells[0].info["curve"]) > 1:
+            panel = "paper" if get_protocol(row.protocol).leaks else "strict"
+            curves.setdefault(panel, {})[row.method] = row.cells[0].info["curve"]
     if curves:
         save_figure(convergence_curves(curves), root / "convergence")

@@ -5,8 +5,7 @@ Shape legend: U users (= clients).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,16 +22,18 @@ from fedecider.federation.record import non_finite_line, non_finite_uploads, rea
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import activity_table, popularity_table
+from fedecider.report.costs import median_seconds, participations, total_bytes
 from fedecider.report.figures import save_figure, validation_curves
-from fedecider.report.tables import ResultRow, ResultTable, caption, markdown_table, result_row, rich_table
+from fedecider.report.rows import CANARY, ResultRow, result_rows, rows_data, view_labels
+from fedecider.report.tables import ResultTable, caption, markdown_table, rich_table
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console
+from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder
 
 MANY_TIES = 0.1
 """Share of neighbouring events at the same time from which on a method that uses order says so."""
 LAST = ", last round"
-Lines = dict[str, Tensor]
+Rows = dict[str, Tensor]
 """Label -> (U,) positions."""
 
 
@@ -46,13 +47,14 @@ def write_embedding_results(
 ) -> None:
     """Read the test set once, for the round that the protocol reports, and write every file but the record."""
     protocol = get_protocol(settings.run.protocol)
-    lines, valid_lines = (method_lines(setup, state, protocol, split, launch) for split in ("test", "valid"))
+    methods, valid_methods = (method_positions(setup, state, protocol, split, launch) for split in ("test", "valid"))
     if not launch.is_main:
         return
-    references, valid_references = (
-        reference_lines(settings, setup, interactions, split, protocol) for split in ("test", "valid")
+    baselines, valid_baselines = (
+        baseline_positions(settings, setup, interactions, split, protocol) for split in ("test", "valid")
     )
-    rows = result_rows(interactions.name, lines, references)
+    rows = _result_rows(interactions.name, methods, baselines)
+    valid_rows = _result_rows(interactions.name, valid_methods, valid_baselines)
     records = read_records(folder.rounds)
     table = ResultTable(rows, protocol, _notes(settings, setup, interactions, state, records))
     content: dict[str, Any] = {
@@ -68,12 +70,12 @@ def write_embedding_results(
         "last_round": state.round,
         "best_valid_ndcg@10": state.best_score,
         "num_eval_users": sum(len(block.clients) for block in setup.validated),
-        "privacy": privacy_line(settings),
-        "test": _plain(rows, interactions.name),
-        **group_tables(interactions, {**lines, **references}),
-        "valid": _plain(result_rows(interactions.name, valid_lines, valid_references), interactions.name),
-        "seconds": seconds(records),
-        "bytes": traffic_totals(records),
+        "privacy": privacy_text(settings),
+        "test": rows_data(rows, interactions.name),
+        **group_tables(interactions, {**methods, **baselines}),
+        "valid": rows_data(valid_rows, interactions.name),
+        "seconds": median_seconds(records),
+        "bytes": total_bytes(records),
         "non_finite_uploads": non_finite_uploads(records),
     }
     write_json(folder.metrics, content)
@@ -81,43 +83,43 @@ def write_embedding_results(
         folder.per_user,
         (
             UserPositions(interactions.name, interactions.users, "test", label, _round_of(label, state), position_U)
-            for label, position_U in {**lines, **references}.items()
+            for label, position_U in {**methods, **baselines}.items()
         ),
     )
     _write_figures(setup, state, records, interactions.name, folder)
     title = f"Test of {setup.method.name} on {interactions.name}"
-    write_text(folder.results, markdown_table(table, title=title))
     console.print(rich_table(table, title=title))
-    console.print(f"run: {folder.root}", highlight=False, soft_wrap=True)
+    write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
+    say(f"run: {folder.root}")
 
 
-def method_lines(setup: Setup, state: RunState, protocol: Protocol, split: str, launch: Launch) -> Lines:
+def method_positions(setup: Setup, state: RunState, protocol: Protocol, split: str, launch: Launch) -> Rows:
     """Every view under the round that the protocol reports; where that is the last one, the best round beside it."""
-    lines: Lines = {}
-    for view in setup.method.views:
-        label = f"{setup.method.name} ({view})" if len(setup.method.views) > 1 else setup.method.name
+    rows: Rows = {}
+    for view, name in view_labels(setup.method.name, setup.method.views).items():
+        label = name
         if protocol.selection == "last":
             positions = user_positions(setup, state, view, split, last=True, processes=launch.processes)
-            lines[f"{label}{LAST}"] = positions
-            label = f"{label}, best validation round"
-        lines[label] = user_positions(setup, state, view, split, processes=launch.processes)
-    return lines
+            rows[f"{name}{LAST}"] = positions
+            label = f"{name}, best validation round"
+        rows[label] = user_positions(setup, state, view, split, processes=launch.processes)
+    return rows
 
 
-def reference_lines(
+def baseline_positions(
     settings: EmbeddingSettings, setup: Setup, interactions: Interactions, split: str, protocol: Protocol
-) -> Lines:
+) -> Rows:
     """Popularity and the memoriser, which saw as many rounds and negatives as the method; same candidates."""
     sequences, num_items = interactions.sequences, interactions.num_items
     candidates = {name: tensor.cpu() for name, tensor in setup.population.candidates.items()} or None
     return {
         "popularity": popularity(sequences, num_items, split, protocol, candidates=candidates),
-        "memoriser": memoriser(
+        CANARY: memoriser(
             sequences,
             num_items,
             split,
             protocol,
-            generator=stream(settings.run.seed, "memoriser"),
+            generator=stream(settings.run.seed, CANARY),
             num_rounds=settings.run.num_rounds,
             num_negatives=settings.training.num_negatives,
             candidates=candidates,
@@ -125,27 +127,18 @@ def reference_lines(
     }
 
 
-def result_rows(name: str, lines: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> list[ResultRow]:
-    """One row per line, with intervals; the memoriser is the canary."""
-    kinds = {**dict.fromkeys(lines, "method"), **dict.fromkeys(references, "baseline"), "memoriser": "canary"}
-    return [
-        result_row(label, {name: position_U}, stream(0, "bootstrap"), kinds[label])
-        for label, position_U in {**lines, **references}.items()
-    ]
-
-
-def group_tables(interactions: Interactions, lines: Lines) -> dict[str, Any]:
+def group_tables(interactions: Interactions, rows: Rows) -> dict[str, Any]:
     """``activity``: five equal groups of users by train events; ``popularity``: test cases by the train events of the
-    held-out item. Per group its size, span and each line's metrics with intervals."""
+    held-out item. Per group its size, span and each row's metrics with intervals."""
     domains = {interactions.name: interactions}
-    positions = {label: {interactions.name: position_U} for label, position_U in lines.items()}
+    positions = {label: {interactions.name: position_U} for label, position_U in rows.items()}
     return {
         "activity": activity_table(domains, positions)["domains"][interactions.name],
-        "popularity": popularity_table(domains, positions)["shares"][interactions.name],
+        "popularity": popularity_table(domains, positions, ("shares",))["shares"][interactions.name],
     }
 
 
-def privacy_line(settings: EmbeddingSettings) -> str:
+def privacy_text(settings: EmbeddingSettings) -> str:
     """What is guaranteed about one client's uploads over the run."""
     if not settings.run.federation:
         return "nothing leaves a client"
@@ -155,26 +148,15 @@ def privacy_line(settings: EmbeddingSettings) -> str:
     return privacy_report(settings.privacy, settings.run.num_rounds, settings.run.participation)
 
 
-def seconds(records: Sequence[dict]) -> dict[str, float]:
-    """Medians over rounds."""
-    return {name: median(record[name] for record in records) for name in ("train_s", "wall_s", "evaluate_s")}
+def _result_rows(name: str, methods: Rows, baselines: Rows) -> list[ResultRow]:
+    def of_domain(rows: Rows) -> dict[str, dict[str, Tensor]]:
+        return {label: {name: position_U} for label, position_U in rows.items()}
 
-
-def traffic_totals(records: Sequence[dict]) -> dict[str, int]:
-    """Bytes of all clients over all rounds, per direction."""
-    total = {"down": 0, "up": 0}
-    for group in (group for record in records for group in record["traffic"]):
-        for way in total:
-            total[way] += len(group["clients"]) * (sum(group[way].values()) + group[f"header_{way}"])
-    return total
+    return result_rows(of_domain(methods), of_domain(baselines))
 
 
 def _round_of(label: str, state: RunState) -> int:
     return state.round if label.endswith(LAST) else state.best_round
-
-
-def _plain(rows: Sequence[ResultRow], name: str) -> dict[str, Any]:
-    return {row.label: {metric: value._asdict() for metric, value in row.values[name].items()} for row in rows}
 
 
 def order_warning(method: str, interactions: Interactions) -> list[str]:
@@ -195,8 +177,7 @@ def order_warning(method: str, interactions: Interactions) -> list[str]:
 def _notes(
     settings: EmbeddingSettings, setup: Setup, interactions: Interactions, state: RunState, records: Sequence[dict]
 ) -> list[str]:
-    time, size = seconds(records), traffic_totals(records)
-    clients = sum(len(group["clients"]) for record in records for group in record["traffic"])
+    time, size, clients = median_seconds(records), total_bytes(records), participations(records)
     federation = [] if settings.run.federation else ["federation is off: every client trained alone"]
     broken = [line] if (line := non_finite_line(records)) else []
     sampled = sum(len(block.clients) for block in setup.validated)
@@ -210,7 +191,7 @@ def _notes(
         f"{setup.method.views[0]}",
         f"{time['wall_s']:.2f} s a round (median), {time['evaluate_s']:.2f} s for its validation; per client and round "
         f"{size['up'] // clients:,} bytes up, {size['down'] // clients:,} down",
-        f"privacy: {privacy_line(settings)}",
+        f"privacy: {privacy_text(settings)}",
     ]
 
 

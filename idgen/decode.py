@@ -295,7 +295,7 @@ def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[in
     """0-based place of each user's target in the list, `NOT_RANKED` when it is not there, (B,) int64 on the CPU.
 
     Places are counted after dropping empty entries (-1) and, with ``seen``, the items of the user's history. A target
-    that the user had before is dropped like them: no candidate, hence `NOT_RANKED`, as for every reference line.
+    that the user had before is dropped like them: no candidate, hence `NOT_RANKED`, as for every baseline.
     """
     if len(item_BK) != len(target_B) or (seen is not None and len(seen) != len(target_B)):
         raise ValueError(

@@ -9,9 +9,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 
 from collections.abc import Sequence
 
-from fedecider.comparison.collect import collect, write_table
+from fedecider.comparison.collect import collect
 from fedecider.comparison.page import write_page_of
 from fedecider.comparison.plan import CompareConfig, fill, locked, plan
+from fedecider.comparison.table import write_table
 from fedecider.llm.setup import load_data
 from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.run_folder import git_commit
@@ -24,22 +25,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, CompareConfig), argv, CompareConfig)
         planned = plan(config)
-        lines = fill(config, planned)
-        if not lines:
+        rows = fill(config, planned)
+        if not rows:
             raise ValueError(
-                f"got no line whose runs all finished, expected one at least: see {config.output}/runs/*.log"
+                f"got no row whose runs all finished, expected one at least: see {config.output}/runs/*.log"
             )
-        domains = load_data(lines[0].runs[0].settings.run)
-        collected = collect(config, lines, domains)
+        domains = load_data(rows[0].runs[0].settings.run)
+        collected = collect(config, rows, domains)
         sizes = (
             f"{name}: {len(d.clients.users):,} clients, {len(d.public.users):,} public, {len(d.item_keys):,} items"
             for name, d in domains.items()
         )
         heading = [f"- Commit of the table: {git_commit()}", f"- Data: {'; '.join(sizes)}"]
         with locked(Path(config.output) / "table.lock"):  # several processes may fill one table, and end together
-            for path in write_table(config, lines, collected, heading):
+            for path in write_table(config, rows, collected, heading):
                 print(f"written: {path}")
-            print(f"written: {write_page_of(config, lines, collected, domains)}")
+            print(f"written: {write_page_of(config, rows, collected, domains)}")
 
     return run(work)
 

@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_output(Path(config.output))
         interactions = load_interactions(data)
         root = Path(config.output or f"runs/leaderboard-{interactions.name}")
-        lines = list(fill(config, data, interactions, root))
+        rows = list(fill(config, data, interactions, root))
         if not config.only_cells:
             words = public_words(sys.argv[1:] if argv is None else argv)
             heading = [f"- Commit: {git_commit()}", f"- Command: `python scripts/leaderboard.py {words}`"]
-            print(f"written: {write_leaderboard(config, interactions, lines, root, heading)}")
+            print(f"written: {write_leaderboard(config, interactions, rows, root, heading)}")
 
     return run(work)
 

@@ -22,7 +22,7 @@ from fedecider.comparison.plan import _valid_score
 from fedecider.data.store import file_sha256
 from fedecider.federation.checksums import write_sums
 from fedecider.llm import results, setup
-from fedecider.llm.handover import MANIFEST_FILE, verify_handover, write_manifest
+from fedecider.llm.manifest import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.llm.recommend import load, recommend
 from fedecider.running.cli import run
 from fedecider.running.launch import check_tracker, checked_device
@@ -209,12 +209,12 @@ LINE = {
     "a folder as config": ("federate", ("--config", "runs"), "runs"),
     "settings as config": ("federate", ("--config", "{num_rounds: 3}"), "num_rounds"),
     "two configs": ("federate", ("--config", "tiny.yaml", "--config", "tiny.yaml"), "twice"),
-    "nested aliases": ("compare", ("--lines", f"{{{aliases(9)}}}".replace("\n", ", ")), "values"),
+    "nested aliases": ("compare", ("--rows", f"{{{aliases(9)}}}".replace("\n", ", ")), "values"),
     "a file as output": ("federate", ("--output", "tiny.yaml"), "tiny.yaml"),
     "a file above the output": ("federate", ("--output", "tiny.yaml/run"), "tiny.yaml"),
     "a file as output of a table": (
         "compare",
-        ("--lines", "{local: {}}", "--seeds", "1", "--output", "tiny.yaml"),
+        ("--rows", "{local: {}}", "--seeds", "1", "--output", "tiny.yaml"),
         "tiny",
     ),
     "a file as output of a leaderboard": ("leaderboard", ("--dataset", "ml-100k", "--output", "tiny.yaml"), "tiny"),
@@ -226,12 +226,12 @@ LINE = {
     "unknown tracker": ("federate", ("--tracker", "excel"), "tensorboard"),
     "all trackers": ("federate", ("--tracker", "all"), "tensorboard"),
     "tracker of an embedding run": ("federate", ("--method", "fedmf", "--tracker", "excel"), "tensorboard"),
-    "a list as method": ("compare", ("--lines", "{a: {method: [1]}}", "--seeds", "1"), "method [1]"),
-    "a number as line": ("compare", ("--lines", "{local: 5}", "--seeds", "1"), "lines"),
-    "nothing as line": ("compare", ("--lines", "{local: null}", "--seeds", "1"), "lines"),
-    "a number as option name": ("compare", ("--lines", "{local: {3: 4}}", "--seeds", "1"), "local"),
-    "help as option of a line": ("compare", ("--lines", "{local: {print_config: 1}}", "--seeds", "1"), "local"),
-    "a bad option of a line": ("compare", ("--lines", "{local: {num_rounds: x}}", "--seeds", "1"), "the line local"),
+    "a list as method": ("compare", ("--rows", "{a: {method: [1]}}", "--seeds", "1"), "method [1]"),
+    "a number as row": ("compare", ("--rows", "{local: 5}", "--seeds", "1"), "rows"),
+    "nothing as row": ("compare", ("--rows", "{local: null}", "--seeds", "1"), "rows"),
+    "a number as option name": ("compare", ("--rows", "{local: {3: 4}}", "--seeds", "1"), "local"),
+    "help as option of a row": ("compare", ("--rows", "{local: {print_config: 1}}", "--seeds", "1"), "local"),
+    "a bad option of a row": ("compare", ("--rows", "{local: {num_rounds: x}}", "--seeds", "1"), "the row local"),
     "nonsense device": (
         "recommend",
         ("--run", RUN, "--domain", "crime", "--history", "x", "--device", "abacus"),
@@ -515,7 +515,7 @@ def test_the_hand_over_is_complete_and_loads_without_its_checksums(copy, inside,
     handed = [path.relative_to(copy).as_posix() for name in ("backbone", "adapters") for path in files(copy / name)]
     assert sorted(manifest) == sorted(name for name in handed if (copy / name).is_file())
     (copy / "backbone" / ".DS_Store").write_text("x")
-    verify_handover(copy, [copy / "backbone", copy / "adapters/crime"])
+    verify_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
     loaded = load(copy, "crime")
     ranked = recommend(loaded, [loaded.items.titles[0]], k=3)
     assert len(ranked) == 3

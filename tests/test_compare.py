@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from fedecider.comparison import plan as planning
-from fedecider.comparison.collect import latex_table
 from fedecider.comparison.plan import CompareConfig, plan
+from fedecider.comparison.table import latex_table
 from fedecider.evaluation.statistics import Interval
-from fedecider.report.tables import ResultRow
+from fedecider.report.rows import ResultRow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUNS = {
@@ -45,11 +45,11 @@ TABLE = {
     "seeds": 1,
     "tune": 2,
     "jobs": 2,
-    "references": ["zero-shot student", "popularity", "sasrec", "memoriser"],
+    "baselines": ["zero-shot student", "popularity", "sasrec", "memoriser"],
     "against": ["fedavg"],
     "analysed": ["fedprox", "fedavg"],
     "encoder": "tfidf",
-    "lines": {"fedprox": {}, "fedavg": {"weighting": "examples"}},
+    "rows": {"fedprox": {}, "fedavg": {"weighting": "examples"}},
 }
 
 
@@ -97,7 +97,7 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     assert "fedprox, seed 0" in whole
     assert lasting(json.loads((playground / "whole" / "compare.json").read_text())) == lasting(resumed)
 
-    prox = next(line for line in resumed["lines"] if line["label"] == "fedprox")
+    prox = next(one for one in resumed["settings"] if one["label"] == "fedprox")
     best = max(prox["tried"], key=lambda one: one["valid"])
     assert len(prox["tried"]) == 2
     assert prox["options"] == best["options"]
@@ -108,7 +108,7 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     }
     with (playground / "table" / "compare.csv").open() as file:
         rows = list(csv.DictReader(file))
-    means = {(row["domain"], row["line"]): float(row["mean"]) for row in rows if row["metric"] == "hit@10"}
+    means = {(row["domain"], row["row"]): float(row["mean"]) for row in rows if row["metric"] == "hit@10"}
     assert means["macro", "popularity"] == pytest.approx(
         (means["crime", "popularity"] + means["comics", "popularity"]) / 2
     )
@@ -121,9 +121,9 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     assert "fedprox" in (playground / "table" / "compare.tex").read_text()
 
 
-def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
+def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    config = CompareConfig(**{**TABLE, "lines": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
+    config = CompareConfig(**{**TABLE, "rows": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
     monkeypatch.setattr(planning, "REPOSITORY", playground)  # no scripts there
     assert planning.fill(config, plan(config)) == []
     out = " ".join(capsys.readouterr().out.split())
@@ -134,25 +134,26 @@ def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lines": {}}, "got no lines"),
-        ({"lines": {"mine": {"method": "fedsgd"}}}, "got method 'fedsgd' in mine"),
-        ({"lines": {"fedavg": {"seed": 3}}}, "got seed in the line fedavg"),
-        ({"lines": {"a/b": {"method": "local"}}}, "got the line 'a/b'"),
-        ({"references": ["bpr"]}, "got references ['bpr']"),
+        ({"rows": {}}, "got no rows"),
+        ({"rows": {"mine": {"method": "fedsgd"}}}, "got method 'fedsgd' in mine"),
+        ({"rows": {"fedavg": {"seed": 3}}}, "got seed in the row fedavg"),
+        ({"rows": {"a/b": {"method": "local"}}}, "got the row 'a/b'"),
+        ({"baselines": ["bpr"]}, "got baselines ['bpr']"),
         ({"against": ["local"]}, "got against ['local']"),
         ({"analysed": ["fedavg"]}, "got analysed ['fedavg']"),
         ({"seeds": 0}, "got seeds 0"),
         ({"seeds": 2}, "got several seeds without data"),
         ({"tune": 4}, "got tune 4, expected at most 3"),
-        ({"lines": {"local": {"domains": "crime"}}}, "got domains in the line local"),
-        ({"lines": {"local": {"num_beams": 40}}}, "got num_beams in the line local"),
-        ({"lines": {"local": {"pretrain.vocab_size": 40}}}, "got pretrain.vocab_size in the line local"),
-        ({"lines": {"popularity": {"method": "local"}}}, "got the line popularity, which is the name"),
+        ({"rows": {"local": {"domains": "crime"}}}, "got domains in the row local"),
+        ({"rows": {"local": {"num_beams": 40}}}, "got num_beams in the row local"),
+        ({"rows": {"local": {"pretrain.vocab_size": 40}}}, "got pretrain.vocab_size in the row local"),
+        ({"rows": {"popularity": {"method": "local"}}}, "got the row popularity, which is the name"),
+        ({"lines": {"fedavg": {"weighting": "examples"}}}, "Option 'lines.fedavg.weighting' is not accepted"),
         ({"encoder": "nowhere/model"}, "nowhere/model"),
         ({"runs": "broken.yaml"}, "broken.yaml is no YAML"),
         ({"jobs": -1}, "got jobs -1"),
-        ({"lines": {"fedavg": {}, "fedprox": {"alpha_init": 1.0}}}, "alpha_init"),
-        ({"lines": {"fedavg": {}, "fedprox": {"mu": -1.0}}}, "got mu -1"),
+        ({"rows": {"fedavg": {}, "fedprox": {"alpha_init": 1.0}}}, "alpha_init"),
+        ({"rows": {"fedavg": {}, "fedprox": {"mu": -1.0}}}, "got mu -1"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(playground, change, message, monkeypatch, capsys):

@@ -57,8 +57,8 @@ def test_every_line_of_a_table_parses(path, monkeypatch):
     (config,) = parse(build_parser("", CompareConfig), ["--config", str(path)], CompareConfig)
     monkeypatch.setattr(plan, "load_data", lambda run: {})
     planned = plan.plan(config)
-    assert set(planned) == set(config.lines)
-    tuned = [label for label, options in config.lines.items() if not options]
+    assert set(planned) == set(config.rows)
+    tuned = [label for label, options in config.rows.items() if not options]
     assert {len(planned[label]) for label in tuned} == {config.tune}
     folders = [run.folder.root for settings in planned.values() for runs in settings for run in runs]
     assert len(set(folders)) == len(folders)

@@ -346,7 +346,7 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
     assert len(rows) == 15
     pairs = read_json(tmp_path / "board" / "leaderboard.json")["comparisons"]
-    assert {name: len(found) for name, found in pairs.items()} == dict.fromkeys(pairs, 2 * 6)  # 4 lines, 2 metrics
+    assert {name: len(found) for name, found in pairs.items()} == dict.fromkeys(pairs, 2 * 6)  # 4 rows, 2 metrics
     assert set(pairs) == {"strict", "strict/sampled99", "paper"}
     assert all(0.0 < one["p_value"] <= one["p_holm"] <= 1.0 for found in pairs.values() for one in found)
     assert {row["against_best"] for row in rows} <= {"best", "not distinguishable", "below", "canary"}

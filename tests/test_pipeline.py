@@ -16,7 +16,7 @@ import yaml
 from peft import AutoPeftModelForSeq2SeqLM, PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from fedecider.llm.handover import write_manifest
+from fedecider.llm.manifest import write_manifest
 from fedecider.llm.recommend import load, recommend
 from idgen.samples import encode_histories
 
@@ -74,9 +74,9 @@ def test_a_run_leaves_everything_behind(playground):
     assert {"hit@5", "ndcg@10", "mrr@20"} <= set(reported)
     assert reported["hit@10"]["low"] <= reported["hit@10"]["mean"] <= reported["hit@10"]["high"]
     for split in ("valid", "test"):
-        lines = metrics["domains"]["crime"][split]
-        assert {metrics["reported"], "popularity", "memoriser", "last-item co-occurrence"} <= set(lines)
-        assert lines["popularity"]["hit@10"]["low"] <= lines["popularity"]["hit@10"]["mean"]
+        rows = metrics["domains"]["crime"][split]
+        assert {metrics["reported"], "popularity", "memoriser", "last-item co-occurrence"} <= set(rows)
+        assert rows["popularity"]["hit@10"]["low"] <= rows["popularity"]["hit@10"]["mean"]
     weights = json.loads((run / "fusion_weights.json").read_text())
     assert torch.tensor(weights["alpha"]).shape == (3, 3, 3)
     assert (torch.tensor(weights["alpha"])[-1] != 2).all()

@@ -10,10 +10,10 @@ from fedecider.evaluation.protocols import ScoreUsers
 
 
 class Baseline(NamedTuple):
-    """How a line is configured, fitted and tuned."""
+    """How a baseline is configured, fitted and tuned."""
 
     config: type
-    """Frozen dataclass of the line's settings; its defaults suit ML-100K."""
+    """Frozen dataclass of its settings; its defaults suit ML-100K."""
     fit: Callable[..., ScoreUsers]
     """(sequences, num_items, protocol, config, *, seed, device="cpu", valid=None) -> scores of the catalogue.
 

@@ -1,6 +1,6 @@
 """CentRAP: FedRAP's additive item tables, trained by one party that holds all data (Li, Long, Zhou, ICLR 2024).
 
-The paper names this upper line of FedRAP in one sentence; its form is ours: the loss of FedRAP, mini-batches over all
+The paper names this counterpart of FedRAP in one sentence; its form is ours: the loss of FedRAP, mini-batches over all
 users, so that every step trains the one common table C.
 
 Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, I items, D dims.

@@ -1,4 +1,4 @@
-"""EASE (Steck, WWW 2019): item-item weights in closed form. A strong line that is fitted in seconds.
+"""EASE (Steck, WWW 2019): item-item weights in closed form. A strong baseline that is fitted in seconds.
 
 Shape legend: B users of a batch, U users, I items.
 """

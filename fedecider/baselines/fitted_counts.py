@@ -19,7 +19,7 @@ from fedecider.federation.streams import stream
 
 @dataclass(frozen=True)
 class NoConfig:
-    """A line without settings."""
+    """A baseline without settings."""
 
 
 @dataclass(frozen=True)

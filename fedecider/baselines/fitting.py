@@ -1,4 +1,4 @@
-"""What the trained centralised lines share: batches with fresh negatives, the epochs, the choice of the best one.
+"""What the trained centralised baselines share: batches with fresh negatives, the epochs, the choice of the best one.
 
 Shape legend: U users, I items, E distinct train pairs, B positives of a batch, N = 1 + num_negatives (column 0 is the
 positive).
@@ -27,7 +27,7 @@ Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 
 
 class BaselineTraining(typing.Protocol):
-    """Settings that every trained line has. ``batch_size`` counts samples, positives and negatives together."""
+    """Settings that every trained baseline has. ``batch_size`` counts samples, positives and negatives together."""
 
     @property
     def embedding_size(self) -> int: ...
@@ -48,7 +48,7 @@ class BaselineTraining(typing.Protocol):
 def validation_ndcg(sequences: Sequences, num_items: int) -> Valid:
     """ndcg@10 of the validation items in the whole catalogue, protocol ``strict``; the test items are not read.
 
-    The figure by which the trained lines choose their epoch and a leaderboard the settings.
+    The figure by which the trained baselines choose their epoch and a leaderboard the settings.
     """
     return lambda score: mean_metrics(rank_held_out(score, sequences, num_items, "valid", STRICT), (10,))["ndcg@10"]
 

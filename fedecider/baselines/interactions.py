@@ -1,4 +1,4 @@
-"""Train parts of whole histories as distinct (user, item) pairs: what every centralised line learns from.
+"""Train parts of whole histories as distinct (user, item) pairs: what every centralised baseline learns from.
 
 Shape legend: U users, I items, E distinct (user, item) pairs.
 """

@@ -1,4 +1,4 @@
-"""LightGCN (He et al., SIGIR 2020), centralised: the upper line of the federated graph methods.
+"""LightGCN (He et al., SIGIR 2020), centralised: the counterpart of the federated graph methods.
 
 Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, I items, D dims.
 """

@@ -1,4 +1,4 @@
-"""Matrix factorisation with binary cross-entropy, centralised: the upper line of FedMF.
+"""Matrix factorisation with binary cross-entropy, centralised: the counterpart of FedMF.
 
 Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, I items, D dims.
 """

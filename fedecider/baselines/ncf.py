@@ -1,4 +1,4 @@
-"""Neural collaborative filtering (He et al., WWW 2017), the MLP of it, centralised: the upper line of FedNCF.
+"""Neural collaborative filtering (He et al., WWW 2017), the MLP of it, centralised: the counterpart of FedNCF.
 
 Shape legend: B users of a batch, N items of each, U users, I items, D dims, H first hidden layer.
 """

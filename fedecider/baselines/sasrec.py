@@ -1,7 +1,7 @@
 """Self-attentive sequential recommendation (Kang and McAuley, ICDM 2018) with a softmax over the whole catalogue.
 
-The one centralised line that knows the order of events and learns: the upper line of sequential recommenders of its
-size. There are no training negatives, so a protocol whose negatives leak the held-out items changes nothing here.
+The one centralised baseline that knows the order of events and learns: what sequential recommenders of its size
+reach. There are no training negatives, so a protocol whose negatives leak the held-out items changes nothing here.
 
 Shape legend: S training sequences, B sequences of a batch, L events (right-padded), T targets (no padding), I items,
 D dims, H heads.

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedecider.comparison.collect import Collected
-from fedecider.comparison.plan import CompareConfig, Line
+from fedecider.comparison.plan import CompareConfig, RowRuns
+from fedecider.comparison.table import COST_HEADER, COST_NOTE, SETTING_HEADER, cost_cells, setting_cells
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
@@ -14,36 +15,37 @@ from fedecider.evaluation.statistics import verdict
 from fedecider.federation.record import write_json
 from fedecider.llm.run_analysis import run_analysis
 from fedecider.llm.run_report import cached_user_texts
-from fedecider.report.analysis_sections import sections_of
-from fedecider.report.figures import convergence_curves
+from fedecider.report.analysis_sections import fusion_section, sections_of
+from fedecider.report.figures import colours_of, convergence_curves
 from fedecider.report.page import PageTable, Section, write_page
-from fedecider.report.tables import METRICS, ResultRow, shown_domains
+from fedecider.report.rows import METRICS, ResultRow
+from fedecider.report.tables import interval_text, shown_domains
 from fedecider.running.run_folder import read_run
 
 
 def write_page_of(
-    config: CompareConfig, lines: Sequence[Line], collected: Collected, domains: Mapping[str, Domain]
+    config: CompareConfig, methods: Sequence[RowRuns], collected: Collected, domains: Mapping[str, Domain]
 ) -> Path:
     """Write ``compare.html`` below the output folder; -> its path."""
-    protocol = get_protocol(lines[0].runs[0].settings.run.protocol)
+    protocol = get_protocol(methods[0].runs[0].settings.run.protocol)
     sections = [
-        Section("What was compared", collected.notes, [_lines(lines)]),
+        Section("What was compared", collected.notes, [PageTable(SETTING_HEADER, setting_cells(methods))]),
         Section("Test results", [_intervals()], [_results(collected.rows, domain) for domain in _scopes(collected)]),
         _differences(collected),
         Section("Convergence", figures=[convergence_curves({"mean over domains": collected.curves})]),
-        _costs(collected),
+        Section("What it costs", [COST_NOTE], [PageTable(COST_HEADER, cost_cells(collected.costs))]),
     ]
     if collected.views:
         tables = [_results(collected.views, domain) for domain in _scopes(collected)[:1]]
         sections.append(Section("Models that are not reported", [], tables))
-    sections += _analyses(config, lines, domains)
+    sections += _analyses(config, methods, domains)
     title = f"Comparison: {', '.join(domains)}"
     return write_page(Path(config.output) / "compare.html", title, stamp(protocol), sections)
 
 
-def _analyses(config: CompareConfig, lines: Sequence[Line], domains: Mapping[str, Domain]) -> list[Section]:
-    """Analyses of one line's run with seed 0 beside another line's; none when one of the two is missing."""
-    folders = {line.label: line.runs[0].folder for line in lines}
+def _analyses(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]) -> list[Section]:
+    """Analyses of one row's run with seed 0 beside another row's; none when one of the two is missing."""
+    folders = {row.label: row.runs[0].folder for row in methods}
     if len(config.analysed) != 2 or not set(config.analysed) <= set(folders):
         return []
     own, other = (folders[label] for label in config.analysed)
@@ -52,7 +54,9 @@ def _analyses(config: CompareConfig, lines: Sequence[Line], domains: Mapping[str
     write_json(Path(config.output) / "analysis.json", analysis)
     first, second = config.analysed
     said = Section("Analyses", [f"What follows is about {first} with seed 0, beside {second} with seed 0."])
-    return [said, *sections_of(analysis)]
+    of_table = colours_of([row.label for row in methods])
+    colours = {label: of_table[row] for label, row in zip(analysis["lines"], config.analysed, strict=True)}
+    return [said, *fusion_section(analysis["alpha"], analysis["best_round"]), *sections_of(analysis, colours)]
 
 
 def _scopes(collected: Collected) -> list[str]:
@@ -64,22 +68,12 @@ def _intervals() -> str:
     return "Brackets: 95 % cluster bootstrap over users and seeds."
 
 
-def _lines(lines: Sequence[Line]) -> PageTable:
-    rows = []
-    for line in lines:
-        options = [f"{name} {value}" for name, value in line.chosen.items() if name != "method"]
-        tried = [f"{one['valid']:.4f}" for one in line.tried]
-        rows.append([line.label, line.method, ", ".join(options) or "default", ", ".join(tried)])
-    return PageTable(["line", "method", "options", "validation ndcg@10 of the settings tried"], rows)
-
-
 def _results(rows: Sequence[ResultRow], domain: str) -> PageTable:
     ordered = sorted(rows, key=lambda row: -row.values[domain]["ndcg@10"].mean)
     cells = []
     for row in ordered:
-        values = [row.values[domain][name] for name in METRICS]
-        cells.append([row.label, *(f"{v.mean:.4f} [{v.low:.4f}, {v.high:.4f}]" for v in values)])
-    return PageTable(["line", *METRICS], cells, "mean over domains" if domain == MACRO else domain)
+        cells.append([row.label, *(interval_text(row.values[domain][name]) for name in METRICS)])
+    return PageTable(["row", *METRICS], cells, "mean over domains" if domain == MACRO else domain)
 
 
 def _differences(collected: Collected) -> Section:
@@ -95,14 +89,3 @@ def _differences(collected: Collected) -> Section:
         ],
         [PageTable([title], [[text] for text in texts]) for title, texts in (("real", real), ("not", other)) if texts],
     )
-
-
-def _costs(collected: Collected) -> Section:
-    rows = []
-    for label, cost in collected.costs.items():
-        numbers = [f"{cost.train_s:.2f}", f"{cost.up / 1e3:.1f}", f"{cost.down / 1e3:.1f}"]
-        rounds = [", ".join(map(str, values)) for values in (cost.best_rounds, cost.near_rounds)]
-        rows.append([label, *numbers, *rounds])
-    header = ["line", "s per client and round", "KB up", "KB down", "best round per seed", "first within 1 %"]
-    note = "Bytes: mean over clients and rounds of the serialised messages."
-    return Section("What it costs", [note], [PageTable(header, rows)])

@@ -1,4 +1,4 @@
-"""A whole table of federated runs: lines x seeds, equal tuning on validation, several runs at once, resumable.
+"""A whole table of federated runs: rows x seeds, equal tuning on validation, several runs at once, resumable.
 
 Every run is one call of ``scripts/federate.py`` in a process of its own, in a folder named after the content of its
 settings and data: a finished one is not run again, one that was killed goes on after its last round.
@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
-from fedecider.comparison.references import REFERENCES
+from fedecider.comparison.baselines import BASELINES
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data
@@ -29,7 +29,7 @@ from fedecider.methods import METHODS
 from fedecider.report.encoders import load_encoder
 from fedecider.running.cli import REPOSITORY
 from fedecider.running.damage import damage_names, read_object
-from fedecider.running.progress import console
+from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_output, fingerprint, locked
 from fedecider.running.stages import content_key
 from idgen.ranking import RankingConfig
@@ -37,7 +37,7 @@ from idgen.ranking import RankingConfig
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
 """Options that the table sets for all runs."""
 ALIKE = ("domains", "protocol", "pretrain", "distill", *RankingConfig.__dataclass_fields__)
-"""Options that a line may not have for itself: its numbers would not be comparable with those of the others."""
+"""Options that a row may not have for itself: its numbers would not be comparable with those of the others."""
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
 """What is tried after a method's own grid, so that methods without settings of their own get the same budget."""
 MAX_TUNE = len(RATES)
@@ -50,17 +50,17 @@ class CompareConfig:
 
     Args:
         runs: The YAML file of the options that all runs share, as scripts/federate.py takes them.
-        lines: Name of a line -> its options; without ``method`` the name is the method. A line with no other option is
+        rows: Name of a row -> its options; without ``method`` the name is the method. A row with no other option is
             tuned, one with options of its own is run as it is given.
-        references: Lines that are not federated; they see the public pool and the clients' train parts of a domain.
-        against: Lines that every other line is tested against.
-        analysed: Line whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
-            and the line beside it; empty for no analyses.
+        baselines: Rows that are not federated; they see the public pool and the clients' train parts of a domain.
+        against: Rows that every other row is tested against.
+        analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
+            and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.
-        cache: The folder in which pre-training, distillation and reference lines are kept.
+        cache: The folder in which pre-training, distillation and trained baselines are kept.
         output: The folder of the runs and of the table.
-        seeds: Runs of every line, seeds 0, 1, ...
-        tune: Settings that are tried on validation with seed 0, the same number for every tuned line: those of the
+        seeds: Runs of every row, seeds 0, 1, ...
+        tune: Settings that are tried on validation with seed 0, the same number for every tuned row: those of the
             method's grid (the default first), then other learning rates; 1 takes the default.
         jobs: The number of runs at the same time; 0 takes as many as the machine has cores for, and one where there is
             a GPU.
@@ -70,8 +70,8 @@ class CompareConfig:
     """
 
     runs: str = ""
-    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    references: tuple[str, ...] = tuple(REFERENCES)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baselines: tuple[str, ...] = tuple(BASELINES)
     against: tuple[str, ...] = ()
     analysed: tuple[str, ...] = ()
     data: str = ""
@@ -90,26 +90,26 @@ class CompareConfig:
                 "got several seeds without data: the embedded sample is drawn anew for every seed, so its "
                 "users cannot be compared. Prepare data (scripts/prepare_data.py), or give seeds 1"
             )
-        if not self.lines:
-            raise ValueError("got no lines, expected some, such as lines: {fedavg: {}, local: {}}")
-        for label, options in self.lines.items():
+        if not self.rows:
+            raise ValueError("got no rows, expected some, such as rows: {fedavg: {}, local: {}}")
+        for label, options in self.rows.items():
             if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
-                raise ValueError(f"got {options!r} for the line {label}, expected its options, or {{}}")
+                raise ValueError(f"got {options!r} for the row {label}, expected its options, or {{}}")
             if not re.fullmatch(r"[A-Za-z0-9_.]+", label):
-                raise ValueError(f"got the line {label!r}, expected letters, digits, _ and . (it names folders)")
-            if label in (*REFERENCES, MACRO):
-                raise ValueError(f"got the line {label}, which is the name of a reference; choose another")
+                raise ValueError(f"got the row {label!r}, expected letters, digits, _ and . (it names folders)")
+            if label in (*BASELINES, MACRO):
+                raise ValueError(f"got the row {label}, which is the name of a baseline; choose another")
             foreign = [name for name in options if name.partition(".")[0] in (*OWN, *ALIKE)]
             if foreign:
-                raise ValueError(f"got {foreign[0]} in the line {label}, expected it once for the whole table")
+                raise ValueError(f"got {foreign[0]} in the row {label}, expected it once for the whole table")
             method = options.get("method", label)
             if not isinstance(method, str) or method not in METHODS:
                 raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
         if len(self.analysed) not in (0, 2):
-            raise ValueError(f"got analysed {list(self.analysed)}, expected two lines, or none")
+            raise ValueError(f"got analysed {list(self.analysed)}, expected two rows, or none")
         if self.encoder not in ("auto", "tfidf") and self.analysed:
             load_encoder(self.encoder)  # a name that is not known should not come out after the last run
-        for name, known in (("references", REFERENCES), ("against", self.lines), ("analysed", self.lines)):
+        for name, known in (("baselines", BASELINES), ("against", self.rows), ("analysed", self.rows)):
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown:
                 raise ValueError(f"got {name} {unknown}, expected some of {', '.join(known)}")
@@ -135,8 +135,8 @@ class Run(NamedTuple):
         return self.folder.results.is_file()
 
 
-class Line(NamedTuple):
-    """One line of the table and its finished runs, by seed."""
+class RowRuns(NamedTuple):
+    """One row of the table and its finished runs, by seed."""
 
     label: str
     method: str
@@ -151,12 +151,12 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
     """label -> setting -> runs by seed, in the order of the grid; every option is checked before anything runs.
 
     Raises:
-        ValueError: a setting that cannot be; the message names the line.
+        ValueError: a setting that cannot be; the message names the row.
     """
     check_output(Path(config.output))
     planned: dict[str, list[list[Run]]] = {}
     hashes: dict[str, str] = {}
-    for label, options in config.lines.items():
+    for label, options in config.rows.items():
         method = options.get("method", label)
         tuned = set(options) <= {"method"}
         found: dict[str, list[Run]] = {}
@@ -165,7 +165,7 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
             try:
                 first = parse_settings("", [*_shared_words(config), *_words(chosen)])
             except (ValueError, SystemExit) as error:  # an option called help ends the parser
-                raise ValueError(f"the line {label} cannot be run: {error}") from error
+                raise ValueError(f"the row {label} cannot be run: {error}") from error
             if not hashes:
                 hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
             runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]
@@ -176,32 +176,32 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
     return planned
 
 
-def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[Line]:
+def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[RowRuns]:
     """Run what is missing: the shared stages of every seed, all settings with seed 0, then the best one's other seeds.
 
-    A line one of whose runs fails is left out, and said so: the others are worth having.
+    A row one of whose runs fails is left out, and said so: the others are worth having.
     """
     runs = [run for settings in planned.values() for of_setting in settings for run in of_setting]
     stages = {content_key([run.seed, run.settings.run.pretrain, run.settings.run.distill]): run for run in runs}
     _work(config, [("distill.py", run) for run in stages.values()])
     _work(config, [("federate.py", of_setting[0]) for settings in planned.values() for of_setting in settings])
-    lines = [line for label, settings in planned.items() if (line := _chosen(label, settings)) is not None]
-    _work(config, [("federate.py", run) for line in lines for run in line.runs[1:]])
-    failed = [line.label for line in lines if not all(run.finished for run in line.runs)]
+    rows = [row for label, settings in planned.items() if (row := _chosen(label, settings)) is not None]
+    _work(config, [("federate.py", run) for row in rows for run in row.runs[1:]])
+    failed = [row.label for row in rows if not all(run.finished for run in row.runs)]
     if failed:
-        console.print(f"left out: {', '.join(failed)}", highlight=False)
-    return [line for line in lines if line.label not in failed]
+        say(f"left out: {', '.join(failed)}")
+    return [row for row in rows if row.label not in failed]
 
 
-def _chosen(label: str, settings: list[list[Run]]) -> Line | None:
+def _chosen(label: str, settings: list[list[Run]]) -> RowRuns | None:
     """The setting with the best validation ndcg@10 at seed 0, the earlier one on ties."""
     tried = [(_valid_score(runs[0].folder.metrics), runs) for runs in settings if runs[0].finished]
     if not tried:
-        console.print(f"left out: {label}", highlight=False)
+        say(f"left out: {label}")
         return None
     best = max(tried, key=lambda entry: entry[0])[1]
     record = [{"options": runs[0].options, "valid": valid} for valid, runs in tried]
-    return Line(label, best[0].settings.run.method, best[0].options, record, best)
+    return RowRuns(label, best[0].settings.run.method, best[0].options, record, best)
 
 
 def _valid_score(path: Path) -> float:
@@ -225,7 +225,7 @@ def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:
         for script, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
             done = f"failed: {problem}" if problem else "done"
             words = [run.label, *_texts(run.options)] if script == "federate.py" else ["shared stages"]
-            console.print(f"{', '.join(words)}, seed {run.seed}: {done}", highlight=False, soft_wrap=True)
+            say(f"{', '.join(words)}, seed {run.seed}: {done}")
 
 
 def _call(config: CompareConfig, script: str, run: Run) -> str:

@@ -10,9 +10,9 @@ Shape legend: M metrics, S seeds (runs), U users of a domain, R resamples or per
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,10 +21,12 @@ from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
 
 PERMUTATIONS_PER_TEST = 100  # the smallest p-value that Holm's correction can then leave is 0.01
 CHUNK = 4_000_000  # resampled entries held at once: bounds memory near 100 MB
+DRAWN = 200_000  # draws counted at once: they fit the caches
 PerDomain = Mapping[str, Tensor]
 """Domain -> values (S, U), or (U,) for a single run."""
 Persons = Mapping[str, Sequence[str]]
 """Domain -> key of every user; equal keys are one person."""
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Interval(NamedTuple):
@@ -63,24 +65,29 @@ def bootstrap_means(
     users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
     ``seed_count_RS`` shares one draw of the seeds between domains.
     """
-    value_MSU = value_MSU.to(torch.float64)
-    num_metrics, num_seeds, num_users = value_MSU.shape
-    if seed_count_RS is None:
-        seed_count_RS = _counts(num_resamples, num_seeds, generator)
-    means = []
-    for count_RS in seed_count_RS.split(max(1, CHUNK // num_users)):
-        count_RU = _counts(len(count_RS), num_users, generator)
-        per_seed_RMS = (count_RU @ value_MSU.reshape(-1, num_users).T).view(-1, num_metrics, num_seeds)
-        means.append((per_seed_RMS * count_RS[:, None]).sum(2) / (num_users * num_seeds))
-    return torch.cat(means)
+    return _bootstrap_alike([value_MSU], generator, num_resamples, seed_count_RS)[0]
 
 
 def bootstrap_interval(
     values: Tensor, generator: torch.Generator, num_resamples: int = 2000, level: float = 0.95
 ) -> Interval:
     """Percentile cluster-bootstrap interval of the mean of ``values`` (S, U), or (U,) for one run."""
-    value_SU = _as_SU(values)
-    return _interval(value_SU.mean(), bootstrap_means(value_SU[None], generator, num_resamples)[:, 0], level)
+    return bootstrap_intervals({"": values}, generator, num_resamples, level)[""]
+
+
+def bootstrap_intervals(
+    values: Mapping[Name, Tensor], generator: torch.Generator, num_resamples: int = 2000, level: float = 0.95
+) -> dict[Name, Interval]:
+    """:func:`bootstrap_interval` of several values of the same users, all of one shape, from one set of draws.
+
+    The draws are most of the time, and each interval is the one that its values alone would get from ``generator``.
+    """
+    found = {name: _as_SU(value) for name, value in values.items()}
+    resampled = _bootstrap_alike([value_SU[None] for value_SU in found.values()], generator, num_resamples)
+    return {
+        name: _interval(value_SU.mean(), mean_R1[:, 0], level)
+        for (name, value_SU), mean_R1 in zip(found.items(), resampled, strict=True)
+    }
 
 
 def metric_intervals(
@@ -96,30 +103,32 @@ def metric_intervals(
     ``positions``: domain -> (S, U) or (U,) positions. The seeds are resampled jointly for all domains, since one run
     trains all of them.
     """
-    values: dict[str, Tensor] = {}
-    names: list[str] = []
-    for domain, position in positions.items():
-        metrics = user_metrics(_as_SU(position), cutoffs)
-        names, values[domain] = list(metrics), torch.stack(list(metrics.values()))
-    if not values:
-        raise ValueError("got no domain, expected positions of at least one")
-    num_seeds = {domain: value.shape[1] for domain, value in values.items()}
-    if len(set(num_seeds.values())) > 1:
-        raise ValueError(f"got seeds per domain {num_seeds}, expected the same number for all domains")
-    seed_count_RS = _counts(num_resamples, next(iter(num_seeds.values())), generator)
-    resampled = {
-        domain: bootstrap_means(value, generator, num_resamples, seed_count_RS) for domain, value in values.items()
-    }
-    means = {domain: value.mean((1, 2)) for domain, value in values.items()}
-    means[MACRO] = torch.stack(list(means.values())).mean(0)
-    resampled[MACRO] = torch.stack(list(resampled.values())).mean(0)
-    if persons is not None:
-        per_person = torch.stack([_by_person({d: v[m] for d, v in values.items()}, persons) for m in range(len(names))])
-        resampled[MACRO] = bootstrap_means(per_person, generator, num_resamples, seed_count_RS)
-    return {
-        domain: {name: _interval(means[domain][m], resampled[domain][:, m], level) for m, name in enumerate(names)}
-        for domain in means
-    }
+    return table_intervals({"": positions}, generator, cutoffs, num_resamples, level, persons)[""]
+
+
+def table_intervals(
+    rows: Mapping[str, PerDomain],
+    generator: torch.Generator,
+    cutoffs: Sequence[int] = CUTOFFS,
+    num_resamples: int = 2000,
+    level: float = 0.95,
+    persons: Persons | None = None,
+) -> dict[str, dict[str, dict[str, Interval]]]:
+    """:func:`metric_intervals` of every row of a table: all rows of the same shapes are resampled alike, in one go.
+
+    Each row gets the intervals that it would get alone from ``generator`` as it is given.
+    """
+    shapes: dict[tuple, list[str]] = {}
+    for label, positions in rows.items():
+        shape = tuple((domain, tuple(torch.as_tensor(position).shape)) for domain, position in positions.items())
+        shapes.setdefault(shape, []).append(label)
+    start = generator.get_state()
+    found: dict[str, dict[str, dict[str, Interval]]] = {}
+    for labels in shapes.values():
+        generator.set_state(start)
+        alike = _intervals_alike([rows[label] for label in labels], generator, cutoffs, num_resamples, level, persons)
+        found.update(zip(labels, alike, strict=True))
+    return {label: found[label] for label in rows}
 
 
 def paired_permutation_test(
@@ -246,6 +255,79 @@ def distinguishable_winners(comparisons: Sequence[Comparison], level: float = 0.
     return {key for key, num in wins.items() if num == len(methods[key[:2]]) - 1}
 
 
+def _bootstrap_alike(
+    values: Sequence[Tensor],
+    generator: torch.Generator,
+    num_resamples: int,
+    seed_count_RS: Tensor | None = None,
+) -> list[Tensor]:
+    """:func:`bootstrap_means` of each of several (M, S, U) of one shape, all from the same draws.
+
+    One product for each of them, not one for all: so each is, to the last bit, what it is alone.
+    """
+    values = [value_MSU.to(torch.float64) for value_MSU in values]
+    num_metrics, num_seeds, num_users = values[0].shape
+    if seed_count_RS is None:
+        seed_count_RS = _counts(num_resamples, num_seeds, generator)
+    means: list[list[Tensor]] = [[] for _ in values]
+    for count_RS in seed_count_RS.split(max(1, CHUNK // num_users)):
+        count_RU = _counts(len(count_RS), num_users, generator)
+        for value_MSU, found in zip(values, means, strict=True):
+            per_seed_RMS = (count_RU @ value_MSU.reshape(-1, num_users).T).view(-1, num_metrics, num_seeds)
+            found.append((per_seed_RMS * count_RS[:, None]).sum(2) / (num_users * num_seeds))
+    return [torch.cat(found) for found in means]
+
+
+def _intervals_alike(
+    rows: Sequence[PerDomain],
+    generator: torch.Generator,
+    cutoffs: Sequence[int],
+    num_resamples: int,
+    level: float,
+    persons: Persons | None,
+) -> list[dict[str, dict[str, Interval]]]:
+    """:func:`metric_intervals` of rows whose positions have the same shapes."""
+    values = [{domain: _metrics_MSU(position, cutoffs) for domain, position in row.items()} for row in rows]
+    if not values[0]:
+        raise ValueError("got no domain, expected positions of at least one")
+    num_seeds = {domain: value_MSU.shape[1] for domain, value_MSU in values[0].items()}
+    if len(set(num_seeds.values())) > 1:
+        raise ValueError(f"got seeds per domain {num_seeds}, expected the same number for all domains")
+    seed_count_RS = _counts(num_resamples, next(iter(num_seeds.values())), generator)
+    resampled: list[dict[str, Tensor]] = [{} for _ in rows]
+    for domain in values[0]:
+        drawn = _bootstrap_alike([of_row[domain] for of_row in values], generator, num_resamples, seed_count_RS)
+        for of_row, mean_RM in zip(resampled, drawn, strict=True):
+            of_row[domain] = mean_RM
+    for of_row in resampled:
+        of_row[MACRO] = torch.stack(list(of_row.values())).mean(0)
+    if persons is not None:
+        num_metrics = len(next(iter(values[0].values())))
+        per_person = [
+            torch.stack([_by_person({d: v[m] for d, v in of_row.items()}, persons) for m in range(num_metrics)])
+            for of_row in values
+        ]
+        drawn = _bootstrap_alike(per_person, generator, num_resamples, seed_count_RS)
+        for of_row, mean_RM in zip(resampled, drawn, strict=True):
+            of_row[MACRO] = mean_RM
+    names = list(user_metrics(torch.zeros(1), cutoffs))
+    found = []
+    for of_row, drawn_of in zip(values, resampled, strict=True):
+        means = {domain: value_MSU.mean((1, 2)) for domain, value_MSU in of_row.items()}
+        means[MACRO] = torch.stack(list(means.values())).mean(0)
+        found.append(
+            {
+                domain: {name: _interval(mean_M[m], drawn_of[domain][:, m], level) for m, name in enumerate(names)}
+                for domain, mean_M in means.items()
+            }
+        )
+    return found
+
+
+def _metrics_MSU(position: Tensor, cutoffs: Sequence[int]) -> Tensor:
+    return torch.stack(list(user_metrics(_as_SU(position), cutoffs).values()))
+
+
 def _as_SU(values: Tensor) -> Tensor:
     value_SU = torch.as_tensor(values).to(torch.float64)
     value_SU = value_SU[None] if value_SU.ndim == 1 else value_SU
@@ -261,9 +343,12 @@ def _counts(num_rows: int, size: int, generator: torch.Generator) -> Tensor:
     """How often each of ``size`` units is drawn in ``size`` draws with replacement, float64 (num_rows, size)."""
     if size == 1:
         return torch.ones(num_rows, 1, dtype=torch.float64)
-    drawn = torch.randint(size, (num_rows, size), generator=generator)
-    drawn += torch.arange(num_rows)[:, None] * size
-    return torch.bincount(drawn.view(-1), minlength=num_rows * size).view(num_rows, size).to(torch.float64)
+    count = torch.empty(num_rows, size, dtype=torch.float64)
+    for part in count.split(max(1, DRAWN // size)):
+        drawn = torch.randint(size, part.shape, generator=generator)
+        drawn += torch.arange(len(part))[:, None] * size
+        part.copy_(torch.bincount(drawn.view(-1), minlength=part.numel()).view(part.shape))
+    return count
 
 
 def _interval(mean: Tensor, resampled_R: Tensor, level: float) -> Interval:

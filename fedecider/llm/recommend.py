@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from peft import PeftModel
 
-from fedecider.llm.handover import verify_handover
+from fedecider.llm.manifest import verify_manifest
 from fedecider.llm.run_record import read_llm_run
 from fedecider.lora.export import ITEM_FILE, ItemTable, load_adapter, read_item_ids
 from fedecider.running.cli import from_plain
@@ -84,7 +84,7 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Lo
     if domain not in found:
         raise FileNotFoundError(f"no adapter for domain {domain!r} in {run}; found {found}. Give one of these")
     adapter = folder.adapters / domain
-    verify_handover(folder.root, [folder.backbone, adapter])
+    verify_manifest(folder.root, [folder.backbone, adapter])
     with damage_names(folder.record):
         samples, ranking = record["config"]["run"]["pretrain"]["samples"], record["config"]["ranking"]
     sample_config = from_plain(SampleConfig, samples, f"samples in {folder.record}")

@@ -17,6 +17,7 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.per_user import UserPositions, read_per_user
 from fedecider.federation.record import plain, read_json, read_records
 from fedecider.federation.streams import stream
+from fedecider.llm.baselines import STUDENT
 from fedecider.lora.adapters import AdapterShape
 from fedecider.lora.export import WEIGHTS_FILE
 from fedecider.methods import METHODS
@@ -54,7 +55,7 @@ def run_analysis(
         domains: The run's domains in client order.
         user_texts: Domain -> textual IDs of its client users; titles stand in for all when a domain has none.
         encoder: See ``encoders.load_encoder``.
-        compare: Another run on the same users whose reported line stands beside; None: the student without adapters.
+        compare: Another run on the same users whose reported row stands beside; None: the student without adapters.
         max_texts: Texts encoded per domain.
 
     Raises:
@@ -148,35 +149,35 @@ def _selected_alpha(alpha: Mapping[str, Any] | None, selected: int) -> Tensor | 
 def _positions(
     folder: RunFolder, domains: Mapping[str, Domain], reported: str, compare: RunFolder | None
 ) -> dict[str, dict[str, Tensor]]:
-    """The reported line and one to compare it with: line -> domain -> (U,) test positions in the domain's order."""
-    own = _test_lines(folder.per_user)
-    lines = {reported: own[reported]}
+    """The reported row and one to compare it with: label -> domain -> (U,) test positions in the domain's order."""
+    own = _test_rows(folder.per_user)
+    rows = {reported: own[reported]}
     if compare is not None:
         other = read_json(compare.metrics)["reported"]
         label = other if other != reported else f"{other} of {Path(compare.root).name}"
-        lines[label] = _test_lines(compare.per_user)[other]
-    elif "zero-shot student" in own:
-        lines["zero-shot student"] = own["zero-shot student"]
+        rows[label] = _test_rows(compare.per_user)[other]
+    elif STUDENT in own:
+        rows[STUDENT] = own[STUDENT]
     return {
-        line: {name: _in_order(found.get(name), domain.clients.users, line) for name, domain in domains.items()}
-        for line, found in lines.items()
+        label: {name: _in_order(found.get(name), domain.clients.users, label) for name, domain in domains.items()}
+        for label, found in rows.items()
     }
 
 
-def _test_lines(path: Path) -> dict[str, dict[str, UserPositions]]:
-    lines: dict[str, dict[str, UserPositions]] = {}
+def _test_rows(path: Path) -> dict[str, dict[str, UserPositions]]:
+    rows: dict[str, dict[str, UserPositions]] = {}
     for record in read_per_user(path):
         if record.split == "test":
-            lines.setdefault(record.view, {})[record.domain] = record
-    return lines
+            rows.setdefault(record.view, {})[record.domain] = record
+    return rows
 
 
-def _in_order(record: UserPositions | None, users: Sequence[str], line: str) -> Tensor:
+def _in_order(record: UserPositions | None, users: Sequence[str], label: str) -> Tensor:
     """Positions in the order of ``users``: files of two runs may hold them in other orders."""
     place = {} if record is None else {user: number for number, user in enumerate(record.users)}
     if record is None or set(place) != set(users):
         raise ValueError(
-            f"got test positions of other users for {line} than the {len(users)} of the domain; "
+            f"got test positions of other users for {label} than the {len(users)} of the domain; "
             "expected runs on the same prepared data"
         )
     return record.position_U[torch.tensor([place[user] for user in users])]

@@ -12,17 +12,19 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
-import torch
 
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import read_records
 from fedecider.llm.examples import EXAMPLES_FILE
 from fedecider.llm.run_record import read_llm_run
-from fedecider.llm.run_warnings import CANARY, canary_score, run_warnings
-from fedecider.report.figures import COLOURS, PlotFigure, alpha_curves, alpha_heat_map, validation_curves
+from fedecider.llm.run_warnings import canary_score, run_warnings
+from fedecider.llm.run_words import glossary, opening
+from fedecider.report.analysis_sections import fusion_section
+from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, validation_curves
 from fedecider.report.page import PageTable, Section, write_page
-from fedecider.report.tables import METRICS
+from fedecider.report.rows import CANARY, METRICS, view_labels
+from fedecider.report.tables import interval_text, number_text
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.run_folder import PLACES, RunFolder
 
@@ -44,8 +46,8 @@ class RunFiles(NamedTuple):
 def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
     """Write ``report.html`` into a finished run folder of the LLM track and return its path.
 
-    ``extra`` sections stand after the fusion weights, ``warnings`` after those of the run itself. Paths and the command
-    are left out, so that the page can be shown; they are in ``run.json``.
+    ``extra`` sections stand after results, convergence and fusion weights, ``warnings`` after those of the run itself.
+    Paths and the command are left out, so that the page can be shown; they are in ``run.json``.
 
     Raises:
         FileNotFoundError: ``folder`` holds no run.
@@ -54,17 +56,29 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
     files = read_files(folder)
     with damage_is_bad_input(folder):
         sections = [
-            *(section for make in (_run, _results, _convergence, _fusion) for section in make(files)),
+            *_results(files),
+            *_convergence(files),
+            *fusion_section(files.weights, files.metrics["best_round"]),
             *extra,
-            *(section for make in (_costs, _examples, _data, _origin, _settings) for section in make(files)),
+            *(section for make in (_costs, _examples, _data, _run, _origin, _settings) for section in make(files)),
+            glossary(),
         ]
+        first = opening(files.metrics, len(files.rounds))
         found = run_warnings(files.record, files.metrics, files.rounds, files.cards)
     method, domains = files.metrics["method"], ", ".join(files.metrics["domains"])
     subtitle = (
         f"{method} on {domains}; round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
     )
     title = f"Run {folder.root.resolve().name}"
-    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, [*found, *warnings])
+    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, [*found, *warnings], first)
+
+
+def page_colours(files: RunFiles) -> dict[str, str]:
+    """The colour of every row of the results, and of the method's views, which are the first rows."""
+    rows = next(iter(files.metrics["domains"].values()))["test"]
+    colours = colours_of(list(rows))
+    labels = view_labels(files.metrics["method"], list(files.rounds[0]["valid"]))
+    return {**colours, **{view: colours[label] for view, label in labels.items() if label in colours}}
 
 
 @contextmanager
@@ -125,9 +139,9 @@ def _run(files: RunFiles) -> list[Section]:
 
 def _results(files: RunFiles) -> list[Section]:
     metrics = files.metrics
-    blocks = {name: domain["test"] for name, domain in metrics["domains"].items()}
-    blocks |= {f"{MACRO} (mean over domains)": metrics[MACRO]["test"]} if MACRO in metrics else {}
-    tables = [PageTable(("line", *METRICS), [_result_row(*row) for row in b.items()], n) for n, b in blocks.items()]
+    blocks = {f"{MACRO} (mean over domains)": metrics[MACRO]["test"]} if MACRO in metrics else {}
+    blocks |= {name: domain["test"] for name, domain in metrics["domains"].items()}
+    tables = [PageTable(("row", *METRICS), [_result_row(*row) for row in b.items()], n) for n, b in blocks.items()]
     paragraphs = [
         stamp(get_protocol(metrics["protocol"]), canary_score(metrics)),
         f"Test items, read once, for the round that is best on validation. Reported model: {metrics['reported']}. "
@@ -142,17 +156,14 @@ def _results(files: RunFiles) -> list[Section]:
 
 def _result_row(label: str, values: Mapping[str, Mapping[str, float]]) -> list[str]:
     name = f"{label} (canary)" if label == CANARY else label
-    return [
-        name,
-        *(f"{_number(v['mean'])} [{_number(v['low'])}, {_number(v['high'])}]" for v in map(values.get, METRICS) if v),
-    ]
+    return [name, *(interval_text(values[metric]) for metric in METRICS)]
 
 
 def interval_bars(metrics: Mapping[str, Any], metric: str = "ndcg@10") -> PlotFigure:
-    """Test ``metric`` of every line of ``metrics.json``, one bar per domain, with its interval."""
+    """Test ``metric`` of every row of ``metrics.json``, one bar per domain, with its interval."""
     figure, data = go.Figure(), {}
     for number, (name, domain) in enumerate(metrics["domains"].items()):
-        values = {label: line[metric] for label, line in domain["test"].items()}
+        values = {label: row[metric] for label, row in domain["test"].items()}
         means = [value["mean"] for value in values.values()]
         error = {
             "type": "data",
@@ -161,7 +172,7 @@ def interval_bars(metrics: Mapping[str, Any], metric: str = "ndcg@10") -> PlotFi
             "arrayminus": [value["mean"] - value["low"] for value in values.values()],
             "thickness": 1,
         }
-        colour = COLOURS[number % len(COLOURS)]
+        colour = DOMAIN_COLOURS[number % len(DOMAIN_COLOURS)]
         figure.add_bar(x=means, y=list(values), orientation="h", name=name, marker_color=colour, error_x=error)
         data[name] = {label: [value["mean"], value["low"], value["high"]] for label, value in values.items()}
     num_bars = sum(map(len, data.values()))
@@ -180,23 +191,11 @@ def _convergence(files: RunFiles) -> list[Section]:
     }
     best = files.metrics["best_round"]
     paragraph = (
-        f"Round {best} has the best validation ndcg@10 ({_number(files.metrics['best_valid_ndcg@10'])}, mean over "
+        f"Round {best} has the best validation ndcg@10 ({number_text(files.metrics['best_valid_ndcg@10'])}, mean over "
         f"domains) of {next(iter(scores))}. The vertical line marks it."
     )
-    return [Section("Convergence", [paragraph], figures=[validation_curves(scores, rounds, selected_round=best)])]
-
-
-def _fusion(files: RunFiles) -> list[Section]:
-    if not files.weights:
-        return []
-    weights, best = files.weights, files.metrics["best_round"]
-    alpha_RKK = torch.tensor(_gaps(weights["alpha"]), dtype=torch.float64)
-    arguments = (alpha_RKK, weights["rounds"], weights["domains"], best)
-    paragraph = (
-        "Row i of the heat map is client i, column j the domain whose direction it weights: how much each domain "
-        "takes from every other one. Round 1 trains no weights and shows where they start."
-    )
-    return [Section("Fusion weights", [paragraph], figures=[alpha_heat_map(*arguments), alpha_curves(*arguments)])]
+    figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(files))
+    return [Section("Convergence", [paragraph], figures=[figure])]
 
 
 def _costs(files: RunFiles) -> list[Section]:
@@ -272,7 +271,7 @@ def _data(files: RunFiles) -> list[Section]:
     for name, card in files.cards.items():
         clients = card["clients"]
         counts = (f"{value:,}" for value in (card["items"]["count"], clients["users"], clients["events"]))
-        mean = _number(clients["length"]["mean"] if "length" in clients else None, 1)
+        mean = number_text(clients["length"]["mean"] if "length" in clients else None, 1)
         shares = (_share(clients.get(key)) for key in ("tied_last_two_share", "repeated_test_item_share"))
         rows.append([name, *counts, mean, *shares, f"{card['public']['users']:,}"])
     paragraph = (
@@ -308,15 +307,6 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if not isinstance(value, dict) or not value:
         return [(prefix, value)]
     return [pair for name, entry in value.items() for pair in _flat(entry, f"{prefix}.{name}" if prefix else name)]
-
-
-def _gaps(value: Any) -> Any:
-    """Lists with NaN where JSON has null."""
-    return [_gaps(entry) for entry in value] if isinstance(value, list) else float("nan") if value is None else value
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _share(value: float | None) -> str:

@@ -13,11 +13,11 @@ from fedecider.data.store import load_domains
 from fedecider.federation.record import read_json, write_json
 from fedecider.llm.examples import EXAMPLES_FILE
 from fedecider.llm.run_analysis import run_analysis
-from fedecider.llm.run_page import CARDS_FILE, damage_is_bad_input, read_files, run_page
+from fedecider.llm.run_page import CARDS_FILE, damage_is_bad_input, page_colours, read_files, run_page
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.page import Section
 from fedecider.running.damage import damage_names
-from fedecider.running.progress import console
+from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder
 
 ANALYSIS_FILE = "analysis.json"
@@ -56,12 +56,12 @@ def finish_report(
     try:
         sections = _analyse(folder, domains, user_texts, encoder)
     except Exception as error:  # see above: any error
-        console.print(f"report without analyses: {error}", highlight=False, soft_wrap=True)
+        say(f"report without analyses: {error}")
         warnings = ["the analyses could not be made; see scripts/report.py"]
     try:
         return run_page(folder, sections, warnings)
     except Exception as error:
-        console.print(f"no report: {error}", highlight=False, soft_wrap=True)
+        say(f"no report: {error}")
         return None
 
 
@@ -107,13 +107,13 @@ def _analyse(folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserT
     with damage_is_bad_input(folder):
         analysis = run_analysis(folder, domains, user_texts, encoder)
         write_json(folder.root / ANALYSIS_FILE, analysis)
-        return sections_of(analysis)
+        return sections_of(analysis, page_colours(read_files(folder)))
 
 
 def _without_data(folder: RunFolder) -> Path:
     saved = folder.root / ANALYSIS_FILE
     if saved.is_file():
         with damage_is_bad_input(folder):
-            sections = sections_of(read_json(saved))
+            sections = sections_of(read_json(saved), page_colours(read_files(folder)))
         return run_page(folder, sections)
     return run_page(folder, warnings=["no analyses: the data of the run are not where they were; see --data"])

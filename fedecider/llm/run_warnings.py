@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.llm.baselines import COUNTS
+from fedecider.report.rows import CANARY
 
-REFERENCES = ("popularity", "last-item co-occurrence", "decayed co-occurrence")
-CANARY = "memoriser"
 TIED = 0.01
 """Share of users with equal times on their last two events from which on it is said."""
 
@@ -29,8 +29,8 @@ def run_warnings(
     return [
         *_protocol(metrics),
         *_clients(rounds, list(metrics["domains"])),
-        *_references(metrics),
-        *(line for name, card in cards.items() for line in _data(name, card)),
+        *_counts(metrics),
+        *(warning for name, card in cards.items() for warning in _data(name, card)),
         *_origin(record, metrics, rounds),
     ]
 
@@ -60,61 +60,64 @@ def _clients(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
                 refused.setdefault(name, []).append(record["round"])
             if client.get("num_untrained") is not None:
                 untrained[name] = client["num_untrained"]  # the newest count stands
-    lines = [
-        f"{name}: the update was not finite and was refused in round {', '.join(map(str, found))}; the client kept "
-        "what it had"
-        for name, found in refused.items()
-    ]
-    return lines + [
-        f"{name}: {count} adapted modules were still untrained (norm of the update below 1e-8) when it last took part"
-        for name, count in untrained.items()
-        if count
+    return [
+        *(
+            f"{name}: the update was not finite and was refused in round {', '.join(map(str, rounds))}; the client "
+            "kept what it had"
+            for name, rounds in refused.items()
+        ),
+        *(
+            f"{name}: {count} adapted modules were still untrained (norm of the update below 1e-8) when it last took "
+            "part"
+            for name, count in untrained.items()
+            if count
+        ),
     ]
 
 
-def _references(metrics: Mapping[str, Any]) -> list[str]:
-    lines = []
+def _counts(metrics: Mapping[str, Any]) -> list[str]:
+    found = []
     for name, domain in metrics["domains"].items():
         test, reported = domain["test"], domain["test"][metrics["reported"]]["ndcg@10"]["mean"]
-        better = {line: test[line]["ndcg@10"]["mean"] for line in REFERENCES if line in test}
-        best = max(better, key=lambda line: better[line], default=None)
+        better = {label: test[label]["ndcg@10"]["mean"] for label in COUNTS if label in test}
+        best = max(better, key=lambda label: better[label], default=None)
         if best is not None and better[best] > reported:
-            lines.append(
+            found.append(
                 f"{name}: {best} has a higher test ndcg@10 ({better[best]:.4f}) than the model ({reported:.4f})"
             )
-    return lines
+    return found
 
 
 def _data(name: str, card: Mapping[str, Any]) -> list[str]:
-    clients, lines = card["clients"], []
+    clients, found = card["clients"], []
     tied = clients.get("tied_last_two_share")
     if clients.get("timestamps") == "unknown":
-        lines.append(f"{name}: no event has a time, so the order of the file decides which item is held out")
+        found.append(f"{name}: no event has a time, so the order of the file decides which item is held out")
     if tied is not None and tied >= TIED:
-        lines.append(
+        found.append(
             f"{name}: the last two events of {tied:.1%} of the users have the same time, so it is arbitrary which of "
             "the two is the test item"
         )
     if clients.get("repeated_test_item_share"):
-        lines.append(
+        found.append(
             f"{name}: {clients['repeated_test_item_share']:.1%} of the users had their test item before; where seen "
             "items are dropped, no method can find it"
         )
     for group in ("clients", "public"):
         if card[group]["users"] == 0:
-            lines.append(f"{name}: the group of {group} users is empty")
-    return lines
+            found.append(f"{name}: the group of {group} users is empty")
+    return found
 
 
 def _origin(record: Mapping[str, Any], metrics: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines, commit = [], record.get("commit")
+    found, commit = [], record.get("commit")
     if len(rounds) > 1 and metrics["best_round"] == rounds[-1]["round"]:
-        lines.append("the last round is the best on validation: the run may not have converged")
+        found.append("the last round is the best on validation: the run may not have converged")
     if commit is None:
-        lines.append("the commit is not known: the code was run outside a checkout")
+        found.append("the commit is not known: the code was run outside a checkout")
     elif commit.endswith("-dirty"):
-        lines.append("the code differed from its commit: this run cannot be repeated from the commit alone")
-    return lines
+        found.append("the code differed from its commit: this run cannot be repeated from the commit alone")
+    return found
 
 
 def _ran(domain: Mapping[str, Any]) -> bool:

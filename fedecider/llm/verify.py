@@ -13,7 +13,7 @@ import torch
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.foundation import client_tasks, load_ids, pretrain_stage
-from fedecider.llm.handover import verify_handover
+from fedecider.llm.manifest import verify_manifest
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings, load_data
 from fedecider.lora.export import load_adapter, read_item_ids
@@ -63,7 +63,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             does not match its adapter.
     """
     folder, record = RunFolder(run), read_llm_run(run)
-    verify_handover(run, [folder.backbone, *(folder.adapters / name for name in settings.run.domain_names)])
+    verify_manifest(run, [folder.backbone, *(folder.adapters / name for name in settings.run.domain_names)])
     recorded = _expected(folder, settings.run.domain_names)
     domains = load_data(settings.run)
     changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]

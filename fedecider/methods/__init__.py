@@ -1,4 +1,4 @@
-"""Federated methods of the LLM track; one file and one line here for each."""
+"""Federated methods of the LLM track; one file and one entry here for each."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fedecider.methods import (
     pfedavg,
     rolora,
 )
+from fedecider.methods.fusion_weights import FusionWeights
 
 
 class Method(NamedTuple):
@@ -38,11 +39,18 @@ class Method(NamedTuple):
     """Settings to choose from on validation, the default first: an equal budget of N takes the first N."""
     pooled: bool = False
     """True: all clients are handed over in one block, since nothing is federated."""
+    fusion_weights: FusionWeights | None = None
+    """Where its fusion weights are found; None for a method without."""
 
 
 METHODS = {
     "fedecider": Method(
-        fedecider.FedeciderConfig, fedecider.fedecider, fedecider.load_view, fedecider.scalars, fedecider.GRID
+        fedecider.FedeciderConfig,
+        fedecider.fedecider,
+        fedecider.load_view,
+        fedecider.scalars,
+        fedecider.GRID,
+        fusion_weights=fedecider.FUSION_WEIGHTS,
     ),
     "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars),
     "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view, fedavg.scalars),

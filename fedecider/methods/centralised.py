@@ -1,4 +1,4 @@
-"""Centralised training: one adapter on the data of all clients, the upper line that no federated method may use."""
+"""Centralised training: one adapter on the data of all clients, which no federated method may use."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from fedecider.lora.adapters import (
 from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
 from fedecider.lora.fusion import client_order, load_fusion, load_plain
 from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import Recommender, client_positions
 
@@ -124,6 +125,18 @@ def load_view(
         train_alpha=config.learns_alpha,
         separate=config.ablation != "wo_sep",
     )
+
+
+def fusion_weights(local: Tree) -> Tensor:
+    """The weights in ``local``, all clients' or one client's row of it; zero for slots that are not downloaded."""
+    alpha = local["alpha"]
+    if "away" not in local:
+        return alpha
+    away = local["away"]
+    return alpha.masked_fill(away if away.dim() == alpha.dim() else away.unsqueeze(-2), 0.0)
+
+
+FUSION_WEIGHTS = FusionWeights(fusion_weights, log="alpha", log_per_layer="alpha_modules")
 
 
 def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Local training without any communication: the line every federated method has to beat."""
+"""Local training without any communication: the row every federated method has to beat."""
 
 from __future__ import annotations
 

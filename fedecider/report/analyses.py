@@ -20,8 +20,9 @@ from fedecider.data.domain import Domain
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
 from fedecider.evaluation.split import target, train_part
-from fedecider.evaluation.statistics import bootstrap_interval
+from fedecider.evaluation.statistics import bootstrap_intervals
 from fedecider.federation.streams import stream
+from fedecider.report.costs import NEAR, near_round
 from fedecider.report.encoders import Encoder
 
 NUM_BUCKETS = 5
@@ -37,7 +38,7 @@ PAPER_GROUPS = ("inactive (bottom 2 % of items)", "active")
 BYTES_PER_SCALAR = 4
 
 RowPositions = Mapping[str, Mapping[str, Tensor]]
-"""Line -> domain -> (U,) test positions, users in the domain's order."""
+"""Label of a row -> domain -> (U,) test positions, users in the domain's order."""
 
 
 # ---- distances between domains -------------------------------------------------------------------------------------
@@ -130,11 +131,11 @@ def _pearson(first: Tensor, second: Tensor) -> float:
 
 
 def activity_table(domains: Mapping[str, Domain | Interactions], positions: RowPositions) -> dict[str, Any]:
-    """Domain -> five equal groups of users by train events (ties by user key), each line's metrics with intervals.
+    """Domain -> five equal groups of users by train events (ties by user key), each row's metrics with intervals.
 
-    Per bucket: ``num_users``, ``train_events`` [least, most], ``lines``: line -> metric -> interval. Fewer groups when
-    a domain has fewer than five users. ``wins``: line -> buckets (of all domains) in which its hit@5 is strictly
-    above every other line's; ``ties``: the remaining buckets (FeDecider, Fig. 6).
+    Per bucket: ``num_users``, ``train_events`` [least, most], ``lines``: row -> metric -> interval. Fewer groups when
+    a domain has fewer than five users. ``wins``: row -> buckets (of all domains) in which its hit@5 is strictly
+    above every other row's; ``ties``: the remaining buckets (FeDecider, Fig. 6).
     """
     tables: dict[str, Any] = {}
     for name, domain in domains.items():
@@ -151,17 +152,20 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: RowP
             for bucket in range(num_buckets)
         ]
     buckets = [bucket["lines"] for table in tables.values() for bucket in table]
-    wins = {line: sum(_is_best(line, lines) for lines in buckets) for line in positions}
+    wins = {label: sum(_is_best(label, rows) for rows in buckets) for label in positions}
     return {"domains": tables, "wins": wins, "ties": len(buckets) - sum(wins.values())}
 
 
-def popularity_table(domains: Mapping[str, Domain | Interactions], positions: RowPositions) -> dict[str, Any]:
-    """Domain -> groups of test cases by the training frequency of their target, each line's metrics with intervals.
+def popularity_table(
+    domains: Mapping[str, Domain | Interactions], positions: RowPositions, kinds: Sequence[str] = ("shares", "paper")
+) -> dict[str, Any]:
+    """Domain -> groups of test cases by the training frequency of their target, each row's metrics with intervals.
 
     The frequency counts the train events of the domain's client users and nothing else. ``shares``: the test cases are
     sorted by frequency (ties by item key, then user key) and cut at 20 % and 80 %. ``paper`` (FeDecider, Fig. 7): the
     distinct targets of all domains together are sorted in the same way and the bottom 2 % are inactive. Both with
-    ``num_cases`` and ``train_count`` [least, most]. ``warnings`` name empty groups; their values are None.
+    ``num_cases`` and ``train_count`` [least, most]. ``warnings`` name empty groups; their values are None. ``kinds``:
+    which of the two are wanted.
     Differs from the paper: the tie rule is ours, it has none.
     """
     counts = {name: train_counts(domain) for name, domain in domains.items()}
@@ -170,7 +174,7 @@ def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Ro
         for name, domain in domains.items()
     }
     inactive = _inactive(domains, counts, targets)
-    result: dict[str, Any] = {"shares": {}, "paper": {}, "warnings": []}
+    result: dict[str, Any] = {**{kind: {} for kind in kinds}, "warnings": []}
     for name, domain in domains.items():
         count_U = counts[name][targets[name]]
         cases = [
@@ -184,7 +188,8 @@ def popularity_table(domains: Mapping[str, Domain | Interactions], positions: Ro
         else:
             masks = {group: torch.zeros(len(cases), dtype=torch.bool) for group in SHARE_GROUPS}
         paper = dict(zip(PAPER_GROUPS, (inactive[name], ~inactive[name]), strict=True))
-        for kind, groups in (("shares", masks), ("paper", paper)):
+        tables = {"shares": masks, "paper": paper}
+        for kind, groups in ((kind, tables[kind]) for kind in kinds):
             result[kind][name] = {
                 group: {
                     "num_cases": int(mask_U.sum()),
@@ -218,23 +223,22 @@ def _inactive(
 
 
 def _group_metrics(positions: RowPositions, domain: str, mask_U: Tensor, group: str) -> dict[str, Any]:
-    """Line -> metric -> interval over the users in ``mask_U``; None where there are none."""
-    found: dict[str, Any] = {}
-    for line, per_domain in positions.items():
-        values = user_metrics(per_domain[domain], (5,))
-        found[line] = {
-            # one stream for all lines: they are resampled alike
-            metric: bootstrap_interval(values[metric][mask_U], stream(0, "bootstrap", domain, group))._asdict()
-            if mask_U.any()
-            else None
-            for metric in BUCKET_METRICS
-        }
-    return found
+    """Row -> metric -> interval over the users in ``mask_U``; None where there are none."""
+    if not mask_U.any():
+        return {label: dict.fromkeys(BUCKET_METRICS) for label in positions}
+    values = {
+        (label, metric): value_U[mask_U]
+        for label, per_domain in positions.items()
+        for metric, value_U in user_metrics(per_domain[domain], (5,)).items()
+        if metric in BUCKET_METRICS
+    }
+    intervals = bootstrap_intervals(values, stream(0, "bootstrap", domain, group))  # all rows are resampled alike
+    return {label: {metric: intervals[label, metric]._asdict() for metric in BUCKET_METRICS} for label in positions}
 
 
-def _is_best(line: str, lines: Mapping[str, Any]) -> bool:
-    means = {name: metrics["hit@5"]["mean"] for name, metrics in lines.items()}
-    return all(means[line] > mean for name, mean in means.items() if name != line)
+def _is_best(label: str, rows: Mapping[str, Any]) -> bool:
+    means = {name: metrics["hit@5"]["mean"] for name, metrics in rows.items()}
+    return all(means[label] > mean for name, mean in means.items() if name != label)
 
 
 def _span(count_U: Tensor) -> list[int] | None:
@@ -268,7 +272,7 @@ def traffic_table(
     return table
 
 
-def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = 0.01) -> dict[str, Any]:
+def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = NEAR) -> dict[str, Any]:
     """Mean local training seconds a round, and how soon validation comes near its best (FeDecider, Table 9).
 
     ``train_s``: mean over rounds of all clients together; ``client_s``: domain -> mean over the rounds it took part in.
@@ -286,7 +290,7 @@ def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = 0.0
         "client_s": {name: math.fsum(found) / len(found) if found else None for name, found in seconds.items()},
         "best_score": best,
         "best_round": next(record["round"] for record in records if record["score"] == best),
-        "near_round": next(record["round"] for record in records if record["score"] >= (1.0 - tolerance) * best),
+        "near_round": near_round(records, tolerance),
         "tolerance": tolerance,
     }
 

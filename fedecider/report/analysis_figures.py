@@ -16,9 +16,11 @@ from torch import Tensor
 from fedecider.report.figures import (
     COLOURS,
     PlotFigure,
+    alpha_bound,
     alpha_heat_map,
     check_alpha,
     check_round,
+    colours_of,
     style,
     validation_curves,
 )
@@ -36,7 +38,7 @@ def alpha_slider(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
     check_alpha(alpha_RKK, rounds, domains)
     value_RKK = alpha_RKK.double().tolist()
     figure = alpha_heat_map(alpha_RKK, rounds, domains, selected_round).figure
-    bound = max(abs(value) for row_KK in value_RKK for row in row_KK for value in row) or 1.0
+    bound = alpha_bound(alpha_RKK)
     figure.update_traces(zmin=-bound, zmax=bound)
     steps = [
         {"label": str(round), "method": "restyle", "args": [{"z": [value_KK], "text": [_texts(value_KK, 3)]}]}
@@ -52,25 +54,17 @@ def alpha_slider(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
 
 
 def distance_heat_maps(
-    item_KK: Tensor,
-    user_KK: Tensor,
-    alpha_KK: Tensor | None,
-    domains: Sequence[str],
-    encoder: str,
-    user_source: str,
-    selected_round: int,
+    item_KK: Tensor, user_KK: Tensor, domains: Sequence[str], encoder: str, user_source: str
 ) -> PlotFigure:
-    """Distances between the domains' items and users, and the fusion weights (where there are any), side by side.
+    """Distances between the domains' items and users, side by side.
 
     ``encoder`` and ``user_source`` (what stands for a user) are named in the title.
     """
     maps = {"item distance": item_KK, "user distance": user_KK}
-    if alpha_KK is not None:
-        maps[f"alpha, round {selected_round}"] = alpha_KK
     figure = make_subplots(rows=1, cols=len(maps), subplot_titles=list(maps), horizontal_spacing=0.09)
     values = {name: matrix.double().tolist() for name, matrix in maps.items()}
     for column, (name, value_KK) in enumerate(values.items(), start=1):
-        heat = _heat(value_KK, domains, domains, name, diverging=column == 3, digits=3)
+        heat = _heat(value_KK, domains, domains, name, diverging=False, digits=3)
         figure.add_trace(heat, row=1, col=column)
         figure.update_yaxes(autorange="reversed", showticklabels=column == 1, row=1, col=column)
     figure.update_traces(showscale=False)
@@ -81,31 +75,36 @@ def distance_heat_maps(
 
 
 def group_bars(
-    groups: Mapping[str, Mapping[str, Mapping[str, Any]]], title: str, metrics: Sequence[str] = ("hit@5", "ndcg@5")
+    groups: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    title: str,
+    metrics: Sequence[str] = ("hit@5", "ndcg@5"),
+    colours: Mapping[str, str] | None = None,
 ) -> PlotFigure:
-    """Bars with 95 % intervals: one panel per domain and metric, one colour per line.
+    """Bars with 95 % intervals: one panel per domain and metric, one colour per row.
 
-    ``groups``: domain -> label of a group -> line -> metric -> interval (or None where the group is empty).
+    ``groups``: domain -> label of a group -> row -> metric -> interval (or None where the group is empty).
+    ``colours``: of the rows, where the page has given them one.
     """
     domains = list(groups)
     if not domains or not any(groups.values()):
         raise ValueError("got no groups, expected at least one domain with one group")
-    lines = list(dict.fromkeys(line for table in groups.values() for group in table.values() for line in group))
+    rows = list(dict.fromkeys(label for table in groups.values() for group in table.values() for label in group))
+    colours = {**colours_of(rows), **(colours or {})}
     titles = [f"{domain}, {metric}" for metric in metrics for domain in domains]
     figure = make_subplots(rows=len(metrics), cols=len(domains), subplot_titles=titles)
     for row, metric in enumerate(metrics, start=1):
         for column, table in enumerate(groups.values(), start=1):
-            for number, line in enumerate(lines):
-                bars = _bars({label: group.get(line, {}).get(metric) for label, group in table.items()})
-                colour = COLOURS[number % len(COLOURS)]
-                bars.update(name=line, legendgroup=line, showlegend=row == column == 1, marker={"color": colour})
+            for label in rows:
+                bars = _bars({name: group.get(label, {}).get(metric) for name, group in table.items()})
+                marker = {"color": colours[label]}
+                bars.update(name=label, legendgroup=label, showlegend=row == column == 1, marker=marker)
                 figure.add_trace(bars, row=row, col=column)
     figure.update_xaxes(type="category")
     figure.update_yaxes(rangemode="tozero")
     style(figure, title)
     figure.update_layout(height=300 * len(metrics) + 80, barmode="group")
     plain = {
-        domain: {label: {line: dict(group[line]) for line in group} for label, group in table.items()}
+        domain: {name: {label: dict(group[label]) for label in group} for name, group in table.items()}
         for domain, table in groups.items()
     }
     return PlotFigure(figure, {"metrics": list(metrics), "groups": plain})
@@ -136,27 +135,32 @@ def cosine_heat_map(cosine_KK: Sequence[Row], domains: Sequence[str], selected_r
     return PlotFigure(figure, {"round": selected_round, "domains": list(domains), "cosine": value_KK})
 
 
-def shock_curves(shock: Mapping[str, Any], selected_round: int) -> PlotFigure:
+def shock_curves(shock: Mapping[str, Any], selected_round: int, colours: Mapping[str, str] | None = None) -> PlotFigure:
     """Validation score before the upload and after the broadcast over the rounds; ``shock`` from ``boundary_shock``."""
-    drawn = validation_curves(shock["scores"], shock["rounds"], shock["metric"], selected_round)
+    drawn = validation_curves(shock["scores"], shock["rounds"], shock["metric"], selected_round, colours)
     title = f"Round boundary: validation {shock['metric']} before the upload and after the broadcast"
     drawn.figure.update_layout(title={"text": title})
     return drawn._replace(data={**drawn.data, "change": shock["change"]})
 
 
 def convergence_time(
-    train_s: Sequence[float], scores: Sequence[float], near_round: int, rounds: Sequence[int]
+    train_s: Sequence[float],
+    scores: Sequence[float],
+    near_round: int,
+    rounds: Sequence[int],
+    colour: str = COLOURS[0],
 ) -> PlotFigure:
     """Validation score against the local training seconds spent so far; the first round near the best is marked.
 
-    ``train_s`` and ``scores``: one per round, all clients together.
+    ``train_s`` and ``scores``: one per round, all clients together. ``colour``: of the reported model on its page.
     """
     check_round(rounds, near_round)
     spent, total = [], 0.0
     for seconds in train_s:
         total += seconds
         spent.append(total)
-    figure = go.Figure(go.Scatter(x=spent, y=list(scores), mode="lines+markers", text=[f"round {r}" for r in rounds]))
+    texts, line = [f"round {number}" for number in rounds], {"color": colour}
+    figure = go.Figure(go.Scatter(x=spent, y=list(scores), mode="lines+markers", text=texts, line=line))
     figure.add_vline(x=spent[list(rounds).index(near_round)], line={"color": "#444", "width": 1})
     figure.update_xaxes(title_text="local training so far, all clients (s)")
     figure.update_yaxes(title_text="validation ndcg@10", rangemode="tozero")

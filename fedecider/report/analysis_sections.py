@@ -21,38 +21,45 @@ from fedecider.report.analysis_figures import (
     norm_heat_map,
     shock_curves,
 )
+from fedecider.report.figures import COLOURS
 from fedecider.report.page import PageTable, Section
+from fedecider.report.tables import interval_text, number_text
 
 INTERVALS = "Brackets and whiskers: 95 % bootstrap over the users of the group."
 
 
-def sections_of(analysis: Mapping[str, Any]) -> list[Section]:
-    """The sections of what ``run_analysis`` returned; parts that do not apply to the method are left out."""
+def sections_of(analysis: Mapping[str, Any], colours: Mapping[str, str] | None = None) -> list[Section]:
+    """The sections of what ``run_analysis`` returned, but for the fusion weights; what does not apply is left out.
+
+    ``colours``: of views and rows, as the other figures of the page show them.
+    """
+    colours = colours or {}
     sections = [
-        _alpha(analysis),
         _distances(analysis),
-        _activity(analysis),
-        _popularity(analysis),
-        _shock(analysis),
+        _activity(analysis, colours),
+        _popularity(analysis, colours),
+        _shock(analysis, colours),
         _updates(analysis),
         _traffic(analysis),
-        _timing(analysis),
+        _timing(analysis, colours),
     ]
     return [section for section in sections if section is not None]
 
 
-def _alpha(analysis: Mapping[str, Any]) -> Section | None:
-    alpha = analysis["alpha"]
-    if alpha is None:
-        return None
+def fusion_section(weights: Mapping[str, Any] | None, best_round: int) -> list[Section]:
+    """The fusion weights of all rounds in one figure, from ``fusion_weights.json``; nothing for methods without."""
+    if not weights:
+        return []
     text = (
-        "Each row is one client: how much it weights the direction of every client's update. Round 1 trains no "
-        "weights, so it shows where they start. Move the slider to another round."
+        "Row i is client i, column j the domain whose direction it weights: how much each domain takes from every "
+        "other one. Round 1 trains no weights and shows where they start. The slider moves to another round."
     )
-    figure = alpha_slider(
-        torch.tensor(alpha["alpha"], dtype=torch.float64), alpha["rounds"], alpha["domains"], analysis["best_round"]
-    )
-    return Section("Fusion weights, round by round", [text], [], [figure])
+    alpha_RKK = torch.tensor(_gaps(weights["alpha"]), dtype=torch.float64)
+    return [
+        Section(
+            "Fusion weights", [text], [], [alpha_slider(alpha_RKK, weights["rounds"], weights["domains"], best_round)]
+        )
+    ]
 
 
 def _distances(analysis: Mapping[str, Any]) -> Section | None:
@@ -78,15 +85,8 @@ def _distances(analysis: Mapping[str, Any]) -> Section | None:
         ]
         tables.append(_correlation_table(analysis["domains"], found))
     matrix = {key: torch.tensor(found[key], dtype=torch.float64) for key in ("item_distance", "user_distance")}
-    alpha_KK = None if found["alpha"] is None else torch.tensor(found["alpha"], dtype=torch.float64)
     figure = distance_heat_maps(
-        matrix["item_distance"],
-        matrix["user_distance"],
-        alpha_KK,
-        analysis["domains"],
-        found["encoder"],
-        found["users"],
-        analysis["best_round"],
+        matrix["item_distance"], matrix["user_distance"], analysis["domains"], found["encoder"], found["users"]
     )
     return Section("How alike the domains are", paragraphs, tables, [figure])
 
@@ -96,7 +96,7 @@ def _correlation_table(domains: Sequence[str], found: Mapping[str, Any]) -> Page
     columns = [found[f"{kind}_correlation"] for kind in kinds]
     rows = [[f"row of {name}", *(_signed(column["rows"][k]) for column in columns)] for k, name in enumerate(domains)]
     rows.append(["all off-diagonal entries", *(_signed(column["pooled"]) for column in columns)])
-    rows.append(["p-value (all renamings of the clients)", *(_number(column["p_value"], 3) for column in columns)])
+    rows.append(["p-value (all renamings of the clients)", *(number_text(column["p_value"], 3) for column in columns)])
     return PageTable(
         ["alpha against", *(f"{kind} distance" for kind in kinds)],
         rows,
@@ -104,13 +104,13 @@ def _correlation_table(domains: Sequence[str], found: Mapping[str, Any]) -> Page
     )
 
 
-def _activity(analysis: Mapping[str, Any]) -> Section:
-    found, lines = analysis["activity"], analysis["lines"]
+def _activity(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section:
+    found, labels = analysis["activity"], analysis["lines"]
     paragraphs = [f"Users of each domain in five equal groups by number of train events, ties by user key. {INTERVALS}"]
-    if len(lines) > 1:
-        wins = ", ".join(f"{line} {found['wins'][line]}" for line in lines)
+    if len(labels) > 1:
+        wins = ", ".join(f"{label} {found['wins'][label]}" for label in labels)
         paragraphs.append(
-            f"Groups in which a line's mean hit@5 is above: {wins}; equal: {found['ties']}. These counts ignore the "
+            f"Groups in which a model's mean hit@5 is above: {wins}; equal: {found['ties']}. These counts ignore the "
             "intervals; where those overlap widely a win says little."
         )
     groups, rows = {}, []
@@ -119,11 +119,11 @@ def _activity(analysis: Mapping[str, Any]) -> Section:
         for number, bucket in enumerate(buckets):
             rows += _group_rows([name, str(number + 1), _span(bucket["train_events"])], bucket["num_users"], bucket)
     header = ["domain", "group", "train events", "users", "model", *BUCKET_METRICS]
-    figure = group_bars(groups, "Test metrics by user activity (1 = fewest train events)")
+    figure = group_bars(groups, "Test metrics by user activity (1 = fewest train events)", colours=colours)
     return Section("Active and less active users", paragraphs, [PageTable(header, rows, INTERVALS)], [figure])
 
 
-def _popularity(analysis: Mapping[str, Any]) -> Section:
+def _popularity(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section:
     found = analysis["popularity"]
     paragraphs = [
         "Test cases by how often their target occurs in the train events of the domain's clients. Shares: the cases "
@@ -143,11 +143,13 @@ def _popularity(analysis: Mapping[str, Any]) -> Section:
         drawn = {
             name: {label: group["lines"] for label, group in groups.items()} for name, groups in found[kind].items()
         }
-        figures.append(group_bars(drawn, f"Test metrics by popularity of the target ({title.lower()})"))
+        figures.append(
+            group_bars(drawn, f"Test metrics by popularity of the target ({title.lower()})", colours=colours)
+        )
     return Section("Frequent and rare items", paragraphs, tables, figures)
 
 
-def _shock(analysis: Mapping[str, Any]) -> Section | None:
+def _shock(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section | None:
     shock = analysis["shock"]
     if shock is None:
         return None
@@ -167,7 +169,10 @@ def _shock(analysis: Mapping[str, Any]) -> Section | None:
     caption = f"Validation {shock['metric']} before the upload → after the broadcast (difference)"
     table = PageTable(["round", *analysis["domains"]], rows, caption)
     return Section(
-        "What the broadcast does to a client's model", [text], [table], [shock_curves(shock, analysis["best_round"])]
+        "What the broadcast does to a client's model",
+        [text],
+        [table],
+        [shock_curves(shock, analysis["best_round"], colours)],
     )
 
 
@@ -211,31 +216,32 @@ def _traffic(analysis: Mapping[str, Any]) -> Section:
     return Section("Measured traffic", [text], [PageTable(header, rows, "Bytes per client and round")])
 
 
-def _timing(analysis: Mapping[str, Any]) -> Section:
+def _timing(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section:
     found, rounds = analysis["timing"], analysis["rounds"]
     near = found["near_round"]
     text = (
         f"The best validation ndcg@10 is {found['best_score']:.4f} in round {found['best_round']}; round {near} is the "
         f"first within {found['tolerance']:.0%} of it. Seconds are those of this machine and of its load at that time."
     )
-    rows = [[name, _number(seconds, 2)] for name, seconds in found["client_s"].items()]
-    rows.append(["all clients", _number(found["train_s"], 2)])
+    rows = [[name, number_text(seconds, 2)] for name, seconds in found["client_s"].items()]
+    rows.append(["all clients", number_text(found["train_s"], 2)])
     table = PageTable(["client", "local training a round (s)"], rows, "Mean over the rounds")
     figure = convergence_time(
         [entry["train_s"] for entry in rounds],
         [entry["score"] for entry in rounds],
         near,
         [entry["round"] for entry in rounds],
+        colours.get(analysis["reported"], COLOURS[0]),
     )
     return Section("Time and convergence", [text], [table], [figure])
 
 
 def _group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> list[list[str]]:
-    """One row for each line; the group is named in the first one only."""
+    """One row for each model; the group is named in the first one only."""
     return [
-        [*(start if number == 0 else [""] * len(start)), str(size) if number == 0 else "", line]
-        + [_interval(metrics[metric]) for metric in BUCKET_METRICS]
-        for number, (line, metrics) in enumerate(group["lines"].items())
+        [*(start if number == 0 else [""] * len(start)), str(size) if number == 0 else "", label]
+        + [interval_text(metrics[metric]) for metric in BUCKET_METRICS]
+        for number, (label, metrics) in enumerate(group["lines"].items())
     ]
 
 
@@ -249,13 +255,10 @@ def _span(bounds: Sequence[int] | None) -> str:
     return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]} to {bounds[1]}"
 
 
-def _interval(value: Mapping[str, float] | None) -> str:
-    return "-" if value is None else f"{value['mean']:.4f} [{value['low']:.4f}, {value['high']:.4f}]"
-
-
 def _signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.2f}"
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _gaps(value: Any) -> Any:
+    """Lists with NaN where JSON has null."""
+    return [_gaps(entry) for entry in value] if isinstance(value, list) else float("nan") if value is None else value

@@ -18,6 +18,9 @@ from fedecider.federation.record import plain, write_text
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c6d31")  # Okabe and Ito
+"""Of rows of a table (models, baselines), in the order of their table."""
+DOMAIN_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")  # Paul Tol
+"""Of domains, in client order: other ones, since a colour means one thing on a page."""
 
 
 class PlotFigure(NamedTuple):
@@ -25,6 +28,11 @@ class PlotFigure(NamedTuple):
 
     figure: go.Figure
     data: dict[str, Any]
+
+
+def colours_of(labels: Sequence[str]) -> dict[str, str]:
+    """The colour of every row, in the order of the table."""
+    return {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
 
 
 def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str], selected_round: int) -> PlotFigure:
@@ -35,7 +43,7 @@ def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[s
     check_alpha(alpha_RKK, rounds, domains)
     check_round(rounds, selected_round)
     value_KK = alpha_RKK[list(rounds).index(selected_round)].double().tolist()
-    bound = max((abs(value) for row in value_KK for value in row), default=0.0) or 1.0
+    bound = alpha_bound(alpha_RKK[list(rounds).index(selected_round)])
     heat = go.Heatmap(
         z=value_KK,
         x=list(domains),
@@ -67,7 +75,7 @@ def alpha_curves(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
     for i in range(len(domains)):
         for j, direction in enumerate(domains):
             values = value_RKK[:, i, j].tolist()
-            line = {"color": COLOURS[j % len(COLOURS)], "dash": "solid" if i == j else "dash"}
+            line = {"color": DOMAIN_COLOURS[j % len(DOMAIN_COLOURS)], "dash": "solid" if i == j else "dash"}
             trace = go.Scatter(
                 x=list(rounds), y=values, name=direction, legendgroup=direction, showlegend=i == 0, line=line
             )
@@ -85,30 +93,32 @@ def validation_curves(
     rounds: Sequence[int],
     metric: str = "ndcg@10",
     selected_round: int | None = None,
+    colours: Mapping[str, str] | None = None,
 ) -> PlotFigure:
-    """Validation ``metric`` over the rounds: one panel per domain, one line per view (or method).
+    """Validation ``metric`` over the rounds: one panel per domain with equal axes, one curve per view (or method).
 
-    ``scores``: line -> domain -> one value per round. ``selected_round`` is marked when given.
+    ``scores``: view -> domain -> one value per round. ``selected_round`` is marked when given. ``colours``: of the
+    views, where the page has given them one.
     """
     domains = list(next(iter(scores.values()), {}))
     if not domains:
-        raise ValueError("got no scores, expected at least one line with one domain")
-    figure = make_subplots(rows=1, cols=len(domains), subplot_titles=domains)
-    for number, (label, per_domain) in enumerate(scores.items()):
+        raise ValueError("got no scores, expected at least one view with one domain")
+    figure = make_subplots(rows=1, cols=len(domains), shared_yaxes=True, subplot_titles=domains)
+    colours = {**colours_of(list(scores)), **(colours or {})}
+    for label, per_domain in scores.items():
         for column, domain in enumerate(domains):
             values = list(per_domain.get(domain, ()))
             if len(values) != len(rounds):
                 raise ValueError(
                     f"got {len(values)} values of {label} in {domain}, expected one for each of {len(rounds)} rounds"
                 )
-            line = {"color": COLOURS[number % len(COLOURS)]}
             trace = go.Scatter(
                 x=list(rounds),
                 y=values,
                 name=label,
                 legendgroup=label,
                 showlegend=column == 0,
-                line=line,
+                line={"color": colours[label]},
                 mode="lines+markers",
             )
             figure.add_trace(trace, row=1, col=column + 1)
@@ -117,7 +127,8 @@ def validation_curves(
         for column in range(len(domains)):
             figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=column + 1)  # pyright: ignore[reportArgumentType]
     figure.update_xaxes(title_text="round")
-    figure.update_yaxes(title_text=metric, rangemode="tozero", col=1)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text=metric, col=1)
     style(figure, f"Validation {metric}")
     plain = {label: {d: list(v) for d, v in per_domain.items()} for label, per_domain in scores.items()}
     data = {"metric": metric, "rounds": list(rounds), "selected_round": selected_round, "scores": plain}
@@ -127,13 +138,13 @@ def validation_curves(
 def convergence_curves(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], metric: str = "validation ndcg@10"
 ) -> PlotFigure:
-    """One panel per protocol and one line per method, over rounds that need not be the same for all.
+    """One panel per protocol, with equal axes, and one curve per method, over rounds that need not be the same for all.
 
     ``curves``: panel -> method -> [[round, value], ...].
     """
     if not curves:
         raise ValueError("got no curves, expected at least one method")
-    figure = make_subplots(rows=1, cols=len(curves), subplot_titles=list(curves))
+    figure = make_subplots(rows=1, cols=len(curves), shared_yaxes=True, subplot_titles=list(curves))
     methods = list(dict.fromkeys(method for panel in curves.values() for method in panel))
     for column, panel in enumerate(curves.values()):
         for method, points in panel.items():
@@ -148,7 +159,8 @@ def convergence_curves(
             )
             figure.add_trace(trace, row=1, col=column + 1)
     figure.update_xaxes(title_text="round")
-    figure.update_yaxes(title_text=metric, rangemode="tozero", col=1)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text=metric, col=1)
     style(figure, "Convergence")
     plain = {
         panel: {method: [list(point) for point in points] for method, points in m.items()}
@@ -180,6 +192,12 @@ def check_alpha(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str]
         raise ValueError(
             f"got alpha of shape {tuple(alpha_RKK.shape)}, expected (rounds, clients, clients) = {expected}"
         )
+
+
+def alpha_bound(alpha: Tensor) -> float:
+    """The largest absolute weight, for a colour scale that is symmetric about zero; 1 where there is none."""
+    found = alpha[alpha.isfinite()].double().abs()
+    return float(found.max()) if bool((found > 0).any()) else 1.0
 
 
 def check_round(rounds: Sequence[int], selected_round: int) -> None:

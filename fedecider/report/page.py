@@ -44,12 +44,17 @@ LONG, LONG_NAME = 40, 12
 
 
 def write_page(
-    path: Path, title: str, subtitle: str, sections: Sequence[Section], warnings: Sequence[str] = ()
+    path: Path,
+    title: str,
+    subtitle: str,
+    sections: Sequence[Section],
+    warnings: Sequence[str] = (),
+    opening: Sequence[str] = (),
 ) -> Path:
     """Write one HTML file that needs nothing else: plotly.js is inside once, about 5 MB; returns ``path``.
 
-    Every text is escaped: titles and names come from foreign data. The same input gives the same bytes. The file is
-    written beside its place and renamed.
+    ``opening``: paragraphs that stand first, before warnings and contents. Every text is escaped: titles and names come
+    from foreign data. The same input gives the same bytes. The file is written beside its place and renamed.
 
     Raises:
         ValueError: no section, or a table row whose length is not that of the header.
@@ -74,6 +79,7 @@ def write_page(
 <h1>{escape(title)}</h1>
 <p class="subtitle">{escape(subtitle)}</p>
 </header>
+{_opening(opening)}
 {_warnings(warnings)}
 {_contents(sections)}
 <main id="main">
@@ -86,6 +92,11 @@ def write_page(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html)
     return path
+
+
+def _opening(paragraphs: Sequence[str]) -> str:
+    text = "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
+    return f'<section class="opening" aria-label="In short">\n{text}\n</section>' if text else ""
 
 
 def _warnings(warnings: Sequence[str]) -> str:

@@ -17,6 +17,8 @@ h2 { font-size: 1.25rem; line-height: 1.3; margin: 2.5rem 0 0.5rem; padding-top:
 p, li { max-width: 46rem; }
 a { color: var(--link); }
 .subtitle { color: var(--soft); margin: 0.25rem 0 1rem; }
+.opening { font-size: 1.0625rem; margin: 1rem 0; }
+.opening p { margin: 0 0 0.75rem; }
 .skip { position: absolute; left: -999rem; }
 .skip:focus { position: static; }
 .contents { background: var(--card); border-radius: 0.5rem; padding: 0.75rem 1rem; margin: 1rem 0; }

@@ -1,37 +1,27 @@
-"""Result tables: one block per domain and one for the macro mean, one line per method or baseline.
+"""Result tables: one block per domain and one for the macro mean, one row per method or baseline; Markdown and CSV.
 
 Every cell carries its interval and every table its protocol. Only distinguishable winners are bold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-from fedecider.evaluation.metrics import CUTOFFS, MACRO
+from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import Protocol, stamp
-from fedecider.evaluation.statistics import Interval, Persons, metric_intervals
-
-METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
-
-
-class ResultRow(NamedTuple):
-    """One line of a table: ``values`` is domain (or "macro") -> metric -> interval."""
-
-    label: str
-    values: Mapping[str, Mapping[str, Interval]]
-    kind: str = "method"
-    """"method", "baseline" or "canary"; the canary's macro hit@10 enters the stamp of a leaking protocol."""
+from fedecider.evaluation.statistics import Interval
+from fedecider.report.rows import METRICS, ResultRow, rows_data
 
 
 class ResultTable(NamedTuple):
-    """All lines of a table with what must be said under it."""
+    """All rows of a table with what must be said under it."""
 
     rows: Sequence[ResultRow]
     protocol: Protocol
@@ -40,20 +30,8 @@ class ResultTable(NamedTuple):
     """(domain, metric, label) of distinguishable winners, from ``statistics.distinguishable_winners``."""
 
 
-def result_row(
-    label: str,
-    positions: Mapping[str, Tensor],
-    generator: torch.Generator,
-    kind: str = "method",
-    cutoffs: Sequence[int] = CUTOFFS,
-    persons: Persons | None = None,
-) -> ResultRow:
-    """The line of one method from its positions, domain -> (S, U) or (U,)."""
-    return ResultRow(label, metric_intervals(positions, generator, cutoffs, persons=persons), kind)
-
-
 def caption(table: ResultTable) -> list[str]:
-    """The lines under a table: protocol stamp, what the intervals are, notes."""
+    """What stands under a table: protocol stamp, what the intervals are, notes."""
     canary = [row.values[MACRO]["hit@10"].mean for row in table.rows if row.kind == "canary"]
     bold = ["bold: distinguishably above every other method (paired permutation test, Holm)"] if table.bold else []
     interval = "brackets: 95 % cluster bootstrap over users (and seeds, where there are several)"
@@ -77,16 +55,46 @@ def rich_table(table: ResultTable, metrics: Sequence[str] = METRICS, title: str 
 
 def markdown_table(table: ResultTable, metrics: Sequence[str] = METRICS, title: str | None = None) -> str:
     """The table as Markdown, ending in a line break."""
-    lines = [f"### {title}", ""] if title else []
-    lines += ["| domain | method | " + " | ".join(metrics) + " |", "|---|---|" + "---:|" * len(metrics)]
+    rows = []
     for domain in shown_domains(table.rows):
         for row in table.rows:
-            cells = [_markdown_cell(row, domain, metric, table.bold) for metric in metrics]
-            label = row.label.replace("|", "\\|")
-            lines.append(
-                f"| {domain} | {label if row.kind == 'method' else f'*{label}*'} | " + " | ".join(cells) + " |"
-            )
-    return "\n".join([*lines, "", *(f"- {line}" for line in caption(table))]) + "\n"
+            label = row.label if row.kind == "method" else f"*{row.label}*"
+            values = ((metric, row.values[domain][metric]) for metric in metrics)
+            cells = [interval_text(value, bold=(domain, metric, row.label) in table.bold) for metric, value in values]
+            rows.append([domain, label, *cells])
+    heading = [f"### {title}", ""] if title else []
+    grid = markdown_grid(["domain", "method", *metrics], rows, metrics)
+    return "\n".join([*heading, *grid, "", *(f"- {note}" for note in caption(table))]) + "\n"
+
+
+def markdown_grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+    """Lines of a Markdown table; the columns named in ``right`` are set to the right."""
+    ends = ["---:" if name in right else "---" for name in header]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(header)} |", f"|{'|'.join(ends)}|", *(f"| {' | '.join(row)} |" for row in cells)]
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Header and rows as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def interval_text(value: Interval | Mapping[str, Any] | None, digits: int = 4, bold: bool = False) -> str:
+    """``0.1234 [0.1100, 0.1400]``; a dash for what there is none of."""
+    if value is None:
+        return "-"
+    found = value._asdict() if isinstance(value, Interval) else value
+    mean, low, high = (number_text(found[name], digits) for name in ("mean", "low", "high"))
+    return f"{f'**{mean}**' if bold else mean} [{low}, {high}]"
+
+
+def number_text(value: float | None, digits: int = 4) -> str:
+    """The number with so many decimals; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def table_data(table: ResultTable) -> dict[str, Any]:
@@ -95,13 +103,13 @@ def table_data(table: ResultTable) -> dict[str, Any]:
         {
             "label": row.label,
             "kind": row.kind,
-            "values": {d: {name: value._asdict() for name, value in m.items()} for d, m in row.values.items()},
+            "values": {domain: rows_data([row], domain)[row.label] for domain in row.values},
         }
         for row in table.rows
     ]
-    lines = caption(table)
+    said, *notes = caption(table)
     bold = sorted(list(key) for key in table.bold)
-    return {"protocol": table.protocol.name, "stamp": lines[0], "notes": lines[1:], "bold": bold, "rows": rows}
+    return {"protocol": table.protocol.name, "stamp": said, "notes": notes, "bold": bold, "rows": rows}
 
 
 def plain_text(table: Table, width: int = 100) -> str:
@@ -128,9 +136,3 @@ def _rich_cell(row: ResultRow, domain: str, metric: str, bold: Collection[tuple[
     style = "bold" if (domain, metric, row.label) in bold else ""
     low, high = (f"{end:.3f}".removeprefix("0") for end in (value.low, value.high))
     return Text.assemble((f"{value.mean:.4f}", style), (f"\n[{low}, {high}]", "dim"))
-
-
-def _markdown_cell(row: ResultRow, domain: str, metric: str, bold: Collection[tuple[str, str, str]]) -> str:
-    value = row.values[domain][metric]
-    mean = f"**{value.mean:.4f}**" if (domain, metric, row.label) in bold else f"{value.mean:.4f}"
-    return f"{mean} [{value.low:.4f}, {value.high:.4f}]"

@@ -14,6 +14,12 @@ from fedecider.federation.rounds import OnClients, silent
 
 console = Console()
 
+
+def say(text: str) -> None:
+    """Print ``text`` as it is: not coloured, and broken by the terminal only."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
 _LINE_EVERY_S = 15.0
 
 

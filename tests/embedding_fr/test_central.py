@@ -1,4 +1,4 @@
-"""Centralised lines: hand numbers, brute force, a checkerboard, negatives, and nothing held out in the scores."""
+"""Centralised baselines: hand numbers, brute force, a checkerboard, negatives, and nothing held out in the scores."""
 
 import math
 from dataclasses import replace
@@ -35,9 +35,9 @@ TRAINED = ("mf", "ncf", "lightgcn")
 
 
 def fitted(name, sequences, num_items, protocol=STRICT, seed=3, valid=None, **changes):
-    line = BASELINES[name]
-    config = line.config(**{**SMALL.get(name, {}), **changes})
-    return line.fit(sequences, num_items, protocol, config, seed=seed, valid=valid)
+    baseline = BASELINES[name]
+    config = baseline.config(**{**SMALL.get(name, {}), **changes})
+    return baseline.fit(sequences, num_items, protocol, config, seed=seed, valid=valid)
 
 
 def checkerboard(num_users=40, num_items=30):
@@ -280,10 +280,10 @@ def test_lines_of_the_evaluation_module_are_the_same_behind_the_interface():
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_grids_are_short_valid_and_start_with_the_defaults(name):
-    line = BASELINES[name]
-    assert line.grid[0] == {}
-    assert len(line.grid) <= 8
-    assert len({repr(line.config(**changes)) for changes in line.grid}) == len(line.grid)
+    baseline = BASELINES[name]
+    assert baseline.grid[0] == {}
+    assert len(baseline.grid) <= 8
+    assert len({repr(baseline.config(**changes)) for changes in baseline.grid}) == len(baseline.grid)
 
 
 @pytest.mark.parametrize(

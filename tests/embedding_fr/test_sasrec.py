@@ -194,8 +194,8 @@ def test_dropout_and_weight_decay_act():
 
 
 def test_is_in_the_table_of_lines():
-    line = BASELINES["sasrec"]
-    score = line.fit(SEQUENCES, 9, STRICT, line.config(**SMALL), seed=1)
+    baseline = BASELINES["sasrec"]
+    score = baseline.fit(SEQUENCES, 9, STRICT, baseline.config(**SMALL), seed=1)
     assert score(USERS).shape == (4, 9)
 
 

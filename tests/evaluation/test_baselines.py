@@ -106,8 +106,8 @@ def test_held_out_items_never_count():
 def test_batches_do_not_change_any_line():
     torch.manual_seed(1)
     sequences = [torch.randperm(40)[: 4 + n % 6].tolist() for n in range(23)]
-    for line in (popularity, last_item_cooccurrence, decayed_cooccurrence):
-        assert torch.equal(line(sequences, 40, "test", batch_size=5), line(sequences, 40, "test"))
+    for count in (popularity, last_item_cooccurrence, decayed_cooccurrence):
+        assert torch.equal(count(sequences, 40, "test", batch_size=5), count(sequences, 40, "test"))
     subset = torch.tensor([20, 3, 7])
     whole = memoriser(sequences, 40, "test", generator=generator(), num_rounds=3)
     part = memoriser(sequences, 40, "test", generator=generator(), num_rounds=3, users=subset)
@@ -191,12 +191,12 @@ def test_canary_on_movielens_100k(data_root):
             assert hit > 0.95
         else:
             assert abs(hit - chance) < 4 * math.sqrt(chance * (1 - chance) / 943), name
-    line = mean_metrics(popularity(sequences, num_items, "test", PROTOCOLS["strict/sampled99"], candidates=candidates))
-    assert line["hit@10"] == pytest.approx(0.40, abs=0.03)
+    found = mean_metrics(popularity(sequences, num_items, "test", PROTOCOLS["strict/sampled99"], candidates=candidates))
+    assert found["hit@10"] == pytest.approx(0.40, abs=0.03)
 
 
 @pytest.mark.data
-def test_reference_lines_on_amazon(data_root):
+def test_counting_baselines_on_amazon(data_root):
     path = data_root / "amazon2018-d3" / "interactions.csv.gz"
     if not path.is_file():
         pytest.skip(f"no {path}")

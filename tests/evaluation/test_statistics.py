@@ -14,6 +14,7 @@ from fedecider.evaluation.statistics import (
     Comparison,
     Interval,
     bootstrap_interval,
+    bootstrap_intervals,
     bootstrap_means,
     compare_table,
     distinguishable_winners,
@@ -21,6 +22,7 @@ from fedecider.evaluation.statistics import (
     holm,
     metric_intervals,
     paired_permutation_test,
+    table_intervals,
     verdict,
 )
 
@@ -35,6 +37,30 @@ def test_bootstrap_of_one_run_has_the_standard_error():
     error = value_U.std(correction=0).item() / math.sqrt(3000)
     assert found.mean == pytest.approx(value_U.mean().item())
     assert (found.high - found.low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.08)
+
+
+def test_values_that_share_their_draws_get_the_intervals_they_get_alone(monkeypatch):
+    monkeypatch.setattr("fedecider.evaluation.statistics.CHUNK", 700)  # several chunks of draws
+    values = {name: torch.rand(2, 31, generator=generator(seed)) for seed, name in enumerate(("a", "b", "c"))}
+    found = bootstrap_intervals(values, generator(7), num_resamples=90)
+    assert list(found) == ["a", "b", "c"]
+    for name, value in values.items():
+        assert found[name] == bootstrap_interval(value, generator(7), num_resamples=90)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_of_a_table_get_the_intervals_they_get_alone(shared):
+    def positions(seed, num_seeds=2):
+        draw = generator(seed)
+        sizes = {"crime": 40, "comics": 23}
+        return {name: torch.randint(0, 30, (num_seeds, size), generator=draw) for name, size in sizes.items()}
+
+    rows = {"first": positions(1), "one seed": positions(2, 1), "second": positions(3)}
+    persons = {"crime": [f"u{n}" for n in range(40)], "comics": [f"u{n}" for n in range(20, 43)]} if shared else None
+    found = table_intervals(rows, generator(5), num_resamples=80, persons=persons)
+    assert list(found) == list(rows)  # in the given order, though rows of one shape are handled together
+    for label, row in rows.items():
+        assert found[label] == metric_intervals(row, generator(5), num_resamples=80, persons=persons)
 
 
 def test_bootstrap_variance_over_users_and_seeds_by_formula():

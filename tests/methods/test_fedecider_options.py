@@ -7,12 +7,12 @@ from toy_recommender import blocks, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.wire import measure, message, take_row
-from fedecider.llm.results import weights_over_rounds
+from fedecider.llm.results import fusion_over_rounds
 from fedecider.lora.adapters import module_names, num_scalars, read_adapters, stack_trees, without_prefix
 from fedecider.lora.directions import normalise, update_norms
 from fedecider.lora.fusion import client_order, fused_factors, load_fusion
 from fedecider.methods import METHODS
-from fedecider.methods.fedecider import GRID, fedecider, load_view
+from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally
 
@@ -247,14 +247,23 @@ def test_rows_that_are_sent_are_counted_per_client():
         assert traffic.bytes_down == len(save({key: part.contiguous() for key, part in message(download, row).items()}))
 
 
-def test_weights_over_rounds_per_module():
+def test_fusion_weights_over_rounds_per_module():
     state, records = run(build(alpha_per="module", **RATE), 3, 2)
-    start = build(alpha_per="module").init()[1]["alpha"]
-    found = weights_over_rounds(records, start, "alpha_modules")
-    assert found.shape == (2, *start.shape)
-    assert torch.equal(found[1], state.local["alpha"])
-    mean = weights_over_rounds(records, start.mean(1))
-    torch.testing.assert_close(mean, found.mean(2))
+    local = build(alpha_per="module").init()[1]
+    found = fusion_over_rounds(FUSION_WEIGHTS, local, records)
+    assert found["alpha_modules"].shape == (2, *local["alpha"].shape)
+    assert torch.equal(found["alpha_modules"][1], state.local["alpha"])
+    torch.testing.assert_close(found["alpha"], found["alpha_modules"].mean(2))
+
+
+def test_weights_in_use_are_zero_where_a_direction_is_away():
+    away = torch.tensor([[False, True], [False, False]])
+    alpha = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert FUSION_WEIGHTS.read({"alpha": alpha, "away": away}).tolist() == [[1.0, 0.0], [3.0, 4.0]]
+    per_layer = alpha[:, None].repeat(1, 3, 1)
+    assert FUSION_WEIGHTS.read({"alpha": per_layer, "away": away})[0].tolist() == [[1.0, 0.0]] * 3
+    assert FUSION_WEIGHTS.read({"alpha": per_layer[0], "away": away[0]}).tolist() == [[1.0, 0.0]] * 3
+    assert FUSION_WEIGHTS.read({"alpha": alpha}) is alpha
 
 
 def test_the_grid_starts_with_the_paper_and_fits_the_settings():

@@ -69,7 +69,7 @@ def strong_stack(model, clients: int):
 
 
 def exhaustive(recommender, client: int, split: str, drop_seen: bool):
-    """Positions by scoring the whole catalogue and ranking it as the reference lines are ranked."""
+    """Positions by scoring the whole catalogue and ranking it as the baselines are ranked."""
     task = recommender.tasks[client]
     score_UI = torch.zeros(len(task.sequences), len(task.trie), dtype=torch.float64)
     for user_B, input_ids, attention_mask, _ in eval_batches(task, split, 3):

@@ -114,11 +114,11 @@ def positions(crime, comics):
 
 
 def test_buckets_hold_users_by_train_events_then_key():
-    lines = {
+    rows = {
         "model": positions([0, 7, 1, 2, 30, NOT_RANKED], [0, 0, 0, 0]),
         "other": positions([0, 0, 9, 9, 9, 9], [0, 9, 9, 0]),
     }
-    found = activity_table(toy_domains(), lines)
+    found = activity_table(toy_domains(), rows)
     crime = found["domains"]["crime"]  # events u0 1, u1 2, u2 1, u3 3, u4 4, u5 1 -> u0 u2 | u5 | u1 | u3 | u4
     assert [bucket["num_users"] for bucket in crime] == [2, 1, 1, 1, 1]
     assert [bucket["train_events"] for bucket in crime] == [[1, 1], [1, 1], [2, 2], [3, 3], [4, 4]]

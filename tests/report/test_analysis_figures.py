@@ -59,21 +59,17 @@ def test_the_slider_works_without_network(tmp_path):
     assert 'src="http' not in text
 
 
-def test_distances_and_alpha_stand_side_by_side():
+def test_distances_of_items_and_users_stand_side_by_side():
     item_KK = torch.tensor([[0.0, 0.1, 0.2], [0.1, 0.0, 0.3], [0.2, 0.3, 0.0]])
-    drawn = distance_heat_maps(item_KK, 2 * item_KK, alphas()[1], DOMAINS, "TF-IDF + SVD", "newest titles", 2)
+    drawn = distance_heat_maps(item_KK, 2 * item_KK, DOMAINS, "TF-IDF + SVD", "newest titles")
     figure = valid(drawn)
-    assert len(figure.data) == 3
+    assert len(figure.data) == 2
     assert torch.allclose(torch.tensor(drawn.figure.data[1].z), 2 * item_KK)
-    assert torch.allclose(torch.tensor(drawn.figure.data[2].z, dtype=torch.float64), alphas()[1])
-    assert drawn.figure.data[2].zmin == -drawn.figure.data[2].zmax
     assert drawn.figure.data[0].zmin == 0.0
     assert drawn.figure.data[0].text[0][1] == "0.100"
     assert all(axis.autorange == "reversed" for axis in drawn.figure.select_yaxes())
     assert "TF-IDF + SVD" in drawn.figure.layout.title.text
     assert "newest titles" in drawn.figure.layout.title.text
-    plain = distance_heat_maps(item_KK, item_KK, None, DOMAINS, "toy", "names", 2)
-    assert len(plain.figure.data) == 2
 
 
 def interval(mean, low, high):
@@ -86,7 +82,7 @@ def test_bars_have_whiskers_of_unequal_arms_and_gaps_for_empty_groups():
     groups = {"crime": {"rare": {"own": one, "other": none}, "often": {"own": one, "other": one}}, "comics": {}}
     drawn = group_bars(groups, "by popularity")
     figure = valid(drawn)
-    assert len(figure.data) == 2 * 2 * 2  # metrics, domains, lines
+    assert len(figure.data) == 2 * 2 * 2  # metrics, domains, rows
     own, other = drawn.figure.data[:2]
     assert list(own.x) == ["rare", "often"]
     assert list(own.y) == [0.3, 0.3]

@@ -4,10 +4,9 @@ import pytest
 from analysis_toys import toy_domains, toy_run
 
 from fedecider.llm.run_analysis import run_analysis
-from fedecider.report.analysis_sections import sections_of
+from fedecider.report.analysis_sections import fusion_section, sections_of
 
 TITLES = [
-    "Fusion weights, round by round",
     "How alike the domains are",
     "Active and less active users",
     "Frequent and rare items",
@@ -42,15 +41,37 @@ def test_every_part_of_a_run_with_fusion_weights(analysis):
             figure.figure.to_json()
 
 
+def test_figures_of_models_take_the_colours_of_the_page(analysis):
+    own, other = analysis["lines"]
+    colours = {own: "#111111", other: "#222222", "post_broadcast": "#111111", "pre_upload": "#333333"}
+    figures = {one.title: one.figures for one in sections_of(analysis, colours)}
+    for title in (TITLES[1], TITLES[2]):
+        drawn = {bar.name: bar.marker.color for figure in figures[title] for bar in figure.figure.data}
+        assert drawn == {own: "#111111", other: "#222222"}
+    assert {curve.name: curve.line.color for curve in figures[TITLES[3]][0].figure.data} == {
+        "post_broadcast": "#111111",
+        "pre_upload": "#333333",
+    }
+    assert figures[TITLES[6]][0].figure.data[0].line.color == "#111111"
+
+
+def test_fusion_weights_are_one_figure_and_may_have_gaps():
+    weights = {"domains": ["a", "b"], "rounds": [1, 2], "alpha": [[[1.0, None], [2.0, -3.0]], [[1.0, 2.0], [0.5, 1.0]]]}
+    (one,) = fusion_section(weights, 2)
+    assert len(one.figures) == 1
+    assert one.figures[0].figure.data[0].zmax == 3.0
+    assert fusion_section(None, 2) == fusion_section({}, 2) == []
+
+
 def test_parts_that_do_not_apply_are_left_out(tmp_path):
     sections = sections_of(run_analysis(toy_run(tmp_path / "run", method="fedavg"), toy_domains(), {}, "tfidf"))
-    assert [one.title for one in sections] == [TITLES[place] for place in (1, 2, 3, 6, 7)]
+    assert [one.title for one in sections] == [TITLES[place] for place in (0, 1, 2, 5, 6)]
     assert not sections[0].tables  # no weights, no correlation
     assert len(sections[0].figures[0].figure.data) == 2
 
 
 def test_distances_name_the_encoder_the_texts_and_the_weakness(analysis):
-    one = section(analysis, TITLES[1])
+    one = section(analysis, TITLES[0])
     text = " ".join(one.paragraphs)
     for words in ("TF-IDF + SVD", "joined titles of the newest train items", "held-out", "no order to correlate"):
         assert words in text
@@ -59,9 +80,9 @@ def test_distances_name_the_encoder_the_texts_and_the_weakness(analysis):
 
 
 def test_empty_groups_are_warned_about(analysis):
-    text = " ".join(section(analysis, TITLES[3]).paragraphs)
+    text = " ".join(section(analysis, TITLES[2]).paragraphs)
     assert "Warning: comics has no test case in the group inactive (bottom 2 % of items)." in text
-    cells = [row for row in section(analysis, TITLES[3]).tables[1].rows if row[1].startswith("inactive")]
+    cells = [row for row in section(analysis, TITLES[2]).tables[1].rows if row[1].startswith("inactive")]
     assert cells[1][:7] == [
         "comics",
         "inactive (bottom 2 % of items)",
@@ -74,19 +95,19 @@ def test_empty_groups_are_warned_about(analysis):
 
 
 def test_traffic_joins_equal_rounds_and_says_when_the_formula_fails(analysis):
-    one = section(analysis, TITLES[6])
+    one = section(analysis, TITLES[5])
     # P = 2 * (3 + 5 + 4 + 4) = 32 scalars: 128 bytes up, 128 and then 256 down
     assert one.tables[0].rows[0] == ["1", "crime, comics", "128", "128", "96", "128", "128", "88"]
     assert one.tables[0].rows[1] == ["2", "crime, comics", "256", "256", "96", "128", "128", "88"]
     assert "equal in every round" in one.paragraphs[0]
     first = {**analysis["traffic"][0], "formula_up": 64, "equal": False}
-    broken = section({**analysis, "traffic": [first, {**first, "round": 2}]}, TITLES[6])
+    broken = section({**analysis, "traffic": [first, {**first, "round": 2}]}, TITLES[5])
     assert "differ in 2 of 2 entries" in broken.paragraphs[0]
     assert [row[0] for row in broken.tables[0].rows] == ["1 to 2"]
 
 
 def test_shock_and_time_are_those_of_the_records(analysis):
-    shock = section(analysis, TITLES[4])
+    shock = section(analysis, TITLES[3])
     assert shock.tables[0].rows[1] == ["2", "0.2000 → 0.2500 (+0.0500)", "0.2100 → 0.2600 (+0.0500)"]
-    rows = section(analysis, TITLES[7]).tables[0].rows
+    rows = section(analysis, TITLES[6]).tables[0].rows
     assert rows == [["crime", "1.00"], ["comics", "2.00"], ["all clients", "3.00"]]

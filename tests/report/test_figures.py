@@ -6,7 +6,14 @@ import re
 import pytest
 import torch
 
-from fedecider.report.figures import alpha_curves, alpha_heat_map, convergence_curves, save_figure, validation_curves
+from fedecider.report.figures import (
+    COLOURS,
+    alpha_curves,
+    alpha_heat_map,
+    convergence_curves,
+    save_figure,
+    validation_curves,
+)
 
 DOMAINS = ["crime", "comics", "children"]
 
@@ -38,7 +45,7 @@ def test_curves_draw_what_was_logged_and_mark_the_selected_round():
     assert sum(trace.showlegend for trace in traces) == 3
 
 
-def test_validation_curves_draw_every_line():
+def test_validation_curves_draw_every_view():
     scores = {"own": {"crime": [0.1, 0.2], "comics": [0.3, 0.1]}, "before": {"crime": [0.0, 0.1], "comics": [0.2, 0.2]}}
     drawn = validation_curves(scores, [1, 2], selected_round=2)
     assert [(t.name, list(t.y)) for t in drawn.figure.data] == [
@@ -47,6 +54,12 @@ def test_validation_curves_draw_every_line():
         ("before", [0.0, 0.1]),
         ("before", [0.2, 0.2]),
     ]
+    axes = list(drawn.figure.select_yaxes())
+    assert [axis.rangemode for axis in axes] == ["tozero"] * 2
+    assert axes[1].matches == "y"  # equal axes: a curve that is higher is better
+    assert drawn.figure.data[2].line.color == COLOURS[1]
+    named = validation_curves(scores, [1, 2], colours={"before": COLOURS[0]})
+    assert named.figure.data[2].line.color == COLOURS[0]
     with pytest.raises(ValueError, match="2 values of own in crime"):
         validation_curves(scores, [1, 2, 3])
 
@@ -71,5 +84,8 @@ def test_bad_shapes_and_rounds_are_refused():
 
 def test_no_two_of_many_lines_look_alike():
     curves = {"panel": {f"method {number}": [[1, 0.1], [2, 0.2]] for number in range(20)}}
-    lines = [(trace.line.color, trace.line.dash) for trace in convergence_curves(curves).figure.data]
-    assert len(set(lines)) == 20
+    looks = [(trace.line.color, trace.line.dash) for trace in convergence_curves(curves).figure.data]
+    assert len(set(looks)) == 20
+    both = convergence_curves({"strict": {"a": [[1, 0.1]]}, "paper": {"a": [[1, 0.9]]}}).figure
+    assert [axis.rangemode for axis in both.select_yaxes()] == ["tozero"] * 2
+    assert both.layout.yaxis2.matches == "y"

@@ -48,7 +48,7 @@ def curves() -> PlotFigure:
 def example(path, title="Run toy"):
     rows = [["fedecider", "0.1000 [0.0500, 0.1500]", "x"], [HOSTILE, "-", HOSTILE]]
     sections = [
-        Section("Results", ["First.", HOSTILE], [PageTable(["line", "hit@10", "note"], rows, "crime")], [curves()]),
+        Section("Results", ["First.", HOSTILE], [PageTable(["row", "hit@10", "note"], rows, "crime")], [curves()]),
         Section(HOSTILE, figures=[curves(), PlotFigure(go.Figure(go.Scatter(x=[HOSTILE], y=[-2])), {})]),
     ]
     return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE])

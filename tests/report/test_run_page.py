@@ -1,24 +1,27 @@
 """The page of a run folder made of hand-written files: what it says, what it warns of, what it refuses."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
 from fedecider.llm import run_report
-from fedecider.llm.run_page import interval_bars, run_page
+from fedecider.llm.run_page import interval_bars, page_colours, read_files, run_page
 from fedecider.llm.run_report import ReportConfig, cached_user_texts, finish_report
 from fedecider.llm.run_warnings import run_warnings
+from fedecider.llm.run_words import GLOSSARY, opening
+from fedecider.report.figures import COLOURS, DOMAIN_COLOURS
 from fedecider.report.page import Section
 from fedecider.running.run_folder import RunFolder
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
-LINE = "fedecider (post_broadcast)"
+REPORTED = "fedecider (post_broadcast)"
 HOSTILE = "<script>alert('a title')</script>"
 
 
-def line(mean, low=None, high=None):
+def intervals(mean, low=None, high=None):
     names = [f"{kind}@{k}" for kind in ("hit", "ndcg", "mrr") for k in (5, 10, 20)]
     return {
         name: {"mean": mean, "low": mean - 0.02 if low is None else low, "high": high or mean + 0.03} for name in names
@@ -26,20 +29,20 @@ def line(mean, low=None, high=None):
 
 
 def domain(model, popularity, canary=0.04):
-    test = {LINE: line(model), "popularity": line(popularity), "memoriser": line(canary)}
+    test = {REPORTED: intervals(model), "popularity": intervals(popularity), "memoriser": intervals(canary)}
     return {"num_users": 9, "num_items": 7, "chance_hit@10": 0.05, "test": test}
 
 
 METRICS = {
     "protocol": "strict",
     "method": "fedecider",
-    "reported": LINE,
+    "reported": REPORTED,
     "best_round": 2,
     "best_valid_ndcg@10": 0.25,
     "num_beams": 20,
     "length_penalty": 0.0,
     "domains": {"crime": domain(0.3125, 0.11), "comics": domain(0.07, 0.0625)},
-    "macro": {"test": {LINE: line(0.19125)}},
+    "macro": {"test": {REPORTED: intervals(0.19125), "popularity": intervals(0.08625)}},
 }
 CONFIG = {
     "run": {
@@ -134,13 +137,72 @@ def test_the_page_says_what_the_files_say(folder):
     assert '0.3125 <span class="interval">[0.2925, 0.3425]</span>' in text
     assert "memoriser (canary)" in text
     assert "macro (mean over domains)" in text
-    assert text.count("Plotly.newPlot(") == 4  # intervals, validation, alpha heat map and curves
+    assert text.count("Plotly.newPlot(") == 3  # intervals, validation, fusion weights (once)
     cost = ["crime", "2", "100", "10", "3,000", "10", "3,100", "20"]
     assert f'<th scope="row">{cost[0]}</th>' + "".join(f'<td class="number">{c}</td>' for c in cost[1:]) in text
     assert '<td class="number">4.00</td><td class="number">12.00</td>' in text  # train_s: median and sum of 2, 4, 6
     for said in ("50% of the clients", "c0ffee", "aa11", "1,234", "12.5%", "vocab_<wbr>size", "77"):
         assert said in text
-    assert text.index("What was run") < text.index("Results") < text.index("Examples") < text.index("All settings")
+    titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
+    assert text.index("macro (mean over domains)</caption>") < text.index(
+        "crime</caption>"
+    )  # the shortest answer first
+    assert titles[:3] == ["Results", "Convergence", "Fusion weights"]
+    assert titles[-4:] == ["What was run", "Where it comes from", "All settings", "Glossary"]
+
+
+def test_the_page_opens_with_what_came_out_in_plain_words(folder):
+    text = body(folder)
+    first = text[text.index('class="opening"') : text.index('id="warnings"')]
+    assert "The method fedecider trained a recommender for each of 2 domains (crime, comics)" in first
+    assert "in 3 rounds" in first
+    assert "For 19.1% of the users, mean over domains," in first
+    assert "guessing would find it for 5.0%" in first
+    assert "It is better than counting (ndcg@10, mean over domains: 0.1913 against 0.0862 of popularity" in first
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "said"),
+    [
+        (
+            0.30,
+            0.20,
+            "It is better than counting (ndcg@10: 0.3000 against 0.2000 of popularity, the best of the counts); "
+            "the 95 % intervals do not overlap.",
+        ),
+        (
+            0.30,
+            0.29,
+            "It is better than counting (ndcg@10: 0.3000 against 0.2900 of popularity, the best of the counts); "
+            "but the 95 % intervals overlap, so it may be chance.",
+        ),
+        (
+            0.10,
+            0.20,
+            "It is not better than counting (ndcg@10: 0.1000 against 0.2000 of popularity, the best of the "
+            "counts); the 95 % intervals do not overlap.",
+        ),
+    ],
+)
+def test_the_opening_says_whether_the_model_is_better_than_counting(model, count, said):
+    metrics = {**METRICS, "domains": {"crime": domain(model, count)}}
+    del metrics["macro"]
+    assert opening(metrics, 1)[-1] == said
+    assert "the domain crime in 1 round." in opening(metrics, 1)[0]
+    for words in ("hit@10", "ndcg@10", "baseline", "canary", "fusion weights"):
+        assert any(words in term for term, _ in GLOSSARY)
+
+
+def test_one_thing_has_one_colour_on_the_page(folder):
+    files = read_files(folder)
+    files = files._replace(rounds=[{"valid": {"post_broadcast": [], "pre_upload": []}}])
+    colours = page_colours(files)
+    labels = list(METRICS["domains"]["crime"]["test"])
+    assert len({colours[label] for label in labels}) == len(labels)
+    assert colours["post_broadcast"] == colours[REPORTED]
+    assert not set(DOMAIN_COLOURS) & set(COLOURS)
+    bars = {bar.name: bar.marker.color for bar in interval_bars(files.metrics).figure.data}
+    assert list(bars.values()) == list(DOMAIN_COLOURS[:2])
 
 
 def test_examples_mark_the_held_out_item_and_are_escaped(folder):
@@ -211,7 +273,7 @@ def test_a_leak_a_beaten_model_and_an_unclear_origin_are_said():
 
 
 def test_interval_bars_draw_means_and_bounds():
-    metrics = {"domains": {"crime": {"test": {"a": line(0.3, 0.1, 0.7), "b": line(0.2)}}}}
+    metrics = {"domains": {"crime": {"test": {"a": intervals(0.3, 0.1, 0.7), "b": intervals(0.2)}}}}
     bar = interval_bars(metrics).figure.data[0]
     assert list(bar.x) == [0.3, 0.2]
     assert list(bar.error_x.array) == pytest.approx([0.4, 0.03])
@@ -237,7 +299,7 @@ def test_the_end_of_a_run_survives_analyses_that_fail(folder, capsys):
 
 def test_saved_analyses_are_shown_where_the_data_are_gone(folder, monkeypatch):
     (folder.root / "analysis.json").write_text('{"kept": 3}')
-    monkeypatch.setattr(run_report, "sections_of", lambda analysis: [Section(f"Kept {analysis['kept']}")])
+    monkeypatch.setattr(run_report, "sections_of", lambda analysis, colours: [Section(f"Kept {analysis['kept']}")])
     text = run_report.report(ReportConfig(str(folder.root))).read_text(encoding="utf-8")
     assert "Kept 3</h2>" in text
     assert "no analyses" not in text

@@ -26,7 +26,7 @@ def write_manifest(root: Path, folders: Sequence[Path]) -> Path:
     return root / MANIFEST_FILE
 
 
-def verify_handover(root: Path, folders: Sequence[Path]) -> None:
+def verify_manifest(root: Path, folders: Sequence[Path]) -> None:
     """See that ``folders`` hold exactly what was handed over.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Lines of a comparison that are not federated, on the same events: public pool and the clients' train parts.
+"""Rows of a comparison that are not federated, on the same events: public pool and the clients' train parts.
 
-SASRec is trained once a domain and seed and kept; the counting lines and the zero-shot backbones stand in every run.
+SASRec is trained once a domain and seed and kept; counting baselines and zero-shot backbones stand in every run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,12 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import read_json, write_json
-from fedecider.running.progress import console
+from fedecider.llm.baselines import COUNTS, STUDENT, TEACHER
+from fedecider.report.rows import CANARY
+from fedecider.running.progress import say
 from fedecider.running.stages import as_plain, cached_stage
 
-REFERENCES = (
-    "zero-shot teacher",
-    "zero-shot student",
-    "popularity",
-    "last-item co-occurrence",
-    "decayed co-occurrence",
-    "sasrec",
-    "memoriser",
-)
+BASELINES = (TEACHER, STUDENT, *COUNTS, "sasrec", CANARY)
 """All but ``sasrec`` are views in ``per_user.parquet`` of every run."""
 
 
@@ -38,7 +32,7 @@ def sasrec(
 ) -> dict[str, Tensor]:
     """domain -> (S, U) test positions of SASRec with seeds 0, 1, ...
 
-    Chosen like a line of the table: the one of its first ``tune`` settings with the best validation ndcg@10 at seed 0,
+    Chosen like a row of the table: the one of its first ``tune`` settings with the best validation ndcg@10 at seed 0,
     mean over domains.
     """
 
@@ -80,5 +74,5 @@ def _trained(domain: Domain, protocol: str, setting: dict, seed: int, cache: Pat
     }
     stage = cached_stage(cache, f"sasrec-{domain.name}", inputs, build)
     if not stage.reused:
-        console.print(f"sasrec, {domain.name}, seed {seed}: validation ndcg@10 {_valid(stage.folder):.4f}")
+        say(f"sasrec, {domain.name}, seed {seed}: validation ndcg@10 {_valid(stage.folder):.4f}")
     return stage.folder

@@ -1,0 +1,105 @@
+"""What a finished run hands over: the backbone and an adapter for every domain, reloaded and compared."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import torch
+
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import stream
+from fedecider.federation.wire import take_row
+from fedecider.llm.examples import decode_examples
+from fedecider.llm.manifest import write_manifest
+from fedecider.llm.prompt_layout import prompt_layout
+from fedecider.llm.setup import Foundation, Settings
+from fedecider.lora.card import LOCAL_BACKBONE, Card
+from fedecider.lora.export import ItemTable, export_adapter
+from fedecider.lora.truncation import Truncated, truncate_loaded
+from fedecider.methods import METHODS, Method
+from fedecider.methods.recommender import Recommender
+from fedecider.report.rows import ResultRow
+from fedecider.running.progress import say
+from fedecider.running.run_folder import RunFolder
+from idgen.samples import train_batches
+
+
+def hand_over(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: Recommender,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    reported: ResultRow,
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
+
+    Adapters that ``export_rank`` cuts down are evaluated again, since they are other models than the reported ones.
+
+    Returns domain -> examples of the report page, decoded while the domain's model is loaded; and domain -> what
+    cutting down lost and the test metrics of what is left.
+    """
+    examples: dict[str, Any] = {}
+    truncated: dict[str, dict[str, Any]] = {}
+    shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
+    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
+    folder.adapters.mkdir(exist_ok=True)
+    view, entry = method.views[0], METHODS[settings.run.method]
+    for client, (name, domain) in enumerate(foundation.domains.items()):
+        download = method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client]))
+        own = take_row(state.best_local, client)
+        entry.load_view(recommender, settings.method, view, download, own, client)
+        metrics = {metric: value.mean for metric, value in reported.values[name].items()}
+        details: dict[str, Any] = {
+            "round": state.best_round,
+            "lora_rank": settings.run.lora_rank,
+            "seed": settings.run.seed,
+        }
+        items = foundation.ids[name].items
+        examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
+        cut = truncate_loaded(recommender.model, settings.run.export_rank) if settings.run.export_rank else None
+        if cut is not None:
+            metrics = mean_metrics(recommender.positions(client, "test"))
+            truncated[name] = {**cut.summary(), "test": metrics}
+            details |= {f"truncation, {field}": f"{value:.4g}" for field, value in cut.summary().items()}
+            _print_truncation(name, cut)
+        export_adapter(
+            recommender.model,
+            folder.adapters / name,
+            base_folder=folder.backbone,
+            base_name=settings.run.backbone_name or LOCAL_BACKBONE,
+            items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids),
+            card=Card(
+                method=method.name,
+                domain=name,
+                prompt=prompt_layout(name, settings),
+                alpha=_weights(entry, recommender, own),
+                metrics=metrics,
+                protocol=stamp(get_protocol(settings.run.protocol)),
+                details=details,
+            ),
+            prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
+            factors=cut.tree if cut else None,
+        )
+    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in recommender.names)])
+    return examples, truncated
+
+
+def _weights(entry: Method, recommender: Recommender, own: Tree) -> dict[str, float]:
+    """Domain -> weight of its direction, mean over layers; empty for a method without fusion weights."""
+    if entry.fusion_weights is None:
+        return {}
+    weight_K = entry.fusion_weights.read(own).view(-1, len(recommender.names)).mean(0)
+    return dict(zip(recommender.names, weight_K.tolist(), strict=True))
+
+
+def _print_truncation(name: str, cut: Truncated) -> None:
+    say(
+        f"adapter of {name} cut down to rank {cut.rank}: relative error at most {float(cut.error_M.max()):.2%}, "
+        f"mean {float(cut.error_M.mean()):.2%} over {len(cut.error_M)} layers"
+    )

@@ -143,7 +143,7 @@ def test_a_line_that_fails_is_left_out_and_said(playground, monkeypatch, capsys)
         ({"analysed": ["fedavg"]}, "got analysed ['fedavg']"),
         ({"seeds": 0}, "got seeds 0"),
         ({"seeds": 2}, "got several seeds without data"),
-        ({"tune": 4}, "got tune 4, expected at most 3"),
+        ({"tune": 4}, "got tune 4, expected 1 to 3"),
         ({"lines": {"local": {"domains": "crime"}}}, "got domains in the line local"),
         ({"lines": {"local": {"num_beams": 40}}}, "got num_beams in the line local"),
         ({"lines": {"local": {"pretrain.vocab_size": 40}}}, "got pretrain.vocab_size in the line local"),

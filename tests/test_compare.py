@@ -143,20 +143,12 @@ def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
         ({"analysed": ["fedavg"]}, "got analysed ['fedavg']"),
         ({"seeds": 0}, "got seeds 0"),
         ({"seeds": 2}, "got several seeds without data"),
-<<<<<<< HEAD
-        ({"tune": 4}, "got tune 4, expected at most 3"),
+        ({"tune": 4}, "got tune 4, expected 1 to 3"),
         ({"rows": {"local": {"domains": "crime"}}}, "got domains in the row local"),
         ({"rows": {"local": {"num_beams": 40}}}, "got num_beams in the row local"),
         ({"rows": {"local": {"pretrain.vocab_size": 40}}}, "got pretrain.vocab_size in the row local"),
         ({"rows": {"popularity": {"method": "local"}}}, "got the row popularity, which is the name"),
-        ({"lines": {"fedavg": {"weighting": "examples"}}}, "Option 'lines.fedavg.weighting' is not accepted"),
-=======
-        ({"tune": 4}, "got tune 4, expected 1 to 3"),
-        ({"lines": {"local": {"domains": "crime"}}}, "got domains in the line local"),
-        ({"lines": {"local": {"num_beams": 40}}}, "got num_beams in the line local"),
-        ({"lines": {"local": {"pretrain.vocab_size": 40}}}, "got pretrain.vocab_size in the line local"),
-        ({"lines": {"popularity": {"method": "local"}}}, "got the line popularity, which is the name"),
->>>>>>> configs
+        ({"rows": {"fedavg": {"weighting": "examples"}}}, "Option 'rows.fedavg.weighting' is not accepted"),
         ({"encoder": "nowhere/model"}, "nowhere/model"),
         ({"runs": "broken.yaml"}, "broken.yaml is no YAML"),
         ({"jobs": -1}, "got jobs -1"),

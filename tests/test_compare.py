@@ -148,7 +148,7 @@ def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
         ({"rows": {"local": {"num_beams": 40}}}, "got num_beams in the row local"),
         ({"rows": {"local": {"pretrain.vocab_size": 40}}}, "got pretrain.vocab_size in the row local"),
         ({"rows": {"popularity": {"method": "local"}}}, "got the row popularity, which is the name"),
-        ({"rows": {"fedavg": {"weighting": "examples"}}}, "Option 'rows.fedavg.weighting' is not accepted"),
+        ({"lines": {"fedavg": {"weighting": "examples"}}}, "Option 'lines.fedavg.weighting' is not accepted"),
         ({"encoder": "nowhere/model"}, "nowhere/model"),
         ({"runs": "broken.yaml"}, "broken.yaml is no YAML"),
         ({"jobs": -1}, "got jobs -1"),

@@ -15,7 +15,7 @@ from fedecider.lora.adapters import LoraSettings, attach_lora
 from fedecider.lora.card import LOCAL_BACKBONE, Card, PromptLayout, model_card, snippet
 from fedecider.lora.export import ItemTable, export_adapter, read_item_ids
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import TrainingConfig
+from fedecider.methods.recommender import LocalTraining
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
@@ -48,7 +48,7 @@ LAYOUTS = {
 
 def settings_of(samples, ranking):
     run = RunConfig(pretrain=PretrainConfig(samples=samples))
-    return Settings(run, TrainingConfig(), ranking, METHODS["local"].config())
+    return Settings(run, LocalTraining(), ranking, METHODS["local"].config())
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-LARGEST: dict[Any, float] = {int: 2**31 - 1, float: sys.float_info.max}
+LARGEST: dict[Any, float] = {int: 2 * 10**9, float: sys.float_info.max}
 """Where a bound names no end: whatever is larger is a typo, or infinite."""
 KINDS: dict[Any, str] = {
     int: "a whole number",

@@ -10,35 +10,32 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its dist
 from collections.abc import Sequence
 from typing import Literal
 
-from embedding_fr.method_names import METHOD_NAMES as EMBEDDING_NAMES
-from fedecider.llm.method_names import METHOD_NAMES as LLM_NAMES
+from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from fedecider.running.cli import peek, run
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 LLM = f"""{DESCRIPTION} Every domain is a client; stages that are missing (pre-training, distillation) are run first and
 kept. Without --config and --data the embedded sample is used with the settings of configs/demo.yaml. Other methods
-({", ".join(EMBEDDING_NAMES)}) belong to the embedding track, where every user of a rating data set is a client, and
+({", ".join(EMBEDDING_METHODS)}) belong to the embedding track, where every user of a rating data set is a client, and
 have other options: --method fedmf --help."""
-EMBEDDING = f"""{DESCRIPTION} Every user of a rating data set is a client. Other methods ({", ".join(LLM_NAMES)}) belong
-to the LLM track, where every domain is a client, and have other options: --method fedecider --help."""
+EMBEDDING = f"""{DESCRIPTION} Every user of a rating data set is a client. Methods of the LLM track, where every domain
+is a client, have other options: --method fedecider --help."""
 
 
 def track_of(words: Sequence[str]) -> Literal["llm", "embedding"]:
-    """The track of the chosen method; nothing of the other track is imported, which takes seconds.
+    """The track of the chosen method; nothing of the LLM track is imported, which takes seconds.
 
     Raises:
-        ValueError: the method is not known, or the data are those of the other track.
+        ValueError: the data are those of the other track.
     """
     method = peek(words, "method", "fedecider")
-    if method in EMBEDDING_NAMES:
+    if method in EMBEDDING_METHODS:
         return "embedding"
-    if method not in LLM_NAMES:
-        raise ValueError(
-            f"got method {method!r}, expected one of {', '.join(sorted(LLM_NAMES))} (LLM track) or "
-            f"{', '.join(sorted(EMBEDDING_NAMES))} (embedding track)"
-        )
     if peek(words, "dataset"):
-        raise ValueError(f"got dataset with the method {method} of the LLM track, expected --domains and --data")
+        raise ValueError(
+            f"got dataset with the method {method}, expected --domains and --data, or a method of the embedding track: "
+            f"{', '.join(EMBEDDING_METHODS)}"
+        )
     return "llm"
 
 
@@ -56,7 +53,14 @@ def run_embedding(words: Sequence[str]) -> None:
 
 def run_llm(words: Sequence[str]) -> None:
     from fedecider.llm.commands import parse_settings
+    from fedecider.methods import METHODS
 
+    method = peek(words, "method", "fedecider")
+    if method not in METHODS:
+        raise ValueError(
+            f"got method {method!r}, expected one of {', '.join(sorted(METHODS))} (LLM track) or "
+            f"{', '.join(sorted(EMBEDDING_METHODS))} (embedding track)"
+        )
     settings = parse_settings(LLM, words)
 
     from fedecider.llm.federate import federate

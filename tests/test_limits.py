@@ -44,7 +44,7 @@ def rows() -> str:
         (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
         (["--num_beams", 9999], "got num_beams 9999, expected at most"),
         (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
-        (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2147483647"),
+        (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2000000000"),
         (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),
         (["--pretrain.backbone.num_layers", BILLION], "got num_layers 1000000000, expected 1 to 1000"),
         (["--pretrain.vocab_size", BILLION], "got vocab_size 1000000000, expected 1 to 1000000"),

@@ -68,7 +68,7 @@ def begin(cwd: Path, *words: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> str:
-    out, error = process.communicate(timeout=280)
+    out, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     return out
 
@@ -79,7 +79,8 @@ def lasting(table: dict) -> dict:
     return {**table, "costs": costs}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_table_goes_on_and_is_the_same(playground):
     process = begin(playground)
     deadline = time.monotonic() + 200

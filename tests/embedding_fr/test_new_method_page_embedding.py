@@ -42,6 +42,7 @@ def test_its_own_tests_pass():
 
 
 @pytest.mark.usefixtures("fedbias")
+@pytest.mark.slow
 @pytest.mark.parametrize("test", CONTRACT, ids=lambda test: test.__name__)
 def test_it_keeps_the_contract(test):
     given = {name: GIVEN[name] for name in inspect.signature(test).parameters}

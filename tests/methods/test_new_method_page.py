@@ -31,6 +31,7 @@ def test_its_own_tests_pass():
 
 
 @pytest.mark.usefixtures("interpolated")
+@pytest.mark.slow
 @pytest.mark.parametrize("test", CONTRACT, ids=lambda test: test.__name__)
 def test_it_keeps_the_contract(test):
     test("interpolated")

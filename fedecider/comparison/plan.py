@@ -22,11 +22,11 @@ import torch
 
 from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
 from fedecider.comparison.baselines import BASELINES
+from fedecider.data.encoders import load_encoder
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS
-from fedecider.report.encoders import load_encoder
 from fedecider.running.cli import REPOSITORY
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import say

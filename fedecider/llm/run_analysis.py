@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedecider.data.domain import Domain
+from fedecider.data.encoders import load_encoder
 from fedecider.evaluation.per_user import UserPositions, read_per_user
 from fedecider.federation.record import plain, read_json, read_records
 from fedecider.federation.streams import stream
@@ -34,7 +35,6 @@ from fedecider.report.analyses import (
     timing,
     traffic_table,
 )
-from fedecider.report.encoders import load_encoder
 from fedecider.running.run_folder import RunFolder, read_run
 
 TEXTUAL_IDS, NEWEST_TITLES = "textual user IDs", "joined titles of the newest train items"

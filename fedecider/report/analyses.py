@@ -16,6 +16,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from fedecider.data.encoders import Encoder
 from fedecider.data.domain import Domain
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
@@ -23,7 +24,6 @@ from fedecider.evaluation.split import target, train_part
 from fedecider.evaluation.statistics import bootstrap_intervals
 from fedecider.federation.streams import stream
 from fedecider.report.costs import NEAR, near_round
-from fedecider.report.encoders import Encoder
 
 NUM_BUCKETS = 5
 BUCKET_METRICS = ("hit@5", "ndcg@5")

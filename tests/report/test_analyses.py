@@ -7,6 +7,7 @@ import pytest
 import torch
 from analysis_toys import DOMAINS, toy_domains, toy_run
 
+from fedecider.data.encoders import Encoder
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.streams import stream
 from fedecider.llm.run_analysis import run_analysis, run_shapes
@@ -24,7 +25,6 @@ from fedecider.report.analyses import (
     traffic_table,
     train_counts,
 )
-from fedecider.report.encoders import Encoder
 from fedecider.running.run_folder import RunFolder
 
 VECTORS = {"p": [3.0, 0.0], "q": [1.0, 0.0], "r": [0.0, 2.0], "s": [4.0, 4.0]}

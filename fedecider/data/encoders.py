@@ -1,4 +1,4 @@
-"""Text encoders for the analyses, chosen by name: sentence-transformers models, or TF-IDF with SVD without any model.
+"""Text encoders, chosen by name: sentence-transformers models, or TF-IDF with SVD without any model.
 
 Shape legend: N texts, D dimensions.
 """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedecider.report import encoders
-from fedecider.report.encoders import load_encoder, tfidf_vectors
+from fedecider.data import encoders
+from fedecider.data.encoders import load_encoder, tfidf_vectors
 
 TEXTS = ["Red fox", "red owl", "blue sea, blue"]
 COMMON, RARE = math.log(4 / 3) + 1, math.log(4 / 2) + 1  # idf of a word in 2 and in 1 of 3 texts

@@ -1,4 +1,4 @@
-"""Text neighbours: one score by hand with every factor in it, the order of a toy catalogue, nothing held out is read."""
+"""Text neighbours: one score by hand with all its factors, the order of a toy catalogue, nothing held out is read."""
 
 import math
 

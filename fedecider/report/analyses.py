@@ -16,8 +16,8 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.data.encoders import Encoder
 from fedecider.data.domain import Domain
+from fedecider.data.encoders import Encoder
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
 from fedecider.evaluation.split import target, train_part

@@ -1,4 +1,4 @@
-"""Decoder-only backbones (Llama, Qwen, SmolLM and their kin): hidden states, and decoding over beams that share a prompt.
+"""Decoder-only backbones (Llama, Qwen, SmolLM, ...): hidden states, and decoding over beams that share a prompt.
 
 Everything goes through the model's own ``forward``, so that every architecture whose cache and 4-dimensional attention
 masks are those of transformers works without a line of its own.

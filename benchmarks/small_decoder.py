@@ -33,9 +33,11 @@ from fedecider.evaluation.protocols import ScoreUsers, rank_held_out
 from fedecider.evaluation.split import history
 from fedecider.federation.streams import derive_seed
 from fedecider.running.stages import cached_stage
+from idgen.backbones import causal
 from idgen.backbones.small_decoder import NUM_SPECIAL, PAD, SmallDecoderConfig, build_small_decoder
 from idgen.text_vectors import item_vectors
 from idgen.training import learning_rate_factor
+from idgen.trie import IGNORED_LABEL
 from idgen.walks import Neighbours, draw_walks, nearest_items
 
 METRICS = ("hit@10", "ndcg@10")
@@ -91,9 +93,8 @@ def decoder_scores(model: LlamaForCausalLM, domain: Domain, first: int, split: s
         histories = [list(history(domain.clients.sequences[user], split))[-longest:] for user in user_B.tolist()]
         batch = padded([[first + item for item in items] for items in histories])
         with torch.no_grad():
-            hidden_BTD = model.model(**batch).last_hidden_state
-        last_BD = hidden_BTD[torch.arange(len(histories)), batch["attention_mask"].sum(1) - 1]
-        return last_BD @ model.lm_head.weight[first : first + len(domain.item_keys)].T
+            last_BD = causal.start(model, batch["input_ids"], batch["attention_mask"]).first_BD
+            return causal.token_logits(model, last_BD)[:, first : first + len(domain.item_keys)]
 
     return score
 
@@ -141,16 +142,16 @@ def train(
         started = time.process_time()
         rows, is_walk = draw_rows(domains, near, first, args, rng)
         batch = padded(rows)
-        target_BT = batch["input_ids"][:, 1:].clone()
-        target_BT[target_BT == PAD] = -100
+        label_BT = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED_LABEL)
+        label_BT[:, 0] = IGNORED_LABEL
         for number, row in enumerate(rows):
             if is_walk[number]:
-                target_BT[number, : len(row) - 2] = -100
+                label_BT[number, : len(row) - 1] = IGNORED_LABEL
+        counts_BT = label_BT != IGNORED_LABEL
         optimiser.param_groups[0]["lr"] = args.learning_rate * learning_rate_factor(step, args.steps, schedule)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
-            hidden_BTD = model.model(**{name: tensor[:, :-1] for name, tensor in batch.items()}).last_hidden_state
-            logit_RV = model.lm_head(hidden_BTD[target_BT != -100]).float()
-        loss = F.cross_entropy(logit_RV[:, NUM_SPECIAL:], target_BT[target_BT != -100] - NUM_SPECIAL)
+            logit_RV = causal.token_logits(model, causal.target_states(model, batch)[counts_BT])
+        loss = F.cross_entropy(logit_RV[:, NUM_SPECIAL:], label_BT[counts_BT] - NUM_SPECIAL)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -38,8 +38,16 @@ def preparation(path: Path) -> PrepareConfig:
     return PrepareConfig(**values)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def pairs():
+    """All configs with all methods; in the fast suite all configs with their own, and one with all."""
+    for path in CONFIGS:
+        own = yaml.safe_load(path.read_text()).get("method", "fedecider")
+        for method in METHODS:
+            fast = path == PAPER[0] or method == own
+            yield pytest.param(path, method, marks=() if fast else pytest.mark.slow, id=f"{path.stem}-{method}")
+
+
+@pytest.mark.parametrize(("path", "method"), pairs())
 def test_every_config_parses_for_every_method(path, method):
     found = settings(path, "--method", method)
     assert found.run.method == method

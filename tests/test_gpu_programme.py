@@ -44,6 +44,7 @@ def table(path: Path) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
 
 
+@pytest.mark.slow
 def test_toy_programme_leaves_every_row(programme, tmp_path, capsys):
     output = tmp_path / "results" / "toy.md"
     # Nothing is marked gpu in that file: the subprocess is what is tried here, not the tests.

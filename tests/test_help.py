@@ -3,8 +3,11 @@
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -56,7 +59,12 @@ def embedding_help():
 
 @pytest.fixture(scope="module")
 def llm_help():
-    return shown("federate")
+    """In this process, where the language models are imported already."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as text:
+        patch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"](["--help"])
+    return text.getvalue()
 
 
 def test_help_of_the_embedding_track_imports_nothing_of_language_models_or_figures(embedding_help):

@@ -25,6 +25,7 @@ SETTINGS = {
     "num_rounds": 3,
     "num_threads": 1,
     "local_epochs": 1,
+    "batch_size": 256,
     "lora_rank": 4,
     "num_beams": 20,
     "num_eval_users": 40,
@@ -95,21 +96,22 @@ def test_bytes_follow_the_formula(playground):
     assert sum(first["down"].values()) == payload
 
 
-def test_plain_peft_reproduces_the_recommendations(playground):
+def test_plain_peft_reproduces_the_recommendations(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
     run = playground / "runs" / "whole"
     table = json.loads((run / "adapters" / "crime" / "item_ids.json").read_text())["items"]
     titles = [entry["title"] for entry in table.values()]
     words = ("--run", "runs/whole", "--domain", "crime", "--history", " | ".join(titles[:2]), "--k", "5")
-    done = call("recommend", *words, cwd=playground)
-    assert done.returncode == 0, done.stderr
-    assert "share of each domain's direction" in done.stdout
+    assert main("recommend", *words) == 0
+    printed = capsys.readouterr().out
+    assert "share of each domain's direction" in printed
     tokenizer = AutoTokenizer.from_pretrained(run / "backbone")
     model = PeftModel.from_pretrained(
         AutoModelForSeq2SeqLM.from_pretrained(run / "backbone"), str(run / "adapters" / "crime")
     ).eval()
     loaded = load(run, "crime")
     ranked = recommend(loaded, titles[:2], k=5)
-    assert ranked[0].title[:20] in done.stdout
+    assert ranked[0].title[:20] in printed
     input_ids, attention_mask = encode_histories(loaded.task, [[0, 1]])
     for item in ranked:
         target = torch.tensor([[*table[item.key]["tokens"], tokenizer.eos_token_id]])
@@ -150,12 +152,13 @@ def test_a_finished_run_may_be_handed_over_under_a_hub_name(playground, monkeypa
     assert 'base_model: "us/books"' in (adapter / "README.md").read_text()
 
 
-def test_evaluate_confirms_the_metrics(playground):
-    done = call("evaluate", "--run", "runs/whole", cwd=playground)
-    assert done.returncode == 0, done.stderr
+def test_evaluate_confirms_the_metrics(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    assert main("evaluate", "--run", "runs/whole") == 0
 
 
-def test_kill_and_resume_gives_the_same_metrics(playground):
+def test_kill_and_resume_gives_the_same_metrics(playground, monkeypatch):
+    monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--output", "runs/killed")
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command("federate", *words), cwd=playground, env=env, stdout=subprocess.DEVNULL)
@@ -166,8 +169,7 @@ def test_kill_and_resume_gives_the_same_metrics(playground):
     process.send_signal(signal.SIGKILL)  # during round 2
     process.wait()
     assert not (playground / "runs" / "killed" / "metrics.json").exists()
-    done = call("federate", *words, "--resume", "true", cwd=playground)
-    assert done.returncode == 0, done.stderr
+    assert main("federate", *words, "--resume", "true") == 0
     whole, killed = (
         json.loads((playground / "runs" / name / "metrics.json").read_text()) for name in ("whole", "killed")
     )
@@ -182,20 +184,30 @@ def main(script: str, *words: str) -> int:
         return int(stop.code or 0)
 
 
-def test_other_methods_and_absent_clients(playground, monkeypatch):
+def short_run(folder: Path, method: str, *words: str) -> None:
+    common = ("--config", "toy.yaml", "--num_rounds", "2", "--method", method, "--output", f"runs/{method}")
+    assert main("federate", *common, *words) == 0
+    metrics = json.loads((folder / "runs" / method / "metrics.json").read_text())
+    assert metrics["reported"].startswith(method)
+    assert (folder / "runs" / method / "adapters" / "comics" / "adapter_model.safetensors").is_file()
+
+
+def test_absent_clients(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    short = ("--config", "toy.yaml", "--num_rounds", "2")
     partly = ("--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")
-    for name, words in {"local": (), "fedavg": (), "fedecider": partly}.items():
-        assert main("federate", *short, "--method", name, "--output", f"runs/{name}", *words) == 0
-        metrics = json.loads((playground / "runs" / name / "metrics.json").read_text())
-        assert metrics["reported"].startswith(name)
-        assert (playground / "runs" / name / "adapters" / "comics" / "adapter_model.safetensors").is_file()
+    short_run(playground, "fedecider", *partly)
     weights = json.loads((playground / "runs" / "fedecider" / "fusion_weights.json").read_text())
     assert torch.tensor(weights["alpha"]).shape == (2, 3, 3)
     assert list((playground / "runs" / "fedecider").rglob("events.out.tfevents*"))
     per_round = json.loads((playground / "runs" / "fedecider" / "communication.json").read_text())["rounds"]
     assert [len(entry["clients"]) for entry in per_round] == [2, 2]
+
+
+@pytest.mark.slow
+def test_other_methods(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    short_run(playground, "fedavg")
+    short_run(playground, "local")
     local = json.loads((playground / "runs" / "local" / "communication.json").read_text())
     assert local["total"] == {"down": 0, "up": 0}
 

@@ -56,7 +56,11 @@ def test_refused_with_the_name_of_the_file(tmp_path, content, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [TEXT.encode(), b"\xef\xbb\xbf" + TEXT.encode(), gzip.compress(TEXT.encode())])
+@pytest.mark.parametrize(
+    "content",
+    [TEXT.encode(), b"\xef\xbb\xbf" + TEXT.encode(), gzip.compress(TEXT.encode())],
+    ids=["plain", "mark", "gzip"],  # a name made of the bytes would hold the time of the compression
+)
 def test_utf_8_with_or_without_a_mark(tmp_path, content):
     (tmp_path / "shop.csv").write_bytes(content)
     assert load(tmp_path).users == ["u0", "u1", "u2"]

@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import T5ForConditionalGeneration
 
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import Init, Pair, build_student, pair_parameters, pairs_of
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
-from idgen.decode import evaluating
+from idgen.backbones.families import family_of
+from idgen.backbones.family import evaluating
 from idgen.samples import Task, TokenBatch, num_batches, train_batches
 from idgen.training import BackboneTraining, OnStep, epoch_generator, sequence_loss, set_dropout, train_model
 
-Evaluate = Callable[[T5ForConditionalGeneration], dict[str, Any]]
+Evaluate = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class DistillConfig:
 
 
 def distill(
-    teacher: T5ForConditionalGeneration,
+    teacher: Any,
     tasks: Task | Sequence[Task],
     config: DistillConfig,
     *,
@@ -100,7 +100,7 @@ def distill(
     on_step: OnStep | None = None,
     evaluate: Evaluate | None = None,
     held_out: Task | Sequence[Task] | None = None,
-) -> tuple[T5ForConditionalGeneration, dict[str, Any]]:
+) -> tuple[Any, dict[str, Any]]:
     """A student of half depth trained on the samples of ``tasks``, and a report; the teacher is left as it was.
 
     Every pair is trained on the teacher's inputs, all pairs in parallel: the pairs share no trained parameter, and
@@ -114,7 +114,7 @@ def distill(
     device = torch.device(device)
     teacher.to(device).eval()  # type: ignore[arg-type]
     student = build_student(teacher, config.init)
-    pairs = pairs_of(teacher.config)
+    pairs = pairs_of(teacher)
     measured = {"train": _report_batches(tasks, config, seed, device)}
     if held_out is not None:
         measured["held_out"] = _report_batches(held_out, config, seed, device)
@@ -128,7 +128,7 @@ def distill(
     report = {
         **_losses(pairs, stages, "train"),
         "parameters": {"teacher": _count(teacher), "student": _count(student)},
-        "block_parameters": {"teacher": _count_blocks(teacher), "student": _count_blocks(student)},
+        "block_parameters": {"teacher": _count_layers(teacher), "student": _count_layers(student)},
         "logs": logs,
     }
     if held_out is not None:
@@ -139,8 +139,8 @@ def distill(
 
 
 def train_pairs(
-    teacher: T5ForConditionalGeneration,
-    student: T5ForConditionalGeneration,
+    teacher: Any,
+    student: Any,
     tasks: Task | Sequence[Task],
     config: DistillConfig,
     *,
@@ -150,7 +150,7 @@ def train_pairs(
 ) -> list[dict[str, Any]]:
     """Train every student block on its pair, in place; logs as in `train_model` (loss: sum over the pairs)."""
     teacher.eval()
-    pairs = pairs_of(teacher.config)
+    pairs = pairs_of(teacher)
 
     def loss(batch: TokenBatch) -> torch.Tensor:
         return pair_losses(teacher, student, pairs, batch).sum()
@@ -160,8 +160,8 @@ def train_pairs(
 
 
 def finetune(
-    teacher: T5ForConditionalGeneration,
-    student: T5ForConditionalGeneration,
+    teacher: Any,
+    student: Any,
     tasks: Task | Sequence[Task],
     config: DistillConfig,
     *,
@@ -179,13 +179,13 @@ def finetune(
     def loss(batch: TokenBatch) -> torch.Tensor:
         return finetune_loss(teacher, student, batch, settings.kl_weight)
 
-    pairs, training = pairs_of(teacher.config), config.training(settings.epochs, settings.learning_rate)
+    pairs, training = pairs_of(teacher), config.training(settings.epochs, settings.learning_rate)
     # seed + 1: other batches than the pairs had.
     return _train(student, pairs, tasks, training, loss, seed + 1, device, on_step, clip_each_group=False)
 
 
 def _train(
-    student: T5ForConditionalGeneration,
+    student: Any,
     pairs: Sequence[Pair],
     tasks: Task | Sequence[Task],
     training: BackboneTraining,
@@ -214,7 +214,7 @@ def _train(
         clip_each_group=clip_each_group,
     )
     student.requires_grad_(True)
-    set_dropout(student, student.config.dropout_rate)
+    set_dropout(student, family_of(student).dropout(student.config))
     return logs
 
 
@@ -227,8 +227,8 @@ def _report_batches(
 
 
 def _measure(
-    teacher: T5ForConditionalGeneration,
-    model: T5ForConditionalGeneration,
+    teacher: Any,
+    model: Any,
     pairs: Sequence[Pair],
     measured: dict[str, list[TokenBatch]],
     evaluate: Evaluate | None,
@@ -269,5 +269,5 @@ def _count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _count_blocks(model: T5ForConditionalGeneration) -> int:
-    return _count(model.encoder.block) + _count(model.decoder.block)
+def _count_layers(model: Any) -> int:
+    return sum(map(_count, family_of(model).layers(model).values()))

@@ -1,8 +1,8 @@
-"""The backbone: a T5 from a local folder, from the hub, or from scratch, and its training on public data."""
+"""The backbone: from a local folder, from the hub, or from scratch, and its training on public data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,44 +10,59 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    MT5ForConditionalGeneration,
+    LlamaConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 from fedecider.bounds import Depth, ShareBelow1, Width, check
+from idgen.backbones.families import family_of, family_of_config
+from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
 from idgen.samples import Task, num_batches, train_batches
+from idgen.text_vectors import token_vectors
 from idgen.training import BackboneTraining, OnStep, epoch_generator, train_model
 from idgen.word_vectors import WordVectorConfig, start_from_word_vectors, word_vectors
 
-MODEL_CLASSES: dict[str, Any] = {"t5": T5ForConditionalGeneration, "mt5": MT5ForConditionalGeneration}
-"""Families whose relative position bias sits in the first layer of each stack: decoding and halving rely on it."""
+SMALL_T5: dict[str, Any] = {
+    "d_model": 4,
+    "d_kv": 2,
+    "d_ff": 4,
+    "num_heads": 2,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+}
 
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """Backbone: which T5 to start from.
+    """Backbone: which model to start from.
 
     Args:
         name_or_path: The folder written by `save_pretrained`, or hub name such as google-t5/t5-small or
-            google/flan-t5-small; unset builds a model from scratch with the sizes below.
+            HuggingFaceTB/SmolLM2-135M; unset builds a model from scratch with the sizes below.
+        kind: The model from scratch: "t5", or "decoder", a decoder-only Llama that starts as a text-neighbour rule
+            (embedding_init text).
         d_model: The width of the hidden states.
-        num_layers: The number of layers of the encoder and of the decoder, each.
+        num_layers: The number of layers; of a T5, of the encoder and of the decoder, each.
         num_heads: The number of attention heads.
-        d_kv: The width of one head.
+        d_kv: The width of one head of a T5; a decoder's heads share d_model.
         d_ff: The width of the feed-forward layers.
-        dropout: The dropout of a model from scratch.
-        feed_forward: The activation of the feed-forward layers.
-        embedding_init: The token embeddings that a model from scratch starts with: "random", or "cooccurrence": vectors
-            from which tokens stand in item IDs that public users have near each other.
+        dropout: The dropout of a T5 from scratch.
+        feed_forward: The activation of the feed-forward layers of a T5.
+        embedding_init: The token embeddings that a model from scratch starts with: "random"; "cooccurrence": vectors
+            from which tokens stand in item IDs that public users have near each other; or "text": vectors of the item
+            texts, from a text encoder.
         word_vectors: The settings of "cooccurrence".
+        start: Where a decoder starts.
     """
 
     name_or_path: str | None = None
+    kind: Literal["t5", "decoder"] = "t5"
     d_model: Width = 128
     num_layers: Depth = 4
     num_heads: Depth = 4
@@ -55,60 +70,105 @@ class BackboneConfig:
     d_ff: Width = 512
     dropout: ShareBelow1 = 0.1
     feed_forward: Literal["relu", "gated-gelu"] = "relu"
-    embedding_init: Literal["random", "cooccurrence"] = "random"
+    embedding_init: Literal["random", "cooccurrence", "text"] = "random"
     word_vectors: WordVectorConfig = field(default_factory=WordVectorConfig)
+    start: DecoderStart = field(default_factory=DecoderStart)
 
     def __post_init__(self) -> None:
         check(self)
+        if self.kind == "decoder" and self.name_or_path is None and self.embedding_init != "text":
+            raise ValueError(
+                f"got a decoder from scratch with embedding_init {self.embedding_init}, expected text: it starts as a "
+                "text-neighbour rule. Set embedding_init to text, or name_or_path to a pretrained decoder"
+            )
 
 
 def known_width(config: BackboneConfig) -> int | None:
-    """``d_model`` of the backbone, on one side of each of its layers; None where only loading it would tell."""
+    """The width of the backbone, on one side of each of its layers; None where only loading it would tell."""
     if config.name_or_path is None:
         return config.d_model
     if not Path(config.name_or_path).is_dir():  # a name of the hub, which is not asked here
         return None
     try:
-        return getattr(AutoConfig.from_pretrained(config.name_or_path), "d_model", None)
+        found = AutoConfig.from_pretrained(config.name_or_path)
+        return family_of_config(found).width(found)
     except (OSError, ValueError):  # load_backbone says what is wrong
         return None
 
 
 def build_backbone(
-    config: BackboneConfig, tokenizer: PreTrainedTokenizerBase, seed: int = 0, tasks: Sequence[Task] = ()
-) -> T5ForConditionalGeneration:
-    """A T5 in fp32 whose vocabulary is that of ``tokenizer``; in evaluation mode.
+    config: BackboneConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int = 0,
+    tasks: Sequence[Task] = (),
+    item_vectors: Mapping[str, Tensor] | None = None,
+) -> Any:
+    """A backbone in fp32 whose vocabulary is that of ``tokenizer``; in evaluation mode.
 
     A pre-trained model with a longer embedding table (T5 pads it) is cut to the tokenizer's length. ``seed`` draws
     the weights of a model from scratch; the global random state is left as it was. ``tasks``: public training
-    tasks, read when ``embedding_init`` is "cooccurrence".
+    tasks, read unless ``embedding_init`` is "random"; ``item_vectors``: task name -> (I, d_model) vectors of the item
+    texts, for "text".
     Errors: ``ValueError`` when the model cannot be loaded, is of another family, or does not fit the tokenizer.
     """
     if config.name_or_path is not None:
         return load_backbone(config.name_or_path, tokenizer)
+    vector_VD = _start_vectors(config, tokenizer, seed, tasks, item_vectors)
+    if config.kind == "decoder":
+        assert vector_VD is not None  # checked by the settings
+        return build_small_decoder(
+            vector_VD,
+            config.start,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            d_ff=config.d_ff,
+            max_tokens=max(task.config.max_source_tokens for task in tasks),
+            padding=int(tokenizer.pad_token_id),  # type: ignore[arg-type]
+            seed=seed,
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(_scratch_config(config, tokenizer))
-    if config.embedding_init == "cooccurrence":
-        if not tasks:
-            raise ValueError("embedding_init is 'cooccurrence' but there are no tasks; expected the public tasks")
-        token_ids = [task.item_ids.token_ids for task in tasks]
-        sequences = [task.training_sequences for task in tasks]
-        vector_VD = word_vectors(sequences, token_ids, len(tokenizer), config.d_model, config.word_vectors, seed)
+    if vector_VD is not None:
         start_from_word_vectors(model, vector_VD)
     return model.eval()
 
 
-def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> T5ForConditionalGeneration:
-    """A pre-trained model of the T5 family; see `build_backbone`."""
+def _start_vectors(
+    config: BackboneConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    tasks: Sequence[Task],
+    item_vectors: Mapping[str, Tensor] | None,
+) -> Tensor | None:
+    """(V, d_model) rows of length 1, or 0 where a token keeps what it has; None for a random start."""
+    if config.embedding_init == "random":
+        return None
+    if not tasks:
+        raise ValueError(f"embedding_init is {config.embedding_init!r} without tasks; expected the public tasks")
+    if config.embedding_init == "cooccurrence":
+        token_ids = [task.item_ids.token_ids for task in tasks]
+        sequences = [task.training_sequences for task in tasks]
+        return word_vectors(sequences, token_ids, len(tokenizer), config.d_model, config.word_vectors, seed)
+    if item_vectors is None:
+        raise ValueError("embedding_init is 'text' but there are no item vectors; expected those of the item texts")
+    return token_vectors(item_vectors, {task.name: task.item_ids.token_ids for task in tasks}, len(tokenizer))
+
+
+def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """A pre-trained model of a family that we know; see `build_backbone`."""
     name = str(name_or_path)
     check_backbone(name)
     with _loading(name):
-        model, info = MODEL_CLASSES[_known_config(name).model_type].from_pretrained(
+        config = _known_config(name)
+        classes = family_of_config(config).model_classes
+        model_class = classes[config.model_type if config.model_type in classes else ""]
+        model, info = model_class.from_pretrained(
             name, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
         if info["missing_keys"]:  # they would be drawn at random
             raise ValueError(f"no weights for {min(info['missing_keys'])}")
+        family_of(model)  # else it has parts that we do not know
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ValueError(
@@ -148,37 +208,32 @@ def check_weights(folder: Path) -> None:
 def linear_layers(config: BackboneConfig) -> set[str]:
     """Names of the linear layers that a backbone will have, by their ends: what adapters can be attached to.
 
-    For a name of the hub, which is not asked, those of every kind of T5.
+    For a name of the hub, which is not asked, those of every kind of model from scratch.
     """
-    kinds: list[str] = [config.feed_forward]
-    if config.name_or_path is not None:
-        kinds = ["relu", "gated-gelu"]
-        if Path(config.name_or_path).is_dir():
-            with _loading(config.name_or_path):
-                kinds = [_known_config(config.name_or_path).feed_forward_proj]
-    small: dict[str, Any] = {
-        "d_model": 4,
-        "d_kv": 2,
-        "d_ff": 4,
-        "num_heads": 2,
-        "num_layers": 1,
-        "num_decoder_layers": 1,
-    }
+    t5 = [T5Config(vocab_size=4, feed_forward_proj=kind, **SMALL_T5) for kind in ("relu", "gated-gelu")]
+    llama = LlamaConfig(vocab_size=4, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=2)
+    llama.architectures = ["LlamaForCausalLM"]
+    if config.name_or_path is None:
+        kinds: list[Any] = [llama] if config.kind == "decoder" else [t5[config.feed_forward != "relu"]]
+    elif Path(config.name_or_path).is_dir():
+        with _loading(config.name_or_path):
+            found = _known_config(config.name_or_path)
+            family = family_of_config(found)
+            kinds = [family.with_depths(found, dict.fromkeys(family.stacks, 1))]
+    else:
+        kinds = [*t5, llama]
     names: set[str] = set()
     for kind in kinds:
+        classes = family_of_config(kind).model_classes
         with torch.device("meta"):
-            model = T5ForConditionalGeneration(T5Config(vocab_size=4, feed_forward_proj=kind, **small))
+            model = classes[kind.model_type](kind) if kind.model_type in classes else classes[""].from_config(kind)
         names |= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     return names
 
 
 def _known_config(name: str) -> Any:
     found = AutoConfig.from_pretrained(name)
-    if found.model_type not in MODEL_CLASSES:
-        raise ValueError(
-            f"it is a model of type {found.model_type!r}; expected one of {sorted(MODEL_CLASSES)}, "
-            "for instance google-t5/t5-small"
-        )
+    family_of_config(found)
     return found
 
 
@@ -196,7 +251,7 @@ def _loading(name: str) -> Iterator[None]:
 
 
 def train_backbone(
-    model: T5ForConditionalGeneration,
+    model: PreTrainedModel,
     tasks: Task | Sequence[Task],
     config: BackboneTraining,
     seed: int,

@@ -1,38 +1,26 @@
-"""Constrained decoding with a T5 model: batched beam search over a `Trie`, and an exact scorer as its oracle.
+"""Constrained decoding: batched beam search over a `Trie`, and an exact scorer as its oracle.
 
-Shapes: B users, S input tokens, K beams, D model width, H heads, V vocabulary, N decoder tokens kept for a user
-(those of all beams of all steps so far), M candidates of a user, R live beams of all users, C candidates of all
-users, I items, T tokens of an ID with its end token.
+How a model reads a prompt and one token of every beam is its family's (`idgen.backbones.family`). IDs of one token
+without an end token are ranked in a single step: the children of the root are all items.
 
-The decoder runs here step by step on the model's own sub-modules (so adapters injected into them take part), with
-the beams of a user laid along the query axis: keys and values of the encoder output exist once per user and serve
-all of the user's beams, and the self-attention cache is a growing list of tokens of which every beam sees its
-ancestors only, so nothing is copied when beams are reordered.
+Shapes: B users, S input tokens, K beams, D model width, V vocabulary, M candidates of a user, R live beams of all
+users, C candidates of all users, I items, T tokens of an ID with its end token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedecider.evaluation.metrics import NOT_RANKED
+from idgen.backbones.families import family_of, unwrap
+from idgen.backbones.family import evaluating
 from idgen.trie import Trie
 
 MAX_LOGITS = 2**26  # logits computed at a time: 256 MiB in fp32
-
-
-class DecoderState(NamedTuple):
-    """What decoding remembers between two steps."""
-
-    cross_keys: list[tuple[Tensor, Tensor]]  # per layer: keys and values of the encoder output, (B, H, S, D / H)
-    cross_bias_B11S: Tensor  # 0 on input tokens, the lowest number on padding
-    self_keys: list[tuple[Tensor, Tensor]]  # per layer: keys and values of the decoder tokens, (B, H, N, D / H)
-    visible_BKN: Tensor  # bool: decoder token n is an ancestor of beam k
-    depth_N: Tensor  # the step in which token n was read
 
 
 class _Beams(NamedTuple):
@@ -41,95 +29,6 @@ class _Beams(NamedTuple):
     node_BK: Tensor
     score_BK: Tensor  # sum of token log-probabilities
     parent_BK: Tensor  # place in the beams of the step before
-
-
-def unwrap(model: Any) -> Any:
-    """The T5 model inside a PEFT wrapper; adapters stay active because they sit in its modules."""
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not hasattr(model, "lm_head") or not hasattr(getattr(model, "decoder", None), "block"):
-        raise ValueError(
-            f"got a {type(model).__name__}; expected a T5ForConditionalGeneration, plain or wrapped by PEFT. "
-            "Load the backbone with T5ForConditionalGeneration.from_pretrained"
-        )
-    return model
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off and no gradients inside; each module's mode is as before afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def start_decoder(model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> DecoderState:
-    """Run the encoder once and prepare decoding; ``model`` is already unwrapped."""
-    hidden_BSD = model.encoder(input_ids=input_ids_BS, attention_mask=attention_mask_BS).last_hidden_state
-    cross_keys = []
-    for block in model.decoder.block:
-        attention = block.layer[1].EncDecAttention
-        cross_keys.append((_heads(attention, attention.k(hidden_BSD)), _heads(attention, attention.v(hidden_BSD))))
-    lowest = torch.finfo(torch.float32).min
-    bias_B11S = torch.zeros(attention_mask_BS.shape, device=hidden_BSD.device)
-    bias_B11S = bias_B11S.masked_fill(attention_mask_BS == 0, lowest)[:, None, None, :]
-    num_users = len(input_ids_BS)
-    return DecoderState(
-        cross_keys=cross_keys,
-        cross_bias_B11S=bias_B11S,
-        self_keys=[],
-        visible_BKN=torch.zeros(num_users, 1, 0, dtype=torch.bool, device=hidden_BSD.device),
-        depth_N=torch.zeros(0, dtype=torch.long, device=hidden_BSD.device),
-    )
-
-
-def decoder_step(
-    model: Any, state: DecoderState, token_BK: Tensor, parent_BK: Tensor, step: int
-) -> tuple[Tensor, DecoderState]:
-    """Let every beam read one token: (hidden_BKD ready for `token_logits`, the new state).
-
-    ``parent_BK`` says which beam of the step before each beam continues (zeros in step 0).
-    """
-    num_users, num_beams = token_BK.shape
-    num_kept = len(state.depth_N)
-    visible_BKN = state.visible_BKN.gather(1, parent_BK[..., None].expand(-1, -1, num_kept))
-    itself_BKK = torch.eye(num_beams, dtype=torch.bool, device=token_BK.device).expand(num_users, -1, -1)
-    visible_BKN = torch.cat([visible_BKN, itself_BKK], 2)
-    depth_N = torch.cat([state.depth_N, state.depth_N.new_full((num_beams,), step)])
-
-    blocks = model.decoder.block
-    # One relative position bias, held by the first layer; the row of the newest query, by the depth of the key.
-    bias_HT = blocks[0].layer[0].SelfAttention.compute_bias(step + 1, step + 1)[0, :, -1, :]
-    lowest = torch.finfo(torch.float32).min
-    self_bias = bias_HT[:, depth_N].float()[None, :, None, :].masked_fill(~visible_BKN[:, None], lowest)
-
-    hidden_BKD = model.decoder.embed_tokens(token_BK)
-    self_keys = []
-    for layer, block in enumerate(blocks):
-        attention, normed = block.layer[0].SelfAttention, block.layer[0].layer_norm(hidden_BKD)
-        keys, values = _heads(attention, attention.k(normed)), _heads(attention, attention.v(normed))
-        if state.self_keys:
-            old_keys, old_values = state.self_keys[layer]
-            keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
-        self_keys.append((keys, values))
-        hidden_BKD = hidden_BKD + _attend(attention, normed, keys, values, self_bias)
-        attention, normed = block.layer[1].EncDecAttention, block.layer[1].layer_norm(hidden_BKD)
-        hidden_BKD = hidden_BKD + _attend(attention, normed, *state.cross_keys[layer], state.cross_bias_B11S)
-        hidden_BKD = block.layer[2](hidden_BKD)
-    hidden_BKD = model.decoder.final_layer_norm(hidden_BKD)
-    return hidden_BKD, state._replace(self_keys=self_keys, visible_BKN=visible_BKN, depth_N=depth_N)
-
-
-def token_logits(model: Any, hidden_RD: Tensor) -> Tensor:
-    """Logits in fp32; T5 with tied embeddings divides the decoder output by sqrt(D) first."""
-    config = model.config
-    if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
-        hidden_RD = hidden_RD * config.d_model**-0.5
-    return model.lm_head(hidden_RD).float()
 
 
 def constrained_beam_search(
@@ -162,15 +61,15 @@ def constrained_beam_search(
 def _search(
     model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, num_beams: int, length_penalty: float
 ) -> tuple[Tensor, Tensor]:
-    num_users, device = len(input_ids_BS), input_ids_BS.device
-    state = start_decoder(model, input_ids_BS, attention_mask_BS)
+    num_users, device, family = len(input_ids_BS), input_ids_BS.device, family_of(model)
+    state = family.start(model, input_ids_BS, attention_mask_BS)
     start_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=device)
     beams = _Beams(start_B1, torch.zeros(num_users, 1, device=device), start_B1)
-    token_BK = start_B1 + model.config.decoder_start_token_id
+    token_BK = start_B1 + family.start_token(model)
     item_BK = torch.full((num_users, num_beams), -1, device=device)
     score_BK = torch.full((num_users, num_beams), -torch.inf, device=device)
     for step in range(trie.max_length):
-        hidden_BKD, state = decoder_step(model, state, token_BK, beams.parent_BK, step)
+        hidden_BKD, state = family.step(model, state, token_BK, beams.parent_BK, step)
         found = _best_candidates(model, hidden_BKD, beams, trie, 2 * num_beams)
         leaf_BM = trie.item_N[found.node_BK] >= 0
         ended_BM = leaf_BM & (found.score_BK > -torch.inf)
@@ -224,7 +123,7 @@ def _log_prob(model: Any, hidden_RD: Tensor, row_C: Tensor, token_C: Tensor) -> 
     """Log-probabilities of the asked tokens, ``row_C`` rising; a limited number of logits exists at a time."""
     rows_at_once = max(1, MAX_LOGITS // model.config.vocab_size)
     if len(hidden_RD) <= rows_at_once:
-        logit_RV = token_logits(model, hidden_RD)
+        logit_RV = family_of(model).token_logits(model, hidden_RD)
         return logit_RV[row_C, token_C] - torch.logsumexp(logit_RV, 1)[row_C]
     parts = []
     for start in range(0, len(hidden_RD), rows_at_once):
@@ -270,23 +169,18 @@ def score_catalogue(
 ) -> Tensor:
     """Exact score of every item for every user, (B, I): the oracle of `constrained_beam_search`.
 
-    Teacher-forced through the model's own forward pass (the encoder runs once per user, ``chunk`` items at a
-    time), so it shares no decoding code with the search. Cost grows with users x items: for small catalogues.
+    Teacher-forced through the model's own forward pass (``chunk`` items at a time), so it shares no decoding code with
+    the search. Cost grows with users x items: for small catalogues.
     """
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
     score_BI = torch.empty(len(input_ids_BS), len(trie), device=input_ids_BS.device)
     with evaluating(model):
-        encoded_BSD = model.encoder(input_ids=input_ids_BS, attention_mask=attention_mask_BS).last_hidden_state
-        for user, (encoded_SD, mask_S) in enumerate(zip(encoded_BSD, attention_mask_BS, strict=True)):
+        logits = family_of(model).teacher_forced(model, input_ids_BS, attention_mask_BS)
+        for user in range(len(input_ids_BS)):
             for start in range(0, len(trie), chunk):
                 label_IT = trie.label_IT[start : start + chunk]
-                given_IT = label_IT.clamp(min=0)  # what stands behind the end token has no influence on the score
-                logit_ITV = model(
-                    encoder_outputs=(encoded_SD.expand(len(label_IT), -1, -1),),
-                    attention_mask=mask_S.expand(len(label_IT), -1),
-                    decoder_input_ids=model._shift_right(given_IT),
-                ).logits.float()
-                log_prob_IT = torch.log_softmax(logit_ITV, -1).gather(2, given_IT[..., None]).squeeze(2)
+                given_IT = label_IT.clamp(min=0)  # what stands behind the ID has no influence on the score
+                log_prob_IT = torch.log_softmax(logits(user, given_IT), -1).gather(2, given_IT[..., None]).squeeze(2)
                 score_BI[user, start : start + chunk] = log_prob_IT.masked_fill(label_IT < 0, 0.0).sum(1)
     return score_BI / trie.length_I**length_penalty
 
@@ -309,15 +203,3 @@ def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[in
             continue
         position_B[user] = sum(item not in dropped for item in items[: items.index(target)])
     return position_B
-
-
-def _heads(attention: Any, projected_BTD: Tensor) -> Tensor:
-    """(B, T, heads * width) -> (B, heads, T, width)."""
-    return projected_BTD.unflatten(2, (-1, attention.key_value_proj_dim)).transpose(1, 2)
-
-
-def _attend(attention: Any, normed_BKD: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """T5 attention (no 1 / sqrt(width)) of the beams over keys; softmax in fp32."""
-    weight = (_heads(attention, attention.q(normed_BKD)) @ keys.transpose(2, 3)).float() + bias
-    context = torch.softmax(weight, -1).to(values.dtype) @ values
-    return attention.o(context.transpose(1, 2).flatten(2))

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from idgen.decode import decoder_step, evaluating, start_decoder, token_logits, unwrap
+from idgen.backbones.families import family_of, unwrap
+from idgen.backbones.family import evaluating
 
 
 class DiverseBeams(NamedTuple):
@@ -66,15 +67,16 @@ def _write(
 ) -> tuple[Tensor, Tensor, Tensor]:
     pad, eos = model.config.pad_token_id, _eos(model)
     num_inputs, device = len(input_ids_BS), input_ids_BS.device
-    state = start_decoder(model, input_ids_BS, attention_mask_BS)
+    family = family_of(model)
+    state = family.start(model, input_ids_BS, attention_mask_BS)
     last_BG = torch.full((num_inputs, num_groups), model.config.decoder_start_token_id, device=device)
     parent_BG = torch.zeros_like(last_BG)
     score_BG = torch.zeros(num_inputs, num_groups, device=device)
     ended_BG = torch.zeros_like(last_BG, dtype=torch.bool)
     written: list[Tensor] = []
     for step in range(max_length - 1):
-        hidden_BGD, state = decoder_step(model, state, last_BG, parent_BG, step)
-        logit = token_logits(model, hidden_BGD.flatten(0, 1)).unflatten(0, (num_inputs, num_groups))
+        hidden_BGD, state = family.step(model, state, last_BG, parent_BG, step)
+        logit = family.token_logits(model, hidden_BGD.flatten(0, 1)).unflatten(0, (num_inputs, num_groups))
         log_prob_BGV = torch.log_softmax(logit, -1)
         log_prob_BGV[..., pad] = -torch.inf  # a pad inside a text could not be told from its end
         if step + 1 < min_length:

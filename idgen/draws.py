@@ -22,9 +22,12 @@ class SampleConfig:
     """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
 
     Args:
-        templates: The wording of prompts: "natural" (ten sentences) or "compact" (one prompt of a few words, fast on
-            CPUs).
-        separator: The word between two item IDs of the history; it may be empty.
+        templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, fast on
+            CPUs) or "history" (the item IDs and nothing else, which a decoder-only model goes on writing).
+        targets: What is predicted of a training sample. "last": the item after the history; "every": all items of it
+            but the first one, each from those before it, in one pass of a decoder-only model (templates history).
+        separator: The word between two item IDs of the history; it may be empty. Under the templates history IDs are
+            parted by their end token, and IDs of one token by nothing.
         user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
             few items; samples whose target lies among these items use the wording without a user. "train": an ID
             text written from the whole training part, which also holds the targets of training samples.
@@ -43,9 +46,12 @@ class SampleConfig:
         pair_window: The largest distance of the two items of a pair; distance d is drawn with weight 1 / d.
         pair_directions: Which items make a pair with the target. "forward": the item before the target; "both": also
             items after it.
+        walk_share: The share of all training samples that are catalogue walks, which come on top of the others: a
+            history of items whose texts stand near the target's, drawn from the published catalogue alone.
     """
 
     templates: TemplateSet = "natural"
+    targets: Literal["last", "every"] = "last"
     separator: str = ";"
     user_wording: Literal["none", "prefix", "train"] = "prefix"
     max_history: OneOrMore = 20
@@ -59,6 +65,7 @@ class SampleConfig:
     pair_share: Share = 0.0
     pair_window: OneOrMore = 5
     pair_directions: Literal["forward", "both"] = "both"
+    walk_share: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
         check(self)
@@ -66,6 +73,16 @@ class SampleConfig:
             raise ValueError(f"got eval_history {self.eval_history}, expected 0 to max_history {self.max_history}")
         if len(self.separator.split()) > 1 or self.separator != self.separator.strip():
             raise ValueError(f"got separator {self.separator!r}, expected one word without spaces, or nothing")
+        if self.templates == "history" and (self.newest_first or self.user_wording != "none"):
+            raise ValueError(
+                f"got templates history with newest_first {self.newest_first} and user_wording {self.user_wording}, "
+                "expected newest_first false and user_wording none: the target continues the items as they came"
+            )
+        if self.targets == "every" and (self.templates != "history" or self.pair_share > 0.0):
+            raise ValueError(
+                f"got targets every with templates {self.templates} and pair_share {self.pair_share}, expected "
+                "templates history and pair_share 0: every item of a row is a target"
+            )
 
     @property
     def shown_history(self) -> int:
@@ -144,6 +161,17 @@ def is_target(events: EventTable) -> np.ndarray:
     """Bool (E,): events of the training part with a history."""
     event_E = np.arange(len(events.item_E))
     return (event_E > events.first_E) & (event_E < events.train_end_E)
+
+
+def window_ends(events: EventTable, longest: int) -> np.ndarray:
+    """Last targets of windows of ``longest`` + 1 events that cover every training part, the newest events first.
+
+    Two windows of a user share one event, the last target of the one being the first item of the other: behind a first
+    item every event with a history is a target once.
+    """
+    event_E = np.arange(len(events.item_E))
+    left_E = events.train_end_E - 1 - event_E
+    return np.flatnonzero(is_target(events) & (left_E % longest == 0))
 
 
 def histories(events: EventTable, target_N: np.ndarray, longest: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGene
 
 from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, ZeroOrMore, at_least, check
 from idgen.backbone import check_weights
-from idgen.decode import unwrap
+from idgen.backbones.families import unwrap
 from idgen.diverse import diverse_beam_search
 from idgen.item_ids import DEFAULT_LIMITS, Attempt, IdConfig, ItemIds, assign_item_ids, keyword_item_ids
 from idgen.keywords import DEFAULT_KEYWORDS, KeywordConfig, keyword_candidates

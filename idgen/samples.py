@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.split import NUM_AFTER, check_split, train_part
+from idgen.backbones.family import TokenBatch
 from idgen.draws import (
     Draw,
     EventTable,
@@ -25,6 +26,7 @@ from idgen.draws import (
     histories,
     is_target,
     merge_events,
+    window_ends,
 )
 from idgen.item_ids import ItemIds
 from idgen.prompts import load_templates
@@ -39,9 +41,8 @@ from idgen.segments import (
     num_tokens,
 )
 from idgen.trie import IGNORED_LABEL, Trie
+from idgen.walks import Neighbours, draw_walks
 
-TokenBatch = dict[str, Tensor]
-"""``input_ids`` (B, S), ``attention_mask`` (B, S) and ``labels`` (B, T)."""
 Split = Literal["valid", "test"]
 
 __all__ = [
@@ -65,6 +66,21 @@ BATCHES_AT_A_TIME = 64
 """Samples are drawn for so many batches at once, then sorted by length into batches with little padding."""
 
 
+A_WALK = -1
+"""Stands for a catalogue walk among the events that are targets."""
+LONGEST_WALK = 5
+
+
+class Samples(NamedTuple):
+    """N samples drawn for training."""
+
+    prompts: Prompts
+    target_N: np.ndarray
+    """Segment of the target's item ID."""
+    walk_N: np.ndarray
+    """Bool: catalogue walks, waiting to be drawn or there."""
+
+
 class Task(NamedTuple):
     """All that a recommender needs to train and be evaluated on one domain."""
 
@@ -77,6 +93,8 @@ class Task(NamedTuple):
     parts: PromptParts
     config: SampleConfig
     hold_out: bool
+    neighbours: Neighbours | None = None
+    """Items with near texts, for catalogue walks; None where there are none."""
 
     @property
     def training_sequences(self) -> list[list[int]]:
@@ -92,17 +110,19 @@ def build_task(
     config: SampleConfig,
     hold_out: bool,
     user_ids: ItemIds | None = None,
+    neighbours: Neighbours | None = None,
 ) -> Task:
     """Tokenise what prompts are made of, once, and lay out the events of the users.
 
     ``hold_out``: True keeps the last two events of each user for validation and test (clients); False trains on all
     of them (the public pool). ``user_ids``: the ID text of each user in the order of ``events.users``, needed unless
-    ``user_wording`` is "none"; an empty text stands for an unknown user.
+    ``user_wording`` is "none"; an empty text stands for an unknown user. ``neighbours``: needed for ``walk_share``.
     Errors: ``ValueError`` when IDs, users and catalogue do not belong together, or the shortest prompt is too long.
     """
     _check_inputs(domain, events, item_ids, config, user_ids)
     named = user_ids if config.user_wording != "none" else None
     user_tokens: list[list[int]] = named.token_ids if named else [[]] * len(events.sequences)
+    end_token = _end_token(item_ids, tokenizer, config)
     parts = make_parts(
         domain.name,
         item_ids.token_ids,
@@ -112,23 +132,26 @@ def build_task(
         separator=config.separator,
         newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
+        end_token=end_token,
     )
     has_text_U = np.fromiter(map(bool, user_tokens), bool, len(user_tokens))
     return Task(
         name=domain.name,
         item_ids=item_ids,
-        trie=Trie.build(item_ids.token_ids, cast(int, tokenizer.eos_token_id)),
+        trie=Trie.build(item_ids.token_ids, end_token),
         train=event_table(events.sequences, hold_out, has_text_U, config.user_wording),
         sequences=events.sequences,
         user_texts=named.texts if named else None,
         parts=parts,
         config=config,
         hold_out=hold_out,
+        neighbours=neighbours,
     )
 
 
 def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> Task:
     """A task with a catalogue and no users: enough for `encode_histories` and constrained decoding."""
+    end_token = _end_token(item_ids, tokenizer, config)
     parts = make_parts(
         name,
         item_ids.token_ids,
@@ -138,17 +161,18 @@ def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerB
         separator=config.separator,
         newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
+        end_token=end_token,
     )
-    trie = Trie.build(item_ids.token_ids, cast(int, tokenizer.eos_token_id))
+    trie = Trie.build(item_ids.token_ids, end_token)
     nobody = event_table([], True, np.zeros(0, bool), config.user_wording)
     return Task(name, item_ids, trie, nobody, [], None, parts, config, hold_out=True)
 
 
 def num_samples(tasks: Task | Sequence[Task]) -> int:
-    """Training samples of one epoch: every position of the training parts but the first of each user."""
+    """Training samples of one epoch: every position of the training parts but the first of each user, or every window
+    where all its positions are targets; and the catalogue walks."""
     tasks = _as_list(tasks)
-    positions = sum(int(np.count_nonzero(is_target(task.train))) for task in tasks)
-    return positions * tasks[0].config.samples_per_position if tasks else 0
+    return sum(map(len, _sampled_events(merge_events([task.train for task in tasks]), tasks[0].config))) if tasks else 0
 
 
 def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
@@ -157,35 +181,45 @@ def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
 
 
 def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torch.Generator) -> Iterator[TokenBatch]:
-    """One epoch of training batches: ``input_ids`` (B, S), ``attention_mask``, ``labels`` (B, T) with -100 as padding.
+    """One epoch of training batches: ``input_ids`` (B, S), ``attention_mask``, ``labels`` (B, T) with -100 as padding;
+    with ``targets`` "every", ``row_labels`` (B, S) in their place (`idgen.backbones.family.TokenBatch`).
 
     The samples of several tasks are mixed. Positions are shuffled, templates and augmentations drawn anew for every
     sample; samples of similar length share a batch. All randomness comes from ``generator``: the same state gives
-    the same batches. ``labels`` are the target's item ID and the end token; nothing is truncated there.
+    the same batches. ``labels`` are the target's item ID and the end token, if any; nothing is truncated there.
     """
     if batch_size < 1:
         raise ValueError(f"got batch_size {batch_size}, expected at least 1")
     tasks = _as_list(tasks)
     parts, events = merge_tasks(tasks)
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
-    order = np.repeat(np.flatnonzero(is_target(events)), tasks[0].config.samples_per_position)
+    config = tasks[0].config
+    order = np.concatenate(_sampled_events(events, config))
     if len(order) == 0:
         raise ValueError(
             f"no training samples in {[task.name for task in tasks]}; expected users with two training events. "
             "Prepare the data with a larger min_length"
         )
     rng.shuffle(order)
-    num_wordings = len(load_templates(tasks[0].config.templates))
+    num_wordings = len(load_templates(config.templates))
     for start in range(0, len(order), batch_size * BATCHES_AT_A_TIME):
         target_N = order[start : start + batch_size * BATCHES_AT_A_TIME]
-        draw = draw_samples(events, target_N, num_wordings, tasks[0].config, rng)
-        segment_NW = lay_out(parts, prompts_of(parts, events, draw))
+        walk_N = target_N == A_WALK
+        draw = draw_samples(events, np.where(walk_N, 0, target_N), num_wordings, config, rng)
+        samples = Samples(prompts_of(parts, events, draw), _item_segments(parts, events, draw.target_N), walk_N)
+        if walk_N.any():
+            samples = _with_walks(samples, tasks, parts, rng)
+        prompts = _with_targets(samples) if config.targets == "every" else samples.prompts
+        segment_NW = lay_out(parts, prompts)
         length_N = num_tokens(parts.segments, segment_NW)
         by_length = np.lexsort((rng.random(len(length_N)), length_N))
         batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
         for number in rng.permutation(len(batches)):
             rows = batches[number]
-            yield _batch(parts, events, segment_NW[rows], draw.target_N[rows])
+            if config.targets == "every":
+                yield _row_batch(parts, segment_NW[rows], samples.target_N[rows], walk_N[rows], prompts.task_B[rows])
+            else:
+                yield _batch(parts, segment_NW[rows], samples.target_N[rows], prompts.task_B[rows])
 
 
 def eval_batches(
@@ -211,7 +245,7 @@ def eval_batches(
     order = np.argsort(num_tokens(task.parts.segments, segment_NW), kind="stable")
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        batch = _batch(task.parts, events, segment_NW[rows], target_N[rows])
+        batch = _prompt_batch(task.parts, segment_NW[rows])
         user_B, target_B = torch.from_numpy(chosen[rows]), torch.from_numpy(events.item_E[target_N[rows]])
         yield user_B, batch["input_ids"], batch["attention_mask"], target_B
 
@@ -282,19 +316,94 @@ def prompts_of(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
 
 
 def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) -> np.ndarray:
-    """(B, T) tokens of the targets' item IDs and the end token, -100 as padding."""
-    task_B = events.task_E[target_B]
-    segment_B2 = np.stack([parts.first_item_K[task_B] + events.item_E[target_B], parts.end_K[task_B]], 1)
-    return join(parts.segments, segment_B2, IGNORED_LABEL)[0]
+    """(B, T) tokens of the targets' item IDs and the end token, if any, -100 as padding."""
+    return _labels(parts, _item_segments(parts, events, target_B), events.task_E[target_B])
 
 
-def _batch(parts: PromptParts, events: EventTable, segment_BW: np.ndarray, target_B: np.ndarray) -> TokenBatch:
+def _sampled_events(events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Target events of one epoch, and a place of `A_WALK` for every catalogue walk."""
+    if config.targets == "every":
+        target_N = window_ends(events, config.max_history)
+    else:
+        target_N = np.flatnonzero(is_target(events))
+    target_N = np.repeat(target_N, config.samples_per_position)
+    return target_N, np.full(round(len(target_N) * config.walk_share / (1.0 - config.walk_share)), A_WALK)
+
+
+def _item_segments(parts: PromptParts, events: EventTable, target_N: np.ndarray) -> np.ndarray:
+    return parts.first_item_K[events.task_E[target_N]] + events.item_E[target_N]
+
+
+def _with_walks(samples: Samples, tasks: Sequence[Task], parts: PromptParts, rng: np.random.Generator) -> Samples:
+    """Put catalogue walks into the places that wait for them, an equal share for every task."""
+    prompts, target_N = samples.prompts, samples.target_N.copy()
+    task_N, history_NH = prompts.task_B.copy(), prompts.history_BH.copy()
+    place_N = np.flatnonzero(samples.walk_N)
+    task_N[place_N] = rng.integers(len(tasks), size=len(place_N))
+    history_NH[place_N] = NOTHING
+    for number, task in enumerate(tasks):
+        if task.neighbours is None:
+            raise ValueError(
+                f"got walk_share {task.config.walk_share} without text neighbours for {task.name!r}; expected some. "
+                "Build the task with neighbours, or set walk_share to 0"
+            )
+        mine_N = place_N[task_N[place_N] == number]
+        longest = min(LONGEST_WALK, history_NH.shape[1])
+        for place, walk in zip(mine_N, draw_walks(task.neighbours, len(mine_N), rng, longest=longest), strict=True):
+            segments = parts.first_item_K[number] + np.array(walk)
+            target_N[place] = segments[-1]
+            history_NH[place, : len(walk) - 1] = segments[-2::-1]  # newest first
+    wordings = len(parts.before_PL) // len(parts.first_item_K)
+    prompts = Prompts(
+        task_B=task_N,
+        wording_B=np.where(samples.walk_N, task_N * wordings + 1, prompts.wording_B),  # template 0, no user
+        user_B=np.where(samples.walk_N, NOTHING, prompts.user_B),
+        history_BH=history_NH,
+    )
+    return Samples(prompts, target_N, samples.walk_N)
+
+
+def _with_targets(samples: Samples) -> Prompts:
+    """Prompts that end with their target: rows for a decoder-only model."""
+    prompts = samples.prompts
+    return prompts._replace(history_BH=np.concatenate([samples.target_N[:, None], prompts.history_BH], 1))
+
+
+def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> int | None:
+    """What closes an item ID; nothing where a decoder reads nothing but IDs of one token each."""
+    if config.templates == "history" and all(len(tokens) == 1 for tokens in item_ids.token_ids):
+        return None
+    return cast(int, tokenizer.eos_token_id)
+
+
+def _labels(parts: PromptParts, target_B: np.ndarray, task_B: np.ndarray) -> np.ndarray:
+    return join(parts.segments, np.stack([target_B, parts.end_K[task_B]], 1), IGNORED_LABEL)[0]
+
+
+def _prompt_batch(parts: PromptParts, segment_BW: np.ndarray) -> TokenBatch:
     token_BS, length_B = join(parts.segments, segment_BW, parts.padding)
-    return {
-        "input_ids": torch.from_numpy(token_BS),
-        "attention_mask": _mask(length_B, token_BS.shape[1]),
-        "labels": torch.from_numpy(target_labels(parts, events, target_B)),
-    }
+    return {"input_ids": torch.from_numpy(token_BS), "attention_mask": _mask(length_B, token_BS.shape[1])}
+
+
+def _batch(parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, task_B: np.ndarray) -> TokenBatch:
+    return {**_prompt_batch(parts, segment_BW), "labels": torch.from_numpy(_labels(parts, target_B, task_B))}
+
+
+def _row_batch(
+    parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, walk_B: np.ndarray, task_B: np.ndarray
+) -> TokenBatch:
+    """Rows of closed item IDs. Targets are all but the first; of a walk, whose order means nothing, the last."""
+    batch = _prompt_batch(parts, segment_BW)
+    length_G = parts.segments.length_G
+    first_B = segment_BW[np.arange(len(segment_BW)), (segment_BW != NOTHING).argmax(1)]
+    end_B = length_G[parts.end_K[task_B]]
+    length_B = batch["attention_mask"].sum(1).numpy()
+    given_B = np.where(walk_B, length_B - length_G[target_B] - end_B, length_G[first_B] + end_B)
+    place_S = np.arange(batch["input_ids"].shape[1])
+    label_BS = np.where(
+        (place_S >= given_B[:, None]) & (place_S < length_B[:, None]), batch["input_ids"].numpy(), IGNORED_LABEL
+    )
+    return {**batch, "row_labels": torch.from_numpy(label_BS)}
 
 
 def _mask(length_B: np.ndarray, width: int) -> Tensor:

@@ -35,14 +35,14 @@ class PromptParts(NamedTuple):
     before_PL: np.ndarray
     """Segments before the history: a segment number, ``NOTHING`` or ``THE_USER``."""
     after_PL: np.ndarray
-    """Segments after the history; the last one is the end token."""
+    """Segments after the history; the last one closes the prompt."""
     separator_K: np.ndarray
     first_item_K: np.ndarray
     """Segment of item 0 of each task."""
     first_user_K: np.ndarray
     """Segment of user 0 of each task (an empty one for users without a text)."""
     end_K: np.ndarray
-    """Segment that holds the end token."""
+    """Segment that closes an item ID: the end token, or nothing."""
     newest_first: bool
     max_source_tokens: int
     padding: int
@@ -79,18 +79,22 @@ def make_parts(
     separator: str,
     newest_first: bool,
     max_source_tokens: int,
+    end_token: int | None,
 ) -> PromptParts:
     """Tokenise the words of all prompts of one domain and number the segments.
 
-    Wording ``2 t`` is template t with a user, ``2 t + 1`` the one without. Errors: ``ValueError`` when the longest
-    template with the longest user and item does not fit, or the tokenizer lacks an end or padding token.
+    Wording ``2 t`` is template t with a user, ``2 t + 1`` the one without. ``end_token`` closes every item ID that is a
+    target, None where IDs need none; it also closes the prompt. Under the templates "history" it stands between two
+    items too, instead of ``separator``: prompt and target are one sequence of closed IDs. Errors: ``ValueError`` when
+    the longest template with the longest user and item does not fit, or the tokenizer lacks a padding token.
     """
-    if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
-        raise ValueError("the tokenizer has no end or no padding token; expected a tokenizer of the T5 family")
+    if tokenizer.pad_token_id is None:
+        raise ValueError("the tokenizer has no padding token; load it with idgen.tokenizer.load_tokenizer")
     split = [split_wording(wording, domain) for template in load_templates(templates) for wording in template]
     words = sorted({part for before, after in split for part in (*before, *after) if part != USER})
     number = {USER: THE_USER} | {word: 3 + place for place, word in enumerate(words)}
-    end, mark = [int(tokenizer.eos_token_id)], encode(tokenizer, [separator] if separator else [])
+    end = [] if end_token is None else [end_token]
+    mark = [end] if templates == "history" else encode(tokenizer, [separator] if separator else [])
     fixed = [[], *(mark or [[]]), end, *encode(tokenizer, words)]
     parts = PromptParts(
         segments=make_segments([*fixed, *item_tokens, *user_tokens]),

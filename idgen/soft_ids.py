@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.bounds import OneOrMore, Positive, check
-from idgen.decode import decoder_step, evaluating, start_decoder, token_logits, unwrap
+from idgen.backbones.families import family_of, unwrap
+from idgen.backbones.family import evaluating
 from idgen.draws import EventTable, SampleConfig, draw_samples, is_target
 from idgen.prompts import load_templates
 from idgen.samples import Task, TokenBatch, merge_tasks, prompts_of, target_labels
@@ -180,14 +181,15 @@ def greedy_ids(
     """
     model = unwrap(model)
     with evaluating(model):
-        state = start_decoder(model, text_MS, mask_MS)
+        family = family_of(model)
+        state = family.start(model, text_MS, mask_MS)
         token_M1 = torch.full_like(text_MS[:, :1], model.config.decoder_start_token_id)
         parent_M1 = torch.zeros_like(token_M1)
         ended_M1 = torch.zeros_like(token_M1, dtype=torch.bool)
         tokens = []
         for step in range(max_new_tokens):
-            hidden_M1D, state = decoder_step(model, state, token_M1, parent_M1, step)
-            logit_MV = token_logits(model, hidden_M1D[:, 0])
+            hidden_M1D, state = family.step(model, state, token_M1, parent_M1, step)
+            logit_MV = family.token_logits(model, hidden_M1D[:, 0])
             end_M = logit_MV[:, end_token].clone()
             logit_MV = logit_MV.masked_fill(banned_V, -torch.inf)
             if step > 0:
@@ -215,7 +217,7 @@ def id_logits(model: Any, text_MS: Tensor, mask_MS: Tensor, token_ML: Tensor) ->
         encoder_attention_mask=mask_MS,
         use_cache=False,
     ).last_hidden_state
-    return token_logits(base, hidden_MLD)
+    return family_of(base).token_logits(base, hidden_MLD)
 
 
 def token_probabilities(logit_MLV: Tensor, banned_V: Tensor, temperature: float) -> Tensor:

@@ -1,11 +1,11 @@
-"""Item vectors from item texts: what an item table of a backbone starts from.
+"""Item vectors from item texts, and the table of token vectors that a backbone starts from.
 
-Shape legend: I items of all domains, E width of the sentence encoder, D width of the table.
+Shape legend: I items of all domains, E width of the sentence encoder, D width of the table, V tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,3 +45,20 @@ def item_vectors(
     sign_D = column_ID.gather(0, column_ID.abs().argmax(0, keepdim=True)).sign()
     vector_ID = normalize(column_ID * sign_D, dim=1).float()
     return dict(zip(encoded, vector_ID.split([len(vectors) for vectors in encoded.values()]), strict=True))
+
+
+def token_vectors(
+    vectors: Mapping[str, Tensor], token_ids: Mapping[str, Sequence[Sequence[int]]], num_tokens: int
+) -> Tensor:
+    """(V, D): for every token the mean vector, at length 1, of the items whose IDs hold it; zeros for other tokens.
+
+    ``vectors``: domain -> (I, D), as `idgen.text_vectors.item_vectors` makes them; ``token_ids``: domain -> tokens of
+    each item's ID. An ID of one token gives that token the item's own vector.
+    """
+    width = next(iter(vectors.values())).shape[1]
+    table_VD = torch.zeros(num_tokens, width)
+    for domain, vector_ID in vectors.items():
+        pairs = [(token, item) for item, tokens in enumerate(token_ids[domain]) for token in set(tokens)]
+        token_P, item_P = torch.tensor(pairs).T
+        table_VD.index_add_(0, token_P, vector_ID[item_P].float())
+    return normalize(table_VD, dim=1)

@@ -1,4 +1,4 @@
-"""Tokenizers for T5 models: one trained offline on the texts at hand, or one loaded from a folder or the hub."""
+"""Tokenizers: one trained offline on the texts at hand, or one loaded from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def train_tokenizer(
 
 
 def load_tokenizer(name_or_folder: str | Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a local folder or by its hub name and check that it serves a T5 model.
+    """Load a tokenizer from a local folder or by its hub name. One without a padding token pads with its end token.
 
-    Raises ValueError when it cannot be loaded or lacks the pad, end or unknown token.
+    Raises ValueError when it cannot be loaded or has no end token.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder))
@@ -89,9 +89,12 @@ def load_tokenizer(name_or_folder: str | Path) -> PreTrainedTokenizerBase:
             f"no tokenizer could be loaded from {str(name_or_folder)!r} ({reason}); expected a folder written by "
             "save_pretrained or a hub name such as google-t5/t5-small. Check the path, or the network for a hub name"
         ) from error
-    missing = [name for name in ("pad_token", "eos_token", "unk_token") if getattr(tokenizer, name) is None]
-    if missing:
-        raise ValueError(f"the tokenizer in {str(name_or_folder)!r} lacks {missing}; expected a T5 tokenizer")
+    if tokenizer.eos_token is None:
+        raise ValueError(
+            f"the tokenizer in {str(name_or_folder)!r} has no end token (eos_token), which closes item IDs"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 

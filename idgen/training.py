@@ -1,7 +1,4 @@
-"""One training loop for backbone, ID generator and local clients, and the loss of a sequence-to-sequence model.
-
-Shapes: B samples, S input tokens, T target tokens, R target tokens that count, D model width.
-"""
+"""One training loop for backbone, ID generator and local clients, and the loss of a model that writes item IDs."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
-from idgen.decode import token_logits, unwrap
-from idgen.samples import TokenBatch
-from idgen.trie import IGNORED_LABEL
+from idgen.backbones.families import family_of, unwrap
+from idgen.backbones.family import TokenBatch
 
 LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
@@ -89,26 +85,11 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
-    ``model``: a T5, plain or wrapped by PEFT. ``batch`` holds ``attention_mask``, ``labels`` (B, T) and either
-    ``input_ids`` (B, S) or ``inputs_embeds`` (B, S, D). Logits are computed for counting tokens only.
+    ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only.
     """
-    label_BT = batch["labels"]
-    counts_BT = label_BT != IGNORED_LABEL
-    logit_RV = token_logits(unwrap(model), decoder_states(model, batch)[counts_BT])
-    return F.cross_entropy(logit_RV, label_BT[counts_BT], label_smoothing=label_smoothing)
-
-
-def decoder_states(model: Any, batch: TokenBatch) -> Tensor:
-    """Last hidden states (B, T, D) of the decoder, which reads the labels shifted by one; see `sequence_loss`."""
-    base = unwrap(model)
-    source = {name: batch[name] for name in ("input_ids", "inputs_embeds") if name in batch}
-    hidden_BSD = base.encoder(attention_mask=batch["attention_mask"], **source).last_hidden_state
-    return base.decoder(
-        input_ids=base._shift_right(batch["labels"]),
-        encoder_hidden_states=hidden_BSD,
-        encoder_attention_mask=batch["attention_mask"],
-        use_cache=False,
-    ).last_hidden_state
+    family, base = family_of(model), unwrap(model)
+    hidden_RD, target_R = family.predictions(base, batch)
+    return F.cross_entropy(family.token_logits(base, hidden_RD), target_R, label_smoothing=label_smoothing)
 
 
 def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[str, Any]]:
@@ -157,12 +138,13 @@ def make_optimizer(groups: Sequence[dict[str, Any]], config: BackboneTraining) -
 
 
 def set_dropout(model: nn.Module, probability: float) -> None:
-    """Set every dropout of a T5: the layers and the number inside each attention."""
+    """Set every dropout of a model: the layers and the number inside each attention."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
-        elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = probability  # type: ignore[assignment]
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, probability)
 
 
 def train_steps(
@@ -202,7 +184,7 @@ def train_steps(
         optimizer.step()
         loss_sum += loss.detach()
         step += 1
-        samples += len(batch["labels"])
+        samples += len(batch["attention_mask"])
         if step % NOTE_EVERY == 0 or step == total_steps:
             note = f"loss {_finite(loss_sum / (step - first_step), step):.3f}"
         if on_step is not None:

@@ -1,6 +1,6 @@
 """The catalogue as a prefix tree in flat arrays, and a vectorised mask for Hugging Face ``generate``.
 
-Shapes: N nodes (node 0 is the root), I items, T tokens of the longest ID with its end token, R rows (beams),
+Shapes: N nodes (node 0 is the root), I items, T tokens of the longest ID with its end token if any, R rows (beams),
 C children of all rows together, V vocabulary.
 """
 
@@ -28,7 +28,7 @@ class Children(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trie:
-    """Prefix tree over the token sequences of a catalogue, every ID closed by the end token.
+    """Prefix tree over the token sequences of a catalogue, every ID closed by the end token where IDs have one.
 
     Nodes are numbered breadth first and, within a depth, in the order of their token sequences. The children of
     node n are therefore the consecutive nodes ``first_child_N1[n] .. first_child_N1[n + 1] - 1`` with rising
@@ -37,20 +37,20 @@ class Trie:
 
     first_child_N1: Tensor  # (N + 1,) offsets of the children
     token_N: Tensor  # token that leads into the node; -1 for the root
-    item_N: Tensor  # item number of a leaf (the node after the end token); -1 for inner nodes
-    longest_N: Tensor  # length in tokens (with the end token) of the longest ID through the node
+    item_N: Tensor  # item number of a leaf (the node after the last token); -1 for inner nodes
+    longest_N: Tensor  # length in tokens (with the end token, if any) of the longest ID through the node
     key_N: Tensor  # parent * stride + token: rises with the node number, so a child is found by bisection
-    label_IT: Tensor  # the IDs as labels: tokens, end token, then -100
-    length_I: Tensor  # tokens with the end token
+    label_IT: Tensor  # the IDs as labels: tokens, end token if any, then -100
+    length_I: Tensor  # tokens with the end token, if any
     stride: int
-    eos_token_id: int
+    eos_token_id: int | None  # None: IDs have no end token
 
     @classmethod
-    def build(cls, sequences: Sequence[Sequence[int]], eos_token_id: int) -> Trie:
+    def build(cls, sequences: Sequence[Sequence[int]], eos_token_id: int | None) -> Trie:
         """Build the tree from the token sequences of items 0 .. I - 1, given WITHOUT the end token.
 
         Raises ValueError for an empty catalogue, an empty ID, an ID that contains the end token or a negative
-        token, and for two items with the same ID.
+        token, and for two items with the same ID; without an end token also for an ID that another one begins with.
         """
         token_IT = _padded_with_end(sequences, eos_token_id)
         order_I = np.lexsort(token_IT.T[::-1])
@@ -62,6 +62,7 @@ class Trie:
         new_IT &= sorted_IT >= 0
 
         length_I = (token_IT >= 0).sum(1)
+        _refuse_beginnings(sorted_IT, order_I)
         parents, tokens, items = _levels(sorted_IT, new_IT, order_I, length_I[order_I])
         parent_N, token_N, item_N = (np.concatenate([[-1], *parts]) for parts in (parents, tokens, items))
         num_nodes = len(token_N)
@@ -104,6 +105,11 @@ class Trie:
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
+    @property
+    def stuck_token(self) -> int:
+        """What may be written where nothing of the tree can follow: the end token, or 0 where there is none."""
+        return 0 if self.eos_token_id is None else self.eos_token_id
+
     def num_children(self, node_R: Tensor) -> Tensor:
         """Number of children of each node, (R,)."""
         return self.first_child_N1[node_R + 1] - self.first_child_N1[node_R]
@@ -134,7 +140,7 @@ class Trie:
         """Tokens that may follow ``prefix`` (without the decoder start token); the end token when there is none."""
         node = int(self.walk(torch.tensor([list(prefix)], dtype=torch.long, device=self.device)))
         tokens = [] if node < 0 else self.children(torch.tensor([node], device=self.device)).token_C.tolist()
-        return tokens or [self.eos_token_id]
+        return tokens or [self.stuck_token]
 
 
 class TrieLogitsProcessor(LogitsProcessor):
@@ -164,15 +170,15 @@ class TrieLogitsProcessor(LogitsProcessor):
         child = trie.children(torch.where(stuck_R, len(trie.token_N) - 1, node_R))
         row_C = torch.cat([child.row_C, stuck_R.nonzero().squeeze(1)])
         num_stuck = len(row_C) - len(child.row_C)
-        token_C = torch.cat([child.token_C, child.token_C.new_full((num_stuck,), trie.eos_token_id)])
+        token_C = torch.cat([child.token_C, child.token_C.new_full((num_stuck,), trie.stuck_token)])
         score_C = scores[row_C, token_C]
         masked = scores.fill_(-torch.inf) if self.in_place else torch.full_like(scores, -torch.inf)
         masked[row_C, token_C] = score_C
         return masked
 
 
-def _padded_with_end(sequences: Sequence[Sequence[int]], eos_token_id: int) -> np.ndarray:
-    """(I, T) tokens with the end token, -1 behind it."""
+def _padded_with_end(sequences: Sequence[Sequence[int]], eos_token_id: int | None) -> np.ndarray:
+    """(I, T) tokens with the end token if any, -1 behind it."""
     if len(sequences) == 0:
         raise ValueError("got an empty catalogue; expected at least one item ID. Check the prepared data")
     lengths = np.array([len(sequence) for sequence in sequences])
@@ -181,17 +187,18 @@ def _padded_with_end(sequences: Sequence[Sequence[int]], eos_token_id: int) -> n
             f"item {int(lengths.argmin())} has an empty ID; expected at least one token. Assign the item IDs again"
         )
     flat = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
-    bad = np.flatnonzero((flat < 0) | (flat == eos_token_id))
+    bad = np.flatnonzero((flat < 0) | (flat == (-1 if eos_token_id is None else eos_token_id)))
     if len(bad):
         item = int(np.searchsorted(np.cumsum(lengths), bad[0], side="right"))
         raise ValueError(
             f"the ID of item {item} contains token {flat[bad[0]]}; expected non-negative tokens without the end "
             f"token {eos_token_id}. Encode IDs with add_special_tokens=False"
         )
-    token_IT = np.full((len(lengths), int(lengths.max()) + 1), -1, dtype=np.int64)
+    token_IT = np.full((len(lengths), int(lengths.max()) + (eos_token_id is not None)), -1, dtype=np.int64)
     column_T = np.arange(token_IT.shape[1])
     token_IT[column_T < lengths[:, None]] = flat
-    token_IT[column_T == lengths[:, None]] = eos_token_id
+    if eos_token_id is not None:
+        token_IT[column_T == lengths[:, None]] = eos_token_id
     return token_IT
 
 
@@ -209,6 +216,17 @@ def _levels(
         node_I = np.where(sorted_IT[:, depth] >= 0, num_nodes - 1 + np.cumsum(new_I), node_I)
         num_nodes += len(parents[-1])
     return parents, tokens, items
+
+
+def _refuse_beginnings(sorted_IT: np.ndarray, order_I: np.ndarray) -> None:
+    """IDs are different here. In the order of their tokens, one that begins another stands right before such a one."""
+    before_IT, after_IT = sorted_IT[:-1], sorted_IT[1:]
+    begins = np.flatnonzero(((before_IT == after_IT) | (before_IT < 0)).all(1))
+    if len(begins):
+        raise ValueError(
+            f"the ID of item {order_I[begins[0]]} is the beginning of that of item {order_I[begins[0] + 1]}; expected "
+            "an end token, without which the first one could not be told from the second. Give one"
+        )
 
 
 def _refuse_duplicates(new_IT: np.ndarray, order_I: np.ndarray) -> None:

@@ -38,10 +38,7 @@ def load_encoder(name: str = "auto") -> Encoder:
     Raises:
         ValueError: the packages that ``name`` needs are not installed, or ``name`` is empty.
     """
-    if not name:
-        raise ValueError("got no encoder, expected auto, tfidf, minilm, or a sentence-transformers folder or hub name")
-    if name == "auto":
-        name = "minilm" if has_minilm() else "tfidf"
+    name = chosen_encoder(name)
     if name == "tfidf":
         return Encoder("TF-IDF + SVD", tfidf_vectors)
     if name == "minilm":
@@ -56,6 +53,13 @@ def load_encoder(name: str = "auto") -> Encoder:
     # the last part of a path is enough for a title, and the rest would publish a machine's folders
     label = Path(name).resolve().name if Path(name).is_dir() else name
     return Encoder(label, _sentence_encoder(name))
+
+
+def chosen_encoder(name: str) -> str:
+    """What ``auto`` stands for on this machine; any other name as it is. ``ValueError`` for an empty one."""
+    if not name:
+        raise ValueError("got no encoder, expected auto, tfidf, minilm, or a sentence-transformers folder or hub name")
+    return ("minilm" if has_minilm() else "tfidf") if name == "auto" else name
 
 
 def has_minilm() -> bool:

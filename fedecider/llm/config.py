@@ -34,6 +34,9 @@ class PretrainConfig:
         id_limits: Limits of the search for unique IDs.
         id_generator: Size and training of the ID generator.
         samples: How histories become prompts; used in every stage.
+        text_encoder: The encoder of item texts, where the backbone starts from them (embedding_init text) or trains on
+            catalogue walks (walk_share): auto (MiniLM where it is installed, else tfidf), minilm, tfidf, or a folder or
+            hub name for sentence-transformers.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
         alternating: Further phases that train ID generator and backbone in turns.
@@ -47,6 +50,7 @@ class PretrainConfig:
     id_limits: IdConfig = field(default_factory=IdConfig)
     id_generator: IDGeneratorConfig = field(default_factory=IDGeneratorConfig)
     samples: SampleConfig = field(default_factory=SampleConfig)
+    text_encoder: str = "auto"
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     train: BackboneTraining = field(default_factory=BackboneTraining)
     alternating: AlternatingConfig = field(default_factory=AlternatingConfig)
@@ -58,6 +62,22 @@ class PretrainConfig:
                 f"got tokenizer_kind phrase with id_source {self.id_source}, expected keywords: a phrase is one token, "
                 "which an ID generator cannot write word by word"
             )
+        if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.targets == "every":
+            raise ValueError(
+                "got samples.targets every with a T5, expected last: a T5 reads the history in its encoder and writes "
+                "one target. Set backbone.kind to decoder for a model that predicts every item of a history at once"
+            )
+        if self.alternating.num_phases > 0 and self.backbone.kind != "t5" and self.backbone.name_or_path is None:
+            raise ValueError(
+                "got alternating phases with a decoder, expected none: gradients reach the ID generator through the "
+                "encoder of a T5. Set alternating.num_phases to 0"
+            )
+
+    @property
+    def needs_item_vectors(self) -> bool:
+        """Whether stage 1 reads vectors of the item texts."""
+        text_start = self.backbone.name_or_path is None and self.backbone.embedding_init == "text"
+        return text_start or self.samples.walk_share > 0.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +94,8 @@ class RunConfig:
         num_rounds: The number of rounds of local training and exchange.
         participation: The share of the clients that take part in a round.
         lora_rank: The rank of every adapter.
-        lora_targets: The linear layers that get adapters, by the ends of their names: q, k, v, o of the attention
-            (paper), wi and wo of the feed-forward part, lm_head for the output table.
+        lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
+            feed_forward and output (the table of the tokens as it is read at the end), or the ends of layers' names.
         export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
             to it by singular values. 0 keeps it, which is exact.
         backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
@@ -100,7 +120,7 @@ class RunConfig:
     num_rounds: OneOrMore = 20
     participation: Participation = 1.0
     lora_rank: LoraRank = 8
-    lora_targets: str = "q,k,v,o"
+    lora_targets: str = "attention"
     export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
     backbone_name: str = ""
     num_threads: Threads = 0

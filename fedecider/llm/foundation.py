@@ -1,7 +1,8 @@
 """Stages 1 and 2: what all clients share before the first round - tokenizer, item IDs, backbone and its student.
 
 Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
-(item and user IDs), ``report.json``. Folder of stage 2: ``backbone/`` (student and tokenizer) and ``report.json``.
+(item and user IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``report.json``. Folder of stage
+2: ``backbone/`` (student and tokenizer) and ``report.json``.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from distill.train import distill
 from fedecider.data.domain import Domain, Events
+from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.split import train_part
@@ -32,22 +36,28 @@ from idgen.phrases import phrase_item_ids, unique_phrases
 from idgen.prompts import prompt_texts
 from idgen.ranking import RankingConfig, eval_users, rank_task
 from idgen.samples import Task, build_task
+from idgen.text_vectors import item_vectors
 from idgen.tokenizer import load_tokenizer, train_tokenizer
+from idgen.walks import Neighbours, nearest_items
 
 Domains = Mapping[str, Domain]
 
 
+ID_GROUPS = ("items", "clients", "public")
+VECTOR_FILE = "item_vectors.safetensors"
 NUM_REPORT_USERS = 200
 """Client users per domain on which the distillation report compares teacher and student."""
 
 
 class DomainIds(NamedTuple):
-    """Texts that stand for the items and users of one domain."""
+    """Texts that stand for the items and users of one domain, and which items have near texts."""
 
     items: ItemIds
     clients: ItemIds | None
     """One per client user; None without user wording."""
     public: ItemIds | None
+    neighbours: Neighbours | None = None
+    """For catalogue walks; None without them."""
 
 
 def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = False) -> Stage:
@@ -58,6 +68,8 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
         "domains": [(name, domain.content_hash()) for name, domain in domains.items()],
         "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
     }
+    if config.pretrain.needs_item_vectors:
+        inputs["encoder"] = _model_digest(chosen_encoder(config.pretrain.text_encoder))
     return cached_stage(
         Path(config.cache), "pretrain", inputs, lambda folder: _pretrain(config, domains, device, folder, quiet)
     )
@@ -81,8 +93,8 @@ def distill_stage(
     )
 
 
-def load_ids(foundation: Path, domain: Domain) -> DomainIds:
-    """IDs of one domain.
+def load_ids(foundation: Path, domain: Domain, config: PretrainConfig) -> DomainIds:
+    """IDs of one domain, with its neighbours where ``config`` asks for catalogue walks.
 
     Raises:
         ValueError: they were assigned to another catalogue, or the file is damaged.
@@ -98,11 +110,16 @@ def load_ids(foundation: Path, domain: Domain) -> DomainIds:
         sizes = (len(domain.item_keys), len(domain.clients.users), len(domain.public.users))
         items, clients, public = (
             None if content[group] is None else _checked_ids(content[group], size)
-            for group, size in zip(DomainIds._fields, sizes, strict=True)
+            for group, size in zip(ID_GROUPS, sizes, strict=True)
         )
         if items is None:
             raise ValueError("no item IDs")
-    return DomainIds(items, clients, public)
+    near = None
+    if config.samples.walk_share > 0.0:
+        path = foundation / VECTOR_FILE
+        with damage_names(path):
+            near = nearest_items(load_file(path)[domain.name])
+    return DomainIds(items, clients, public, near)
 
 
 def _checked_ids(values: Mapping[str, Any], size: int) -> ItemIds:
@@ -120,7 +137,16 @@ def public_tasks(
     """Training tasks of the public pools; every event of a public user may be a target."""
     _check_tokens(ids, tokenizer)
     return [
-        build_task(domain, domain.public, ids[name].items, tokenizer, config.samples, False, ids[name].public)
+        build_task(
+            domain,
+            domain.public,
+            ids[name].items,
+            tokenizer,
+            config.samples,
+            False,
+            ids[name].public,
+            ids[name].neighbours,
+        )
         for name, domain in domains.items()
     ]
 
@@ -131,7 +157,16 @@ def client_tasks(
     """Tasks of the clients, in client order; the last two events of every user are held out."""
     _check_tokens(ids, tokenizer)
     return [
-        build_task(domain, domain.clients, ids[name].items, tokenizer, config.samples, True, ids[name].clients)
+        build_task(
+            domain,
+            domain.clients,
+            ids[name].items,
+            tokenizer,
+            config.samples,
+            True,
+            ids[name].clients,
+            ids[name].neighbours,
+        )
         for name, domain in domains.items()
     ]
 
@@ -139,7 +174,7 @@ def client_tasks(
 def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse IDs of another tokenizer: their tokens would be looked up beyond the embedding table."""
     for name, one in ids.items():
-        groups = [group for group in one if group is not None]
+        groups = [group for group in (one.items, one.clients, one.public) if group is not None]
         largest = max((max(tokens, default=0) for group in groups for tokens in group.token_ids), default=0)
         if largest >= len(tokenizer):
             raise ValueError(
@@ -162,15 +197,17 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
     generator = None
     if settings.id_source == "generator":
         generator, report["id_generator"] = _id_generator(config, domains, tokenizer, device, quiet)
+    vectors = _item_vectors(settings, domains) if settings.needs_item_vectors else None
+    near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items()} if vectors is not None else {}
     ids = {
-        name: _domain_ids(settings, domain, tokenizer, generator, phrases.get(name), quiet)
+        name: _domain_ids(settings, domain, tokenizer, generator, phrases.get(name), near.get(name), quiet)
         for name, domain in domains.items()
     }
     tasks = public_tasks(domains, ids, tokenizer, settings)
-    model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks)
+    model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)
     model.to(device)  # type: ignore[arg-type]
     if settings.alternating.num_phases > 0:
-        ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
+        ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, near, device, quiet)
     else:
         with progress("backbone", not quiet) as on_step:
             seed = derive_seed(config.seed, "backbone training")
@@ -182,8 +219,11 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
         save_backbone(generator.model, tokenizer, folder / "id_generator")
     (folder / "ids").mkdir()
     for name, one in ids.items():
-        content = {group: None if value is None else value._asdict() for group, value in one._asdict().items()}
+        groups = zip(ID_GROUPS, (one.items, one.clients, one.public), strict=True)
+        content = {group: None if value is None else value._asdict() for group, value in groups}
         write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
+    if vectors is not None:
+        save_file({name: vector_ID.contiguous() for name, vector_ID in vectors.items()}, folder / VECTOR_FILE)
     write_json(folder / "report.json", report)
 
 
@@ -192,7 +232,7 @@ def _distill(
 ) -> None:
     tokenizer = load_tokenizer(foundation.folder / "backbone")
     teacher = load_backbone(foundation.folder / "backbone", tokenizer)
-    ids = {name: load_ids(foundation.folder, domain) for name, domain in domains.items()}
+    ids = {name: load_ids(foundation.folder, domain, config.pretrain) for name, domain in domains.items()}
     tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
     clients = client_tasks(domains, ids, tokenizer, config.pretrain)
     with progress("distillation", not quiet) as on_step:
@@ -210,7 +250,7 @@ def _distill(
 
 
 def _valid_metrics(
-    model: T5ForConditionalGeneration, tasks: list[Task], config: RunConfig, device: torch.device
+    model: Any, tasks: list[Task], config: RunConfig, device: torch.device
 ) -> dict[str, dict[str, float]]:
     """hit@10 and ndcg@10 per domain on a sample of the clients' validation items; for the report only."""
     drop_seen = get_protocol(config.protocol).drop_seen
@@ -225,7 +265,15 @@ def _valid_metrics(
     return found
 
 
-def save_backbone(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def _item_vectors(settings: PretrainConfig, domains: Domains) -> dict[str, Tensor]:
+    """Vectors of the published item texts, as wide as the backbone's table where it starts from them."""
+    texts = [text for domain in domains.values() for text in domain.item_texts]
+    encoded_IE = load_encoder(settings.text_encoder).encode(texts)
+    parts = encoded_IE.split([len(domain.item_texts) for domain in domains.values()])
+    return item_vectors(dict(zip(domains, parts, strict=True)), settings.backbone.d_model)
+
+
+def save_backbone(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(str(folder))
 
@@ -260,6 +308,7 @@ def _domain_ids(
     tokenizer: PreTrainedTokenizerBase,
     generator: IDGenerator | None,
     phrases: list[str] | None,
+    near: Neighbours | None,
     quiet: bool,
 ) -> DomainIds:
     if phrases is not None:
@@ -285,16 +334,17 @@ def _domain_ids(
         return user_texts(wording, events.users, sequences, items, tokenizer, generate, settings.id_limits)
 
     clients = users(domain.clients, [list(train_part(sequence)) for sequence in domain.clients.sequences])
-    return DomainIds(items, clients, users(domain.public, domain.public.sequences))
+    return DomainIds(items, clients, users(domain.public, domain.public.sequences), near)
 
 
 def _alternate(
     config: RunConfig,
     domains: Domains,
     tokenizer: PreTrainedTokenizerBase,
-    model: T5ForConditionalGeneration,
+    model: Any,
     generator: IDGenerator | None,
     ids: dict[str, DomainIds],
+    near: Mapping[str, Neighbours],
     device: torch.device,
     quiet: bool,
 ) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
@@ -307,7 +357,7 @@ def _alternate(
             generator.model,
             ids,
             assign_ids=lambda: {
-                name: _domain_ids(settings, domain, tokenizer, generator, None, True)
+                name: _domain_ids(settings, domain, tokenizer, generator, None, near.get(name), True)
                 for name, domain in domains.items()
             },
             make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),

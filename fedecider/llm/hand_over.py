@@ -77,7 +77,7 @@ def hand_over(
             card=Card(
                 method=method.name,
                 domain=name,
-                prompt=prompt_layout(name, settings),
+                prompt=prompt_layout(recommender.tasks[client], settings, recommender.model),
                 alpha=_weights(entry, recommender, own),
                 metrics=metrics,
                 protocol=stamp(get_protocol(settings.run.protocol)),

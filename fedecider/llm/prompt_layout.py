@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedecider.llm.setup import Settings
 from fedecider.lora.card import PromptLayout
+from idgen.backbones.families import family_of
 from idgen.prompts import load_templates, split_wording
+from idgen.samples import Task
 
 
-def prompt_layout(domain: str, settings: Settings) -> PromptLayout:
-    """The prompt of template 0 for an unknown user of ``domain``, as `idgen.samples.encode_histories` writes it."""
+def prompt_layout(task: Task, settings: Settings, model: Any) -> PromptLayout:
+    """The prompt of template 0 for an unknown user, as `idgen.samples.encode_histories` writes it for ``model``."""
     samples, ranking = settings.run.pretrain.samples, settings.ranking
-    before, after = split_wording(load_templates(samples.templates)[0].no_user, domain)
+    before, after = split_wording(load_templates(samples.templates)[0].no_user, task.name)
+    family = family_of(model)
     return PromptLayout(
         before=" ".join(before),
         after=" ".join(after),
-        separator=samples.separator,
+        separator=None if samples.templates == "history" else samples.separator,
+        end_token=task.trie.eos_token_id,
         max_history=samples.shown_history,
         newest_first=samples.newest_first,
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
         length_penalty=ranking.length_penalty,
+        auto_class=family.auto_class,
+        continues_prompt=family.continues_prompt,
     )

@@ -13,7 +13,7 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.config import RunConfig
 from fedecider.llm.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
-from fedecider.lora.adapters import attach_lora, check_targets
+from fedecider.lora.adapters import attach_lora, layer_names
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
@@ -59,14 +59,14 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
         ValueError: settings that could not be used afterwards, told before anything is built; or a damaged stage.
     """
     domains = load_data(config)
-    check_targets(config.lora_settings, linear_layers(config.pretrain.backbone))
+    layer_names(config.lora_settings, linear_layers(config.pretrain.backbone))
     with launch.accelerator.main_process_first():
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
         distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
     if launch.is_main:
         for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
             console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
-    ids = {name: load_ids(pretrained.folder, domain) for name, domain in domains.items()}
+    ids = {name: load_ids(pretrained.folder, domain, config.pretrain) for name, domain in domains.items()}
     return Foundation(domains, ids, pretrained, distilled)
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters as Trees: attach to a T5, read, write, stack over clients, common initialisation.
+"""LoRA adapters as Trees: attach to a backbone, read, write, stack over clients, common initialisation.
 
 Keys are ``<module path in the base model>.lora_a`` (R, I) and ``.lora_b`` (O, R); stacked trees lead with K clients.
 
@@ -22,9 +22,16 @@ from fedecider.bounds import LoraRank, check
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 from fedecider.lora.fusion import FusedLinear, fused_layers
+from idgen.backbones.families import family_of
 
 FACTORS = ("lora_a", "lora_b")
 """Names of the two factors of a pair."""
+ROLES = {
+    "attention": ("q", "k", "v", "o", "q_proj", "k_proj", "v_proj", "o_proj"),
+    "feed_forward": ("wi", "wi_0", "wi_1", "wo", "gate_proj", "up_proj", "down_proj"),
+    "output": ("lm_head",),
+}
+"""What linear layers are for -> their names in the backbones that we know."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +40,16 @@ class LoraSettings:
 
     Args:
         rank: Rank r of every adapter.
-        targets: Names of the linear layers that get one; q, k, v, o are all attention projections of a T5.
+        targets: The linear layers that get one: roles of `ROLES`, or the ends of layers' names.
     """
 
     rank: LoraRank = 8
-    targets: tuple[str, ...] = ("q", "k", "v", "o")
+    targets: tuple[str, ...] = ("attention",)
 
     def __post_init__(self) -> None:
         check(self)
         if not self.targets:
-            raise ValueError("got no LoRA targets, expected at least one layer name, for instance q,k,v,o")
+            raise ValueError("got no LoRA targets, expected at least one, for instance attention")
 
 
 class AdapterShape(NamedTuple):
@@ -60,26 +67,32 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     until ``load_plain`` or ``load_fusion`` writes others.
     """
     names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    check_targets(settings, names)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.rank,
         lora_dropout=0.0,
         bias="none",
-        target_modules=list(settings.targets),
-        task_type=TaskType.SEQ_2_SEQ_LM,
+        target_modules=layer_names(settings, names),
+        task_type=TaskType(family_of(model).task_type),
     )
     config._register_custom_module({nn.Linear: FusedLinear})
     return cast(PeftModel, get_peft_model(model, config))
 
 
-def check_targets(settings: LoraSettings, names: Collection[str]) -> None:
-    """Refuse targets that are no linear layers of the model, whose names are ``names``, with a ``ValueError``."""
-    missing = sorted(set(settings.targets) - set(names))
+def layer_names(settings: LoraSettings, names: Collection[str]) -> list[str]:
+    """The targets as names of linear layers of a model that has those called ``names``: roles stand for several.
+
+    Raises:
+        ValueError: a target is no such layer, or a role that no layer of the model has.
+    """
+    wanted = [(target, ROLES.get(target, (target,))) for target in settings.targets]
+    missing = sorted(target for target, layers in wanted if not set(layers) & set(names))
     if missing:
         raise ValueError(
-            f"got LoRA targets {missing}, expected some of the linear layers {sorted(names)}; change targets"
+            f"got LoRA targets {missing}, expected some of the roles {sorted(ROLES)} or of the linear layers "
+            f"{sorted(names)}; change lora_targets"
         )
+    return sorted({layer for _, layers in wanted for layer in layers if layer in names})
 
 
 def adapter_shapes(model: nn.Module) -> dict[str, AdapterShape]:

@@ -11,13 +11,15 @@ LOCAL_BACKBONE = "../../backbone"
 
 
 class PromptLayout(NamedTuple):
-    """How a history becomes the input of the model: ``before``, the item IDs, ``after``, the end token."""
+    """How a history becomes the input of the model: ``before``, the item IDs, ``after``, the end token if any."""
 
     before: str
     """Words before the history; may be empty."""
     after: str
-    separator: str
-    """Word between two item IDs; may be empty."""
+    separator: str | None
+    """Word between two item IDs, may be empty; None: the end token stands there, if any."""
+    end_token: int | None
+    """Closes an item ID that the model writes, and the prompt; None: nothing does."""
     max_history: int
     """Items shown at most, the newest ones."""
     newest_first: bool
@@ -25,6 +27,10 @@ class PromptLayout(NamedTuple):
     """Tokens of a prompt at most, with the end token; the oldest items are left out first."""
     num_beams: int
     length_penalty: float
+    auto_class: str
+    """The class of transformers that loads the backbone."""
+    continues_prompt: bool
+    """Whether ``generate`` returns the prompt with the ID behind it, else the ID behind one start token."""
 
 
 class Card(NamedTuple):
@@ -67,9 +73,11 @@ def model_card(card: Card, base_name: str, examples: tuple[str, ...]) -> str:
 def snippet(prompt: PromptLayout, examples: tuple[str, ...]) -> str:
     """A program from a history of titles to the ten best next items, with transformers and peft alone."""
     values = {
-        "BEFORE": json.dumps(prompt.before, ensure_ascii=False),
-        "AFTER": json.dumps(prompt.after, ensure_ascii=False),
-        "SEPARATOR": json.dumps(prompt.separator, ensure_ascii=False),
+        "BEFORE": _literal(prompt.before),
+        "AFTER": _literal(prompt.after),
+        "SEPARATOR": "end" if prompt.separator is None else f"encode({_literal(prompt.separator)})",
+        "AUTO_CLASS": prompt.auto_class,
+        "START": "inputs.shape[1]" if prompt.continues_prompt else "1",
         "MAX_HISTORY": str(prompt.max_history),
         "ORDER": "reversed(shown)" if prompt.newest_first else "shown",
         "MAX_TOKENS": str(prompt.max_tokens),
@@ -92,7 +100,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import <AUTO_CLASS>, AutoTokenizer
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 history = sys.argv[2].split("|") if len(sys.argv) > 2 else <HISTORY>
@@ -100,16 +108,17 @@ history = sys.argv[2].split("|") if len(sys.argv) > 2 else <HISTORY>
 base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
 base = folder / base if (folder / base).is_dir() else base  # relative to the adapter's folder, or a hub name
 tokenizer = AutoTokenizer.from_pretrained(base)
-model = AutoModelForSeq2SeqLM.from_pretrained(base, use_safetensors=True)
+model = <AUTO_CLASS>.from_pretrained(base, use_safetensors=True)
 model = PeftModel.from_pretrained(model, str(folder)).eval()
 
 table = json.loads((folder / "item_ids.json").read_text(encoding="utf-8"))
-end, items = table["eos_token_id"], list(table["items"].values())
+end = [] if table["eos_token_id"] is None else [table["eos_token_id"]]  # closes an ID
+items = list(table["items"].values())
 ids = [item["tokens"] for item in items]
 titles = [item["title"].lower() for item in items]
 follow = {}  # beginning of an item ID -> tokens that may come next
 for tokens in ids:
-    for place, token in enumerate([*tokens, end]):
+    for place, token in enumerate([*tokens, *end]):
         follow.setdefault(tuple(tokens[:place]), set()).add(token)
 
 
@@ -120,8 +129,8 @@ def encode(text):
 def prompt(shown):
     middle = []
     for number in <ORDER>:
-        middle += (encode(<SEPARATOR>) if middle else []) + ids[number]
-    return encode(<BEFORE>) + middle + encode(<AFTER>) + [end]
+        middle += (<SEPARATOR> if middle else []) + ids[number]
+    return encode(<BEFORE>) + middle + encode(<AFTER>) + end
 
 
 seen = [titles.index(title.strip().lower()) for title in history]  # oldest first
@@ -129,6 +138,7 @@ shown = seen[-<MAX_HISTORY>:]
 while len(prompt(shown)) > <MAX_TOKENS>:
     shown = shown[1:]
 inputs = torch.tensor([prompt(shown)])
+start = <START>  # where the ID begins in what is written
 num_beams = min(max(<NUM_BEAMS>, 10 + len(set(seen))), len(items))
 written = model.generate(
     input_ids=inputs,
@@ -138,15 +148,21 @@ written = model.generate(
     num_return_sequences=num_beams,
     length_penalty=<LENGTH_PENALTY>,
     early_stopping="never",
-    max_new_tokens=max(map(len, ids)) + 1,
-    prefix_allowed_tokens_fn=lambda _, tokens: sorted(follow.get(tuple(tokens.tolist()[1:]), {end})),
+    max_new_tokens=max(map(len, ids)) + len(end),
+    prefix_allowed_tokens_fn=lambda _, tokens: sorted(follow.get(tuple(tokens.tolist()[start:]), end or [0])),
 )
-number_of = {tuple(tokens): number for number, tokens in enumerate(ids)}
-found = [number_of.get(tuple(row[1 : row.index(end)])) for row in written.tolist() if end in row]
+number_of = {(*tokens, *end): number for number, tokens in enumerate(ids)}
+rows = [row[start:] for row in written.tolist()]
+rows = [row[: row.index(end[0]) + 1] if end and end[0] in row else row for row in rows]
+found = [number_of.get(tuple(row)) for row in rows]
 best = [number for number in dict.fromkeys(found) if number is not None and number not in seen]
 for place, number in enumerate(best[:10], 1):
     print(place, items[number]["title"], sep="\\t")
 '''
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _front_matter(card: Card, base_name: str) -> str:
@@ -175,8 +191,11 @@ def _prompt_text(prompt: PromptLayout) -> str:
     order = "newest" if prompt.newest_first else "oldest"
     template = " ".join(part for part in (prompt.before, "{history}", prompt.after) if part)
     separator = f"`{prompt.separator}`" if prompt.separator else "none (a space)"
+    if prompt.separator is None:
+        separator = "none" if prompt.end_token is None else "the end token"
+    closing = "" if prompt.end_token is None else ", then the end token"
     rows = [
-        ("prompt template", f"`{template}`, then the end token"),
+        ("prompt template", f"`{template}`{closing}"),
         ("`{history}`", f"ID texts of the items, {order} first"),
         ("separator between two IDs", separator),
         ("`max_history`", f"{prompt.max_history} (the newest items)"),

@@ -16,19 +16,20 @@ import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
+import transformers
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.federation.method import Tree
 from fedecider.lora.adapters import module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
+from idgen.backbones.families import family_of
 
 CONFIG_FILE = "adapter_config.json"
 ITEM_FILE = "item_ids.json"
@@ -61,11 +62,10 @@ def export_adapter(
 
     Fused directions become one adapter of rank K*r, ``A = [A_1; ...; A_K]``, ``B = [alpha_1 B_1, ..., alpha_K B_K]``
     with ``lora_alpha = K*r``, which is the same update exactly. ``base_folder`` is where the base model is saved now,
-    ``base_name`` what the adapter's config and card record: a hub name, or a
-    path relative to ``folder``. ``prompts`` are real ``input_ids``, ``attention_mask`` and
-    ``labels``. ``factors`` are written instead when given (one pair per layer, any common rank): the update that
-    ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside its place
-    and renamed only after the check, so a wrong export never appears under its name.
+    ``base_name`` what the adapter's config and card record: a hub name, or a path relative to ``folder``. ``prompts``
+    is a real training batch. ``factors`` are written instead when given (one pair per layer, any common rank): the
+    update that ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside
+    its place and renamed only after the check, so a wrong export never appears under its name.
 
     Raises:
         ValueError: the reloaded model's logits differ by more than ``tolerance`` times ``max(1, largest logit)``.
@@ -75,8 +75,9 @@ def export_adapter(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        save_peft_folder(fused_factors(model) if factors is None else factors, scratch, base_name)
-        _write_items(scratch, items, model)
+        task_type = family_of(model).task_type
+        save_peft_folder(fused_factors(model) if factors is None else factors, scratch, base_name, task_type)
+        _write_items(scratch, items, card.prompt.end_token)
         text = model_card(card, base_name, tuple(items.titles[:2]))
         (scratch / "README.md").write_text(text, encoding="utf-8")
         difference = reload_difference(model, scratch, base_folder, prompts)
@@ -92,8 +93,8 @@ def export_adapter(
     return difference
 
 
-def save_peft_folder(factors: Tree, folder: Path, base_name: str) -> None:
-    """Write one LoRA pair per layer (any common rank, scaling 1) in PEFT's own file format."""
+def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str) -> None:
+    """Write one LoRA pair per layer (any common rank, scaling 1) in PEFT's own file format; ``task_type`` is PEFT's."""
     names = module_names(factors)
     rank = factors[f"{names[0]}.lora_a"].shape[0]
     state = {}
@@ -107,7 +108,7 @@ def save_peft_folder(factors: Tree, folder: Path, base_name: str) -> None:
         lora_dropout=0.0,
         bias="none",
         target_modules=sorted({name.rsplit(".", 1)[-1] for name in names}),
-        task_type=TaskType.SEQ_2_SEQ_LM,
+        task_type=TaskType(task_type),
         base_model_name_or_path=base_name,
         inference_mode=True,
     )
@@ -121,12 +122,13 @@ def reload_difference(model: PeftModel, folder: Path, base_folder: Path, prompts
     Divided by the largest logit where that exceeds 1. Infinite when either side is not finite.
     """
     device = next(model.parameters()).device
-    inputs = {key: prompts[key].to(device) for key in ("input_ids", "attention_mask", "labels")}
+    family = family_of(model)
+    inputs = {key: tensor.to(device) for key, tensor in family.plain_inputs(dict(prompts)).items()}
     modes = {module: module.training for module in model.modules()}
     expected = model.eval()(**inputs).logits.float()
     for module, training in modes.items():
         module.training = training
-    base = AutoModelForSeq2SeqLM.from_pretrained(str(base_folder), use_safetensors=True)
+    base = getattr(transformers, family.auto_class).from_pretrained(str(base_folder), use_safetensors=True)
     dtype = next(model.parameters()).dtype
     reloaded = load_adapter(base.to(device=device, dtype=dtype), folder).eval()
     actual = reloaded(**inputs).logits.float()
@@ -198,16 +200,14 @@ def read_item_ids(folder: Path) -> ItemTable:
     return table
 
 
-def _write_items(folder: Path, items: ItemTable, model: PeftModel) -> None:
-    config = cast(Any, model.get_base_model()).config
+def _write_items(folder: Path, items: ItemTable, end_token: int | None) -> None:
     entries = {
         key: {"title": title, "id": id_text, "tokens": list(tokens)}
         for key, title, id_text, tokens in zip(*items, strict=True)
     }
     content = {
         "adapter_sha256": _digest(folder / WEIGHTS_FILE),
-        "eos_token_id": config.eos_token_id,
-        "decoder_start_token_id": config.decoder_start_token_id,
+        "eos_token_id": end_token,
         "items": entries,
     }
     (folder / ITEM_FILE).write_text(json.dumps(content, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")

@@ -24,6 +24,8 @@ from fedecider.lora.adapters import with_prefix, without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import Recommender
+from idgen.backbones.family import num_targets
+from idgen.training import sequence_loss
 
 VIEWS = ("fused", "global", "personal")
 
@@ -186,9 +188,9 @@ def _token_loss(recommender: Recommender, batches: list[dict[str, Tensor]]) -> f
     total, count = 0.0, 0
     enabled = recommender.training.precision == "bf16"
     for batch in batches:
-        num_tokens = int((batch["labels"] != -100).sum())
+        num_tokens = num_targets(batch)
         with torch.autocast(recommender.device.type, torch.bfloat16, enabled=enabled):
-            total += float(recommender.model(**batch).loss) * num_tokens
+            total += float(sequence_loss(recommender.model, batch)) * num_tokens
         count += num_tokens
     return total / count
 

@@ -14,6 +14,7 @@ from fedecider.federation.method import Tree
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.lora.adapters import FACTORS, named_factors, read_adapters
 from fedecider.methods.recommender import Recommender
+from idgen.training import sequence_loss
 
 
 class Pull(NamedTuple):
@@ -88,7 +89,7 @@ def _step(
     device, settings = recommender.device, recommender.training
     inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-        loss = recommender.model(**inputs).loss
+        loss = sequence_loss(recommender.model, inputs)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     for parameter, anchor in zip(trained, anchors, strict=False):  # alpha comes last and has no anchor

@@ -15,29 +15,21 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, check
+from fedecider.bounds import NotNegative, Positive, check
 
-PAD, NUM_SPECIAL = 0, 1
-"""Token 0 pads; item i is token ``NUM_SPECIAL + i``."""
 RIDGE = 1e-3
 
 
 @dataclass(frozen=True)
-class SmallDecoderConfig:
-    """Size and start of a small decoder; its width is that of the item vectors.
+class DecoderStart:
+    """Where a decoder from scratch starts when its table is made of text vectors.
 
     Args:
-        num_layers: The number of layers.
-        num_heads: The number of attention heads of a layer.
-        max_history: The number of items that the model reads at most.
         scale: The logit of an item against itself at the start, the inverse of a temperature for cosines.
         history_weight: How much more the mean over the history counts at the start than the newest item, which the
             residual stream carries anyway; 0 starts as the neighbours of the newest item alone.
     """
 
-    num_layers: Depth = 2
-    num_heads: Depth = 2
-    max_history: OneOrMore = 20
     scale: Positive = 12.0
     history_weight: NotNegative = 4.0
 
@@ -45,44 +37,53 @@ class SmallDecoderConfig:
         check(self)
 
 
-def build_small_decoder(vector_ID: Tensor, config: SmallDecoderConfig, seed: int = 0) -> LlamaForCausalLM:
+def build_small_decoder(
+    table_VD: Tensor,
+    config: DecoderStart,
+    *,
+    num_layers: int,
+    num_heads: int,
+    d_ff: int,
+    max_tokens: int,
+    padding: int,
+    seed: int = 0,
+) -> LlamaForCausalLM:
     """A Llama in evaluation mode whose logits at the start order items by cos(sum_k w_k e_{h_k}, e_b).
 
-    ``vector_ID``: item vectors of length 1 (:func:`idgen.text_vectors.item_vectors`), which become the tied embeddings.
-    The first layer's heads carry the vectors through unchanged, and constant query and key biases under the rotary
-    embedding make their attention a function of distance alone, fitted to w_k ~ 1 / (k + 1). All other layers write
-    nothing yet: their output projections are zero. The model is a plain Llama with attention biases, so that folders,
-    adapters and ``generate`` are those of any other.
+    ``table_VD``: vectors of length 1 of tokens that stand for items (:func:`idgen.text_vectors.token_vectors`), zeros
+    for others; they become the tied embeddings. The first layer's heads carry the vectors through unchanged, and
+    constant query and key biases under the rotary embedding make their attention a function of distance alone, fitted
+    to w_k ~ 1 / (k + 1) over ``max_tokens`` distances. All other layers write nothing yet: their output projections are
+    zero. The model is a plain Llama with attention biases, so that folders, adapters and ``generate`` are those of any
+    other.
 
     Raises:
         ValueError: the width is no multiple of twice the number of heads.
     """
-    num_items, width = vector_ID.shape
-    if width % (2 * config.num_heads):
+    num_tokens, width = table_VD.shape
+    if width % (2 * num_heads):
         raise ValueError(
-            f"got item vectors of width {width} for {config.num_heads} heads, expected a multiple of "
-            f"{2 * config.num_heads}: rotary embeddings turn pairs of dimensions"
+            f"got item vectors of width {width} for {num_heads} heads, expected a multiple of {2 * num_heads}: rotary "
+            "embeddings turn pairs of dimensions. Change d_model or num_heads"
         )
     llama = LlamaConfig(
-        vocab_size=NUM_SPECIAL + num_items,
+        vocab_size=num_tokens,
         hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_heads,
-        max_position_embeddings=config.max_history,
+        intermediate_size=d_ff,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        max_position_embeddings=max_tokens,
         attention_bias=True,
         tie_word_embeddings=True,
-        pad_token_id=PAD,
+        pad_token_id=padding,
         bos_token_id=None,
         eos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(llama)
-        table_VD = model.model.embed_tokens.weight
-        table_VD.zero_()
-        table_VD[NUM_SPECIAL:] = vector_ID
+        model.model.embed_tokens.weight.copy_(table_VD)
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
@@ -105,19 +106,20 @@ def age_weights(distance_L: Tensor, frequency_F: Tensor) -> tuple[Tensor, Tensor
     return fitted_F[:-1].float(), torch.softmax(basis_LF @ fitted_F, 0).float()
 
 
-def _attend_by_age(model: LlamaForCausalLM, config: SmallDecoderConfig) -> None:
+def _attend_by_age(model: LlamaForCausalLM, config: DecoderStart) -> None:
     """Let layer 0 add ``history_weight`` times the age-weighted mean of the history's vectors."""
     attention, width = model.model.layers[0].self_attn, model.config.hidden_size
-    head_width = width // config.num_heads
+    num_heads = model.config.num_attention_heads
+    head_width = width // num_heads
     frequency_F = model.model.rotary_emb.inv_freq.float()
-    fitted_F, _ = age_weights(torch.arange(config.max_history).float(), frequency_F)
+    fitted_F, _ = age_weights(torch.arange(model.config.max_position_embeddings).float(), frequency_F)
     strength_F = fitted_F * math.sqrt(head_width)  # attention divides scores by the root of the head's width
     nothing_F = torch.zeros_like(strength_F)
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight.zero_()
-    attention.q_proj.bias.copy_(torch.cat([strength_F.abs().sqrt(), nothing_F]).repeat(config.num_heads))
+    attention.q_proj.bias.copy_(torch.cat([strength_F.abs().sqrt(), nothing_F]).repeat(num_heads))
     signed_F = strength_F.abs().sqrt() * strength_F.sign()
-    attention.k_proj.bias.copy_(torch.cat([signed_F, nothing_F]).repeat(config.num_heads))
+    attention.k_proj.bias.copy_(torch.cat([signed_F, nothing_F]).repeat(num_heads))
     attention.v_proj.weight.copy_(torch.eye(width))
     attention.v_proj.bias.zero_()
     # The layer reads vectors at length sqrt(D): the norm before it made them so.

@@ -1,0 +1,131 @@
+"""What a family of backbones has to offer to everything above it; :mod:`idgen.backbones.families` knows all families.
+
+Shape legend: B users or samples, S prompt tokens, K beams, D width, T target tokens, R target tokens that count, C
+targets tried for one user, V vocabulary, W tokens of a row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from idgen.trie import IGNORED_LABEL
+
+TokenBatch = dict[str, Tensor]
+"""``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
+decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order."""
+
+
+def num_targets(batch: TokenBatch) -> int:
+    """Target tokens of a batch."""
+    labels = batch["row_labels"] if "row_labels" in batch else batch["labels"]
+    return int((labels != IGNORED_LABEL).sum())
+
+
+class Predictions(NamedTuple):
+    """The targets of a batch and the hidden states that predict them, ready for ``token_logits``."""
+
+    hidden_RD: Tensor
+    target_R: Tensor
+
+
+class Family(ABC):
+    """One kind of architecture. ``model`` is always unwrapped (`idgen.backbones.families.unwrap`)."""
+
+    name: ClassVar[str]
+    task_type: ClassVar[str]
+    """PEFT's name of the task."""
+    model_classes: ClassVar[dict[str, Any]]
+    """Model type of transformers -> class to load it with; ``""`` stands for every other type that fits."""
+    auto_class: ClassVar[str]
+    """The class of transformers with which anyone loads an exported model."""
+    continues_prompt: ClassVar[bool]
+    """Whether ``generate`` returns the prompt with the ID behind it, else the ID behind one start token."""
+    stacks: ClassVar[dict[str, str]]
+    """Name -> path of each stack of layers in the model."""
+    kept_whole: ClassVar[str]
+    """Parameters with this in their name stand in the first layer for all: neither trained nor averaged in halving."""
+
+    @abstractmethod
+    def fits(self, model: Any) -> bool:
+        """Whether this code knows the parts of ``model``."""
+
+    @abstractmethod
+    def predictions(self, model: Any, batch: TokenBatch) -> Predictions:
+        """Run the model on a training batch; targets in the order of the batch's labels, row after row."""
+
+    @abstractmethod
+    def counting(self, batch: TokenBatch) -> dict[str, Tensor]:
+        """Stack -> bool: the positions of its layers' outputs that are no padding."""
+
+    @abstractmethod
+    def plain_inputs(self, batch: TokenBatch) -> TokenBatch:
+        """What ``model(**inputs).logits`` takes so that its logits cover the targets of a batch."""
+
+    @abstractmethod
+    def start(self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> Any:
+        """Read the prompts, padded on the right, once; what it returns is handed to ``step``."""
+
+    @abstractmethod
+    def step(self, model: Any, state: Any, token_BK: Tensor, parent_BK: Tensor, number: int) -> tuple[Tensor, Any]:
+        """Let every beam read one token: (hidden_BKD ready for ``token_logits``, the new state).
+
+        ``parent_BK`` says which beam of the step before each beam continues. In step 0 the token is ``start_token``
+        and the parents are zeros.
+        """
+
+    @abstractmethod
+    def start_token(self, model: Any) -> int:
+        """The token of step 0."""
+
+    @abstractmethod
+    def token_logits(self, model: Any, hidden_RD: Tensor) -> Tensor:
+        """Logits (R, V) in fp32."""
+
+    @abstractmethod
+    def teacher_forced(
+        self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor
+    ) -> Callable[[int, Tensor], Tensor]:
+        """A function (user, tokens (C, T)) -> logits (C, T, V) of these tokens behind the user's prompt.
+
+        It goes through the model's own forward and shares no code with ``start`` and ``step``, for which it is the
+        oracle.
+        """
+
+    @abstractmethod
+    def depths(self, config: Any) -> dict[str, int]:
+        """Layers of each stack."""
+
+    @abstractmethod
+    def with_depths(self, config: Any, depths: dict[str, int]) -> Any:
+        """A copy of ``config`` with other numbers of layers."""
+
+    @abstractmethod
+    def dropout(self, config: Any) -> float:
+        """The dropout that the model trains with."""
+
+    @abstractmethod
+    def width(self, config: Any) -> int:
+        """D."""
+
+    def layers(self, model: Any) -> dict[str, nn.ModuleList]:
+        """Stack -> its layers."""
+        return {name: model.get_submodule(path) for name, path in self.stacks.items()}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off and no gradients inside; each module's mode is as before afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True

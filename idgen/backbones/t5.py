@@ -1,0 +1,179 @@
+"""The T5 family: encoder and decoder with a relative position bias in the first layer of each stack.
+
+The decoder runs here step by step on the model's own sub-modules (so adapters injected into them take part), with
+the beams of a user laid along the query axis: keys and values of the encoder output exist once per user and serve
+all of the user's beams, and the self-attention cache is a growing list of tokens of which every beam sees its
+ancestors only, so nothing is copied when beams are reordered.
+
+Shape legend: B users or samples, S input tokens, K beams, D width, H heads, V vocabulary, T target tokens, C targets
+tried for one user, R rows, N decoder tokens kept for a user (those of all beams of all steps so far).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import MT5ForConditionalGeneration, T5ForConditionalGeneration
+
+from idgen.backbones.family import Family, Predictions, TokenBatch
+from idgen.trie import IGNORED_LABEL
+
+
+class DecoderState(NamedTuple):
+    """What decoding remembers between two steps."""
+
+    cross_keys: list[tuple[Tensor, Tensor]]  # per layer: keys and values of the encoder output, (B, H, S, D / H)
+    cross_bias_B11S: Tensor  # 0 on input tokens, the lowest number on padding
+    self_keys: list[tuple[Tensor, Tensor]]  # per layer: keys and values of the decoder tokens, (B, H, N, D / H)
+    visible_BKN: Tensor  # bool: decoder token n is an ancestor of beam k
+    depth_N: Tensor  # the step in which token n was read
+
+
+class T5(Family):
+    """T5 and mT5, plain or gated."""
+
+    name = "t5"
+    task_type = "SEQ_2_SEQ_LM"
+    model_classes = {"t5": T5ForConditionalGeneration, "mt5": MT5ForConditionalGeneration}  # noqa: RUF012
+    auto_class = "AutoModelForSeq2SeqLM"
+    continues_prompt = False
+    stacks = {"encoder": "encoder.block", "decoder": "decoder.block"}  # noqa: RUF012
+    kept_whole = "relative_attention_bias"
+
+    def fits(self, model: Any) -> bool:
+        return hasattr(model, "lm_head") and hasattr(getattr(model, "decoder", None), "block")
+
+    def predictions(self, model: Any, batch: TokenBatch) -> Predictions:
+        """``batch`` may hold ``inputs_embeds`` (B, S, D) in the place of ``input_ids``."""
+        label_BT = _labels(batch)
+        counts_BT = label_BT != IGNORED_LABEL
+        source = {name: batch[name] for name in ("input_ids", "inputs_embeds") if name in batch}
+        hidden_BSD = model.encoder(attention_mask=batch["attention_mask"], **source).last_hidden_state
+        hidden_BTD = model.decoder(
+            input_ids=model._shift_right(label_BT),
+            encoder_hidden_states=hidden_BSD,
+            encoder_attention_mask=batch["attention_mask"],
+            use_cache=False,
+        ).last_hidden_state
+        return Predictions(hidden_BTD[counts_BT], label_BT[counts_BT])
+
+    def counting(self, batch: TokenBatch) -> dict[str, Tensor]:
+        return {"encoder": batch["attention_mask"] != 0, "decoder": _labels(batch) != IGNORED_LABEL}
+
+    def plain_inputs(self, batch: TokenBatch) -> TokenBatch:
+        return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+
+    def start(self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> DecoderState:
+        """Run the encoder once and prepare decoding."""
+        hidden_BSD = model.encoder(input_ids=input_ids_BS, attention_mask=attention_mask_BS).last_hidden_state
+        cross_keys = []
+        for block in model.decoder.block:
+            attention = block.layer[1].EncDecAttention
+            cross_keys.append((_heads(attention, attention.k(hidden_BSD)), _heads(attention, attention.v(hidden_BSD))))
+        lowest = torch.finfo(torch.float32).min
+        bias_B11S = torch.zeros(attention_mask_BS.shape, device=hidden_BSD.device)
+        bias_B11S = bias_B11S.masked_fill(attention_mask_BS == 0, lowest)[:, None, None, :]
+        num_users = len(input_ids_BS)
+        return DecoderState(
+            cross_keys=cross_keys,
+            cross_bias_B11S=bias_B11S,
+            self_keys=[],
+            visible_BKN=torch.zeros(num_users, 1, 0, dtype=torch.bool, device=hidden_BSD.device),
+            depth_N=torch.zeros(0, dtype=torch.long, device=hidden_BSD.device),
+        )
+
+    def step(
+        self, model: Any, state: DecoderState, token_BK: Tensor, parent_BK: Tensor, number: int
+    ) -> tuple[Tensor, DecoderState]:
+        num_users, num_beams = token_BK.shape
+        num_kept = len(state.depth_N)
+        visible_BKN = state.visible_BKN.gather(1, parent_BK[..., None].expand(-1, -1, num_kept))
+        itself_BKK = torch.eye(num_beams, dtype=torch.bool, device=token_BK.device).expand(num_users, -1, -1)
+        visible_BKN = torch.cat([visible_BKN, itself_BKK], 2)
+        depth_N = torch.cat([state.depth_N, state.depth_N.new_full((num_beams,), number)])
+
+        blocks = model.decoder.block
+        # One relative position bias, held by the first layer; the row of the newest query, by the depth of the key.
+        bias_HT = blocks[0].layer[0].SelfAttention.compute_bias(number + 1, number + 1)[0, :, -1, :]
+        lowest = torch.finfo(torch.float32).min
+        self_bias = bias_HT[:, depth_N].float()[None, :, None, :].masked_fill(~visible_BKN[:, None], lowest)
+
+        hidden_BKD = model.decoder.embed_tokens(token_BK)
+        self_keys = []
+        for layer, block in enumerate(blocks):
+            attention, normed = block.layer[0].SelfAttention, block.layer[0].layer_norm(hidden_BKD)
+            keys, values = _heads(attention, attention.k(normed)), _heads(attention, attention.v(normed))
+            if state.self_keys:
+                old_keys, old_values = state.self_keys[layer]
+                keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
+            self_keys.append((keys, values))
+            hidden_BKD = hidden_BKD + _attend(attention, normed, keys, values, self_bias)
+            attention, normed = block.layer[1].EncDecAttention, block.layer[1].layer_norm(hidden_BKD)
+            hidden_BKD = hidden_BKD + _attend(attention, normed, *state.cross_keys[layer], state.cross_bias_B11S)
+            hidden_BKD = block.layer[2](hidden_BKD)
+        hidden_BKD = model.decoder.final_layer_norm(hidden_BKD)
+        return hidden_BKD, state._replace(self_keys=self_keys, visible_BKN=visible_BKN, depth_N=depth_N)
+
+    def start_token(self, model: Any) -> int:
+        return model.config.decoder_start_token_id
+
+    def token_logits(self, model: Any, hidden_RD: Tensor) -> Tensor:
+        """Logits in fp32; T5 with tied embeddings divides the decoder output by sqrt(D) first."""
+        config = model.config
+        if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
+            hidden_RD = hidden_RD * config.d_model**-0.5
+        return model.lm_head(hidden_RD).float()
+
+    def teacher_forced(
+        self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor
+    ) -> Callable[[int, Tensor], Tensor]:
+        """The encoder runs once for all users."""
+        encoded_BSD = model.encoder(input_ids=input_ids_BS, attention_mask=attention_mask_BS).last_hidden_state
+
+        def logits(user: int, token_CT: Tensor) -> Tensor:
+            return model(
+                encoder_outputs=(encoded_BSD[user].expand(len(token_CT), -1, -1),),
+                attention_mask=attention_mask_BS[user].expand(len(token_CT), -1),
+                decoder_input_ids=model._shift_right(token_CT),
+            ).logits.float()
+
+        return logits
+
+    def depths(self, config: Any) -> dict[str, int]:
+        return {"encoder": config.num_layers, "decoder": config.num_decoder_layers or config.num_layers}
+
+    def with_depths(self, config: Any, depths: dict[str, int]) -> Any:
+        changed = copy.deepcopy(config)
+        changed.num_layers, changed.num_decoder_layers = depths["encoder"], depths["decoder"]
+        return changed
+
+    def dropout(self, config: Any) -> float:
+        return config.dropout_rate
+
+    def width(self, config: Any) -> int:
+        return config.d_model
+
+
+def _labels(batch: TokenBatch) -> Tensor:
+    if "labels" not in batch:
+        raise ValueError(
+            "got rows of which every position is a target, expected prompts with one target each: a T5 reads the "
+            "prompt in its encoder. Set pretrain.samples.targets to last, or take a decoder-only backbone"
+        )
+    return batch["labels"]
+
+
+def _heads(attention: Any, projected_BTD: Tensor) -> Tensor:
+    """(B, T, heads * width) -> (B, heads, T, width)."""
+    return projected_BTD.unflatten(2, (-1, attention.key_value_proj_dim)).transpose(1, 2)
+
+
+def _attend(attention: Any, normed_BKD: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """T5 attention (no 1 / sqrt(width)) of the beams over keys; softmax in fp32."""
+    weight = (_heads(attention, attention.q(normed_BKD)) @ keys.transpose(2, 3)).float() + bias
+    context = torch.softmax(weight, -1).to(values.dtype) @ values
+    return attention.o(context.transpose(1, 2).flatten(2))

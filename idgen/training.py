@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import TokenBatch
+from idgen.backbones.family import TokenBatch, labels_of
 
 LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
@@ -184,7 +184,7 @@ def train_steps(
         optimizer.step()
         loss_sum += loss.detach()
         step += 1
-        samples += len(batch["attention_mask"])
+        samples += len(labels_of(batch))
         if step % NOTE_EVERY == 0 or step == total_steps:
             note = f"loss {_finite(loss_sum / (step - first_step), step):.3f}"
         if on_step is not None:

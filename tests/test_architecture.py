@@ -18,7 +18,7 @@ ALLOWED = {
     "fedecider.evaluation": set(),
     "fedecider.running": BASE,
     "fedecider.baselines": BASE,
-    "fedecider.lora": {BOUNDS, "fedecider.federation"},
+    "fedecider.lora": {BOUNDS, "fedecider.federation", "idgen"},
     "fedecider.methods": {"fedecider.lora", "idgen", *BASE},
     "fedecider.report": {"fedecider.running", *BASE},
     "fedecider.llm": LLM,

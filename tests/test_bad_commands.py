@@ -298,7 +298,9 @@ def test_layers_are_known_before_the_backbone_is_there(kind, own, inside):
     both = {"q", "k", "v", "o", "wo", "lm_head"}
     assert linear_layers(BackboneConfig(feed_forward=kind)) == both | own
     assert linear_layers(BackboneConfig(name_or_path=f"{RUN}/backbone", feed_forward=kind)) == both | {"wi"}
-    assert linear_layers(BackboneConfig(name_or_path="some/hub-name")) == both | {"wi", "wi_0", "wi_1"}
+    decoder = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+    assert linear_layers(BackboneConfig(kind="decoder", embedding_init="text")) == decoder
+    assert linear_layers(BackboneConfig(name_or_path="some/hub-name")) == both | decoder | {"wi", "wi_0", "wi_1"}
 
 
 def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, capsys, monkeypatch):

@@ -21,10 +21,14 @@ TokenBatch = dict[str, Tensor]
 decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order."""
 
 
+def labels_of(batch: TokenBatch) -> Tensor:
+    """The labels of a batch of either kind; -100 where there is no target."""
+    return batch["row_labels"] if "row_labels" in batch else batch["labels"]
+
+
 def num_targets(batch: TokenBatch) -> int:
     """Target tokens of a batch."""
-    labels = batch["row_labels"] if "row_labels" in batch else batch["labels"]
-    return int((labels != IGNORED_LABEL).sum())
+    return int((labels_of(batch) != IGNORED_LABEL).sum())
 
 
 class Predictions(NamedTuple):

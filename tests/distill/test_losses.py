@@ -30,8 +30,8 @@ def test_one_pair_by_hand():
     teacher = make_teacher(num_layers=4, num_decoder_layers=2)
     student, batch = build_student(teacher), make_batch(samples=3)
     with torch.no_grad():
-        number = pairs_of(teacher.config).index(("encoder", 1, 2))
-        loss = pair_losses(teacher, student, pairs_of(teacher.config), batch)[number].item()
+        number = pairs_of(teacher).index(("encoder", 1, 2))
+        loss = pair_losses(teacher, student, pairs_of(teacher), batch)[number].item()
         total, count = 0.0, 0
         for row in range(3):  # one sample at a time, without any padding
             tokens = batch["input_ids"][row][batch["attention_mask"][row] == 1][None]
@@ -50,7 +50,7 @@ def test_one_pair_by_hand():
 
 def test_padding_and_ignored_labels_have_no_influence():
     teacher = make_teacher(num_layers=4, num_decoder_layers=3)
-    student, pairs, batch = build_student(teacher), pairs_of(teacher.config), make_batch()
+    student, pairs, batch = build_student(teacher), pairs_of(teacher), make_batch()
     with torch.no_grad():
         losses = pair_losses(teacher, student, pairs, batch)
         pads = {"input_ids": 0, "attention_mask": 0, "labels": -100}
@@ -71,7 +71,7 @@ def test_padding_and_ignored_labels_have_no_influence():
 def test_gradients_of_pairs_are_disjoint_and_spare_what_is_frozen():
     teacher = make_teacher(num_layers=4, num_decoder_layers=5)
     student, batch = build_student(teacher), make_batch()
-    pairs = pairs_of(teacher.config)
+    pairs = pairs_of(teacher)
     own = [{id(parameter) for parameter in pair_parameters(student, pair)} for pair in pairs]
     assert all(first.isdisjoint(second) for i, first in enumerate(own) for second in own[i + 1 :])
     losses = pair_losses(teacher, student, pairs, batch)

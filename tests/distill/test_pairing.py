@@ -1,11 +1,9 @@
-import copy
-
 import pytest
 import torch
 from distill_toys import make_batch, make_teacher, silence
 
 from distill.losses import pair_losses
-from distill.pairing import Pair, build_student, pair_parameters, pairs_of, student_config
+from distill.pairing import Pair, build_student, pair_parameters, pairs_of
 
 
 def block_state(model, stack, number):
@@ -22,7 +20,7 @@ def equal(first, second):
 
 def test_pairs_of_uneven_stacks():
     teacher = make_teacher(num_layers=4, num_decoder_layers=3)
-    assert pairs_of(teacher.config) == [Pair("encoder", 0, 0), Pair("encoder", 1, 2), Pair("decoder", 0, 0)]
+    assert pairs_of(teacher) == [Pair("encoder", 0, 0), Pair("encoder", 1, 2), Pair("decoder", 0, 0)]
 
 
 def test_depth_is_halved_in_all_three_configs_and_layers_are_renumbered():
@@ -47,7 +45,7 @@ def test_blocks_start_from_the_asked_teacher_blocks(init):
     state = torch.get_rng_state()
     student = build_student(teacher, init)
     assert torch.equal(torch.get_rng_state(), state)
-    for pair in pairs_of(teacher.config):
+    for pair in pairs_of(teacher):
         first, second = (block_state(teacher, pair.stack, pair.first + add) for add in (0, 1))
         wanted = {"first": first, "second": second}.get(init) or {
             name: (first[name] + second[name]) / 2 for name in first
@@ -76,7 +74,7 @@ def test_parameter_count_halves_the_blocks_only():
 def test_trained_parameters_are_the_blocks_without_position_bias():
     teacher = make_teacher(num_layers=5, num_decoder_layers=4)
     student = build_student(teacher)
-    trained = {id(parameter) for pair in pairs_of(teacher.config) for parameter in pair_parameters(student, pair)}
+    trained = {id(parameter) for pair in pairs_of(teacher) for parameter in pair_parameters(student, pair)}
     frozen = [name for name, parameter in student.named_parameters() if id(parameter) not in trained]
     allowed = ("shared", "final_layer_norm", "relative_attention_bias", "encoder.block.2.")
     assert all(any(part in name for part in allowed) for name in frozen)
@@ -90,10 +88,10 @@ def test_student_equals_teacher_when_every_second_block_is_the_identity():
             silence(block)
     student, batch = build_student(teacher, "first"), make_batch()
     with torch.no_grad():
-        losses = pair_losses(teacher, student, pairs_of(teacher.config), batch)
+        losses = pair_losses(teacher, student, pairs_of(teacher), batch)
         assert losses.tolist() == [0.0] * 5
         assert torch.equal(student(**batch).logits, teacher(**batch).logits)
-        other = pair_losses(teacher, build_student(teacher, "second"), pairs_of(teacher.config), batch)
+        other = pair_losses(teacher, build_student(teacher, "second"), pairs_of(teacher), batch)
         assert (other > 0.01).all()
 
 
@@ -104,7 +102,7 @@ def test_loss_is_zero_when_the_first_block_is_the_identity_and_the_second_is_cop
             silence(block)
     student = build_student(teacher, "second")
     with torch.no_grad():
-        losses = pair_losses(teacher, student, pairs_of(teacher.config), make_batch())
+        losses = pair_losses(teacher, student, pairs_of(teacher), make_batch())
     assert losses[[1, 3, 4]].tolist() == [0.0] * 3
     assert (losses[[0, 2]] > 0.01).all()
 
@@ -114,5 +112,5 @@ def test_nothing_to_halve_is_refused():
         build_student(make_teacher(num_layers=1, num_decoder_layers=1))
     with pytest.raises(ValueError, match="init"):
         build_student(make_teacher(), "last")  # type: ignore[arg-type]
-    deeper = copy.deepcopy(make_teacher(num_layers=1, num_decoder_layers=2).config)
-    assert (student_config(deeper).num_layers, student_config(deeper).num_decoder_layers) == (1, 1)
+    half = build_student(make_teacher(num_layers=1, num_decoder_layers=2)).config
+    assert (half.num_layers, half.num_decoder_layers) == (1, 1)

@@ -1,11 +1,12 @@
-"""Decoder-only backbones: beams that share a prompt against one row a beam, labels against a plain loss."""
+"""Decoder-only backbones: beams that share a prompt against one row a beam, rows against prompts with targets."""
 
 import pytest
 import torch
 from tiny_causal import FAMILIES, tiny_causal
 
-from idgen.backbones import causal
+from idgen.backbones.causal import Causal, rows
 
+CAUSAL = Causal()
 PROMPTS = torch.tensor([[5, 9, 12, 7], [8, 3, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
@@ -20,23 +21,23 @@ def plain_hidden(model, tokens):
 def test_beams_are_rows_of_their_own(family):
     model = tiny_causal(family)
     prompts = [row[mask > 0].tolist() for row, mask in zip(PROMPTS, MASK, strict=True)]
-    state = causal.start(model, PROMPTS, MASK)
+    state = CAUSAL.start(model, PROMPTS, MASK)
     nothing = torch.zeros(2, 1, dtype=torch.long)
-    hidden_BKD, state = causal.step(model, state, nothing, nothing, 0)
+    hidden_BKD, state = CAUSAL.step(model, state, nothing, nothing, 0)
     for user, prompt in enumerate(prompts):
         assert torch.allclose(hidden_BKD[user, 0], plain_hidden(model, prompt), atol=1e-5)
     first = torch.tensor([[4, 6, 11], [2, 30, 4]])
-    hidden_BKD, state = causal.step(model, state, first, torch.zeros_like(first), 1)
+    hidden_BKD, state = CAUSAL.step(model, state, first, torch.zeros_like(first), 1)
     for user, prompt in enumerate(prompts):
         for beam in range(3):
             expected = plain_hidden(model, [*prompt, int(first[user, beam])])
             assert torch.allclose(hidden_BKD[user, beam], expected, atol=1e-5)
     parent = torch.tensor([[2, 0], [1, 1]])
     second = torch.tensor([[9, 13], [21, 5]])
-    hidden_BKD, state = causal.step(model, state, second, parent, 2)
+    hidden_BKD, state = CAUSAL.step(model, state, second, parent, 2)
     parent_3 = torch.tensor([[1, 0, 1], [0, 1, 1]])
     third = torch.tensor([[33, 2, 5], [17, 17, 6]])
-    hidden_3, state = causal.step(model, state, third, parent_3, 3)
+    hidden_3, state = CAUSAL.step(model, state, third, parent_3, 3)
     for user, prompt in enumerate(prompts):
         for beam in range(2):
             path = [int(first[user, parent[user, beam]]), int(second[user, beam])]
@@ -47,16 +48,11 @@ def test_beams_are_rows_of_their_own(family):
             assert torch.allclose(hidden_3[user, beam], plain_hidden(model, [*prompt, *path]), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_labels_are_predicted_by_the_position_before(family):
-    model = tiny_causal(family)
+def test_a_prompt_and_its_target_are_one_row():
     target_BT = torch.tensor([[11, 1, -100], [20, 21, 1]])
-    batch = causal.labelled(PROMPTS, MASK, target_BT, padding=0)
-    assert batch["input_ids"].tolist() == [[5, 9, 12, 7, 11, 1], [8, 3, 20, 21, 1, 0]]
-    assert batch["labels"].tolist() == [[-100, -100, -100, -100, 11, 1], [-100, -100, 20, 21, 1, -100]]
-    assert batch["attention_mask"].tolist() == [[1] * 6, [1] * 5 + [0]]
-    counts = batch["labels"] != -100
-    logit_RV = causal.token_logits(model, causal.target_states(model, batch)[counts])
-    loss = torch.nn.functional.cross_entropy(logit_RV, batch["labels"][counts])
-    plain = model(**batch).loss  # transformers shifts the labels by itself
-    assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
+    row = rows({"input_ids": PROMPTS, "attention_mask": MASK, "labels": target_BT})
+    assert row["input_ids"].tolist() == [[5, 9, 12, 7, 11, 1], [8, 3, 20, 21, 1, 0]]
+    assert row["labels"].tolist() == [[-100, -100, -100, -100, 11, 1], [-100, -100, 20, 21, 1, -100]]
+    assert row["attention_mask"].tolist() == [[1] * 6, [1] * 5 + [0]]
+    same = rows({"input_ids": row["input_ids"], "attention_mask": row["attention_mask"], "row_labels": row["labels"]})
+    assert all(torch.equal(same[name], row[name]) for name in row)

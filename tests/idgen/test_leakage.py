@@ -84,7 +84,7 @@ class Made:
         config = settings(wording)
         tokenizer = foundation._tokenizer(config, domains, {})
         ids = {
-            name: foundation._domain_ids(config, domain, tokenizer, generator, None, True)
+            name: foundation._domain_ids(config, domain, tokenizer, generator, None, None, True)
             for name, domain in domains.items()
         }
         self.vocabulary = json.dumps(tokenizer.get_vocab(), sort_keys=True)
@@ -168,7 +168,8 @@ def test_a_catalogue_returns_its_own_items_only():
     config = settings("none")
     tokenizer = foundation._tokenizer(config, domains, {})
     ids = {
-        name: foundation._domain_ids(config, domain, tokenizer, None, None, True) for name, domain in domains.items()
+        name: foundation._domain_ids(config, domain, tokenizer, None, None, None, True)
+        for name, domain in domains.items()
     }
     tasks = foundation.client_tasks(domains, ids, tokenizer, config)
     texts = [set(task.item_ids.texts) for task in tasks]

@@ -4,9 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from idgen.backbones.small_decoder import NUM_SPECIAL, SmallDecoderConfig, age_weights, build_small_decoder
+from idgen.backbones.small_decoder import DecoderStart, age_weights, build_small_decoder
+from idgen.text_vectors import token_vectors
 
-CONFIG = SmallDecoderConfig(num_layers=2, num_heads=2, max_history=12)
+FIRST = 1
+"""Token of item 0; token 0 pads."""
+MAX_TOKENS = 12
 HISTORY = [4, 17, 2, 9, 30]  # oldest first
 
 
@@ -15,25 +18,31 @@ def vectors(num_items=40, width=16, seed=0):
     return torch.nn.functional.normalize(drawn, dim=1)
 
 
+def build(vector_ID, start=None, *, num_heads=2, seed=0):
+    table_VD = token_vectors({"shop": vector_ID}, {"shop": [[FIRST + i] for i in range(len(vector_ID))]}, 41)
+    sizes = {"num_layers": 2, "num_heads": num_heads, "d_ff": 24, "max_tokens": MAX_TOKENS, "padding": 0}
+    return build_small_decoder(table_VD, start or DecoderStart(), seed=seed, **sizes)
+
+
 def item_logits(model, history):
-    ids = torch.tensor([history]) + NUM_SPECIAL
+    ids = torch.tensor([history]) + FIRST
     with torch.no_grad():
-        return model(input_ids=ids).logits[0, -1, NUM_SPECIAL:]
+        return model(input_ids=ids).logits[0, -1, FIRST:]
 
 
 def test_without_history_weight_it_starts_as_the_neighbours_of_the_newest_item():
     vector_ID = vectors()
-    logit_I = item_logits(build_small_decoder(vector_ID, SmallDecoderConfig(history_weight=0.0)), HISTORY)
+    logit_I = item_logits(build(vector_ID, DecoderStart(history_weight=0.0)), HISTORY)
     assert torch.allclose(logit_I, 12.0 * vector_ID @ vector_ID[HISTORY[-1]], atol=1e-4)
 
 
 def test_it_starts_as_the_age_weighted_mean_of_the_history():
-    vector_ID, model = vectors(), build_small_decoder(vectors(), CONFIG)
+    vector_ID, model = vectors(), build(vectors())
     _, weight_L = age_weights(torch.arange(12).float(), model.model.rotary_emb.inv_freq)
     newest_first = vector_ID[HISTORY[::-1]]
     weight_H = weight_L[: len(HISTORY)] / weight_L[: len(HISTORY)].sum()
-    query_D = newest_first[0] + CONFIG.history_weight * weight_H @ newest_first
-    expected_I = CONFIG.scale * vector_ID @ torch.nn.functional.normalize(query_D, dim=0)
+    query_D = newest_first[0] + DecoderStart().history_weight * weight_H @ newest_first
+    expected_I = DecoderStart().scale * vector_ID @ torch.nn.functional.normalize(query_D, dim=0)
     assert torch.allclose(item_logits(model, HISTORY), expected_I, atol=1e-3)
 
 
@@ -47,8 +56,8 @@ def test_the_weights_fall_with_age_about_as_one_over_it():
 
 
 def test_every_part_learns():
-    model = build_small_decoder(vectors(), CONFIG).train()
-    ids = torch.tensor([HISTORY]) + NUM_SPECIAL
+    model = build(vectors()).train()
+    ids = torch.tensor([HISTORY]) + FIRST
     still = {name for name, parameter in model.named_parameters()}
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(3):  # behind a projection that is zero gradients come with its first step
@@ -60,7 +69,7 @@ def test_every_part_learns():
 
 
 def test_it_is_a_plain_folder(tmp_path):
-    model = build_small_decoder(vectors(), CONFIG)
+    model = build(vectors())
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=True)
     assert again.lm_head.weight.data_ptr() == again.model.embed_tokens.weight.data_ptr()
@@ -68,13 +77,13 @@ def test_it_is_a_plain_folder(tmp_path):
 
 
 def test_the_same_seed_gives_the_same_model():
-    first, second, other = (build_small_decoder(vectors(), CONFIG, seed).state_dict() for seed in (1, 1, 2))
+    first, second, other = (build(vectors(), seed=seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_a_width_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="multiple of 6"):
-        build_small_decoder(vectors(width=16), SmallDecoderConfig(num_heads=3))
-    with pytest.raises(ValueError, match="got max_history 0"):
-        SmallDecoderConfig(max_history=0)
+        build(vectors(width=16), num_heads=3)
+    with pytest.raises(ValueError, match="got scale 0"):
+        DecoderStart(scale=0.0)

@@ -7,8 +7,7 @@ from tiny_tasks import make_domain, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-import idgen.soft_ids
-import idgen.training
+from idgen.backbones.t5 import T5
 from idgen.draws import SampleConfig
 from idgen.samples import train_batches
 from idgen.segments import Prompts, join, lay_out, make_segments
@@ -211,14 +210,13 @@ def test_descent_on_the_generator_lowers_the_recommenders_loss():
 def test_gradient_equals_finite_differences(temperature, monkeypatch):
     """With the greedy tokens fixed, the loss along a random direction of the generator's weights, in float64."""
 
-    def logits_in_float64(model, hidden):
+    def logits_in_float64(self, model, hidden):
         return model.lm_head(hidden * model.config.d_model**-0.5)
 
     def norm_in_float64(self, hidden):
         return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
-    for module in (idgen.soft_ids, idgen.training):
-        monkeypatch.setattr(module, "token_logits", logits_in_float64)
+    monkeypatch.setattr(T5, "token_logits", logits_in_float64)
     monkeypatch.setattr(T5LayerNorm, "forward", norm_in_float64)
     source = make_source(SoftIdConfig(temperature=temperature, max_new_tokens=4))
     batch = first_batch(source, size=3)

@@ -3,10 +3,14 @@
 import re
 import runpy
 import sys
+import tempfile
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
+from tiny_causal import tiny_causal
 
 from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.prompt_layout import prompt_layout
@@ -19,12 +23,16 @@ from fedecider.methods.recommender import LocalTraining
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
-from idgen.item_ids import ItemIds, keyword_item_ids
+from idgen.item_ids import DEFAULT_LIMITS, keyword_item_ids
+from idgen.keywords import DEFAULT_KEYWORDS
+from idgen.phrases import phrase_item_ids, unique_phrases
 from idgen.ranking import RankingConfig
 from idgen.samples import catalogue_task, encode_histories
-from idgen.tokenizer import load_tokenizer, train_tokenizer
+from idgen.tokenizer import train_tokenizer
 
-PROMPT = PromptLayout("so far the user has picked", "and next", ";", 7, False, 512, 20, 0.0)
+PROMPT = PromptLayout(
+    "so far the user has picked", "and next", ";", 1, 7, False, 512, 20, 0.0, "AutoModelForSeq2SeqLM", False
+)
 CARD = Card(
     method="fedecider",
     domain="crime",
@@ -51,23 +59,41 @@ def settings_of(samples, ranking):
     return Settings(run, LocalTraining(), ranking, METHODS["local"].config())
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """A backbone and one adapter, laid out as in a run folder, and the tokenizer and item IDs of the adapter."""
-    root = tmp_path_factory.mktemp("run")
-    texts = [f"title: {title}" for title in TITLES]
-    tokenizer = train_tokenizer([*texts, "so far the user has picked and the next pick is crime : ;"], 400)
-    ids = keyword_item_ids([f"k{number:02d}" for number in range(len(TITLES))], texts, tokenizer)
-    backbone = build_backbone(BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=24), tokenizer, 1)
-    torch.nn.init.normal_(backbone.shared.weight, generator=torch.Generator().manual_seed(2))
+HISTORY = SampleConfig(templates="history", user_wording="none", max_history=4, max_source_tokens=24)
+CASES = {
+    **{f"t5, {name}": ("t5", samples) for name, samples in LAYOUTS.items()},
+    "decoder, a sentence": ("llama", LAYOUTS["shorter in use"]),
+    "decoder, closed item IDs": ("llama", HISTORY),
+    "decoder, IDs of one token": ("one token", HISTORY),
+}
+
+
+@cache
+def run_folder(kind):
+    """A backbone laid out as in a run folder, and the tokenizer and item IDs of the adapters."""
+    root = Path(tempfile.mkdtemp())
+    keys, texts = [f"k{number:02d}" for number in range(len(TITLES))], [f"title: {title}" for title in TITLES]
+    if kind == "one token":
+        phrases = unique_phrases({"crime": keys}, {"crime": texts}, DEFAULT_KEYWORDS)["crime"]
+        tokenizer = train_tokenizer(texts, 300, "word", phrases)
+        ids = phrase_item_ids(keys, phrases, tokenizer, DEFAULT_LIMITS)
+    else:
+        tokenizer = train_tokenizer(texts, 300)
+        ids = keyword_item_ids(keys, texts, tokenizer)
+    if kind == "t5":
+        sizes = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=24)
+        backbone = build_backbone(sizes, tokenizer, 1)
+        torch.nn.init.normal_(backbone.shared.weight, generator=torch.Generator().manual_seed(2))
+    else:
+        backbone = tiny_causal(vocab_size=len(tokenizer), max_position_embeddings=600)
     backbone.save_pretrained(root / "backbone")
     tokenizer.save_pretrained(root / "backbone")
     return root, tokenizer, ids
 
 
-def export(run_folder, layout):
+def export(kind, layout):
     """The adapter, exported with its card under the prompt layout."""
-    root, tokenizer, ids = run_folder
+    root, tokenizer, ids = run_folder(kind)
     model = attach_lora(load_backbone(root / "backbone", tokenizer), LoraSettings(rank=2))
     for number, weight in enumerate(value for name, value in model.named_parameters() if "lora_B" in name):
         torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(number))
@@ -90,19 +116,22 @@ def program_of(card: str) -> str:
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-@pytest.mark.parametrize("samples", LAYOUTS.values(), ids=LAYOUTS)
-def test_the_program_gives_the_items_of_our_search(run_folder, samples, length_penalty, tmp_path, monkeypatch, capsys):
-    ranking = RankingConfig(num_beams=20, length_penalty=length_penalty)
-    adapter = export(run_folder, prompt_layout("crime", settings_of(samples, ranking)))
-    root, items = run_folder[0], read_item_ids(adapter)
+@pytest.mark.parametrize("case", CASES)
+def test_the_program_gives_the_items_of_our_search(case, length_penalty, tmp_path, monkeypatch, capsys):
+    kind, samples = CASES[case]
+    root, tokenizer, ids = run_folder(kind)
+    task = catalogue_task("crime", ids, tokenizer, samples)
+    assert (task.trie.eos_token_id is None) == (kind == "one token")
+    settings = settings_of(samples, RankingConfig(num_beams=20, length_penalty=length_penalty))
+    backbone = load_backbone(root / "backbone", tokenizer)
+    adapter = export(kind, prompt_layout(task, settings, backbone))
+    assert read_item_ids(adapter).token_ids == ids.token_ids
+    model = PeftModel.from_pretrained(backbone, str(adapter)).eval()
     history = [3, 20, 12, 3, 0, 31, 8]
-    tokenizer = load_tokenizer(root / "backbone")
-    model = PeftModel.from_pretrained(load_backbone(root / "backbone", tokenizer), str(adapter)).eval()
-    task = catalogue_task("crime", ItemIds(items.id_texts, items.token_ids, {}), tokenizer, samples)
     found, _ = constrained_beam_search(
         model, *encode_histories(task, [history]), task.trie, 20, length_penalty=length_penalty
     )
-    expected = [items.titles[item] for item in found[0].tolist() if item not in history][:10]
+    expected = [TITLES[item] for item in found[0].tolist() if item not in history][:10]
     assert len(expected) == 10
 
     (tmp_path / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
@@ -113,8 +142,8 @@ def test_the_program_gives_the_items_of_our_search(run_folder, samples, length_p
     assert capsys.readouterr().out.splitlines() == [f"{place}\t{title}" for place, title in enumerate(expected, 1)]
 
 
-def test_the_program_takes_its_own_titles_and_folder_without_arguments(run_folder, monkeypatch, capsys):
-    adapter = export(run_folder, PROMPT)
+def test_the_program_takes_its_own_titles_and_folder_without_arguments(monkeypatch, capsys):
+    adapter = export("t5", PROMPT)
     monkeypatch.chdir(adapter)
     (adapter / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["next_items.py"])

@@ -17,7 +17,7 @@ ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", 
 CARD = Card(
     method="fedecider",
     domain="crime",
-    prompt=PromptLayout("crime :", "", ";", 3, True, 64, 20, 0.0),
+    prompt=PromptLayout("crime :", "", ";", 1, 3, True, 64, 20, 0.0, "AutoModelForSeq2SeqLM", False),
     alpha={"crime": 1.5, "comics": -0.5, "children": 2.0},
     metrics={"ndcg@10": 0.123456},
     protocol="leave-last-out, full catalogue",
@@ -88,7 +88,7 @@ def test_item_table_round_trips_in_item_number_order(tmp_path):
     exported(tmp_path)
     assert read_item_ids(tmp_path / "crime") == ITEMS
     content = json.loads((tmp_path / "crime" / "item_ids.json").read_text())
-    assert (content["eos_token_id"], content["decoder_start_token_id"]) == (1, 0)
+    assert content["eos_token_id"] == 1
 
 
 def test_an_item_table_of_another_adapter_is_refused(tmp_path):

@@ -129,7 +129,7 @@ def test_the_export_has_the_rank_and_reproduces_the_truncated_model(tmp_path):
     model = fused()
     full = model(**batch()).logits
     cut = truncate_loaded(model, 4)
-    prompt = PromptLayout("crime :", "", ";", 3, True, 64, 20, 0.0)
+    prompt = PromptLayout("crime :", "", ";", 1, 3, True, 64, 20, 0.0, "AutoModelForSeq2SeqLM", False)
     card = Card("fedecider", "crime", prompt, {}, {}, "leave-last-out", details=cut.summary())
     places = {"base_folder": tmp_path / "backbone", "base_name": "x", "items": ITEMS, "card": card, "prompts": batch()}
     assert export_adapter(model, tmp_path / "crime", factors=cut.tree, **places) <= 1e-5

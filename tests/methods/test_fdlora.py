@@ -5,6 +5,7 @@ import torch
 from test_fedavg import close
 from toy_recommender import blocks, run, toy_data, toy_recommender
 
+import fedecider.methods.fdlora as fdlora_module
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import read_adapters, with_prefix, without_prefix
@@ -171,9 +172,9 @@ def test_the_search_finds_the_better_part(pair_of_models):
 def test_the_search_keeps_to_its_budget(pair_of_models, monkeypatch):
     recommender, good, bad = pair_of_models
     sizes = []
-    forward = recommender.model.forward
+    loss = fdlora_module.sequence_loss
     monkeypatch.setattr(
-        recommender.model, "forward", lambda **batch: sizes.append(len(batch["labels"])) or forward(**batch)
+        fdlora_module, "sequence_loss", lambda model, batch: sizes.append(len(batch["labels"])) or loss(model, batch)
     )
     fusion_weights(recommender, FdloraConfig(num_evaluations=7), with_prefix(good, "own"), bad, 0)
     assert sizes == [4, 3] * 7

@@ -52,7 +52,7 @@ def toy_run(root, method="fedecider"):
         factors[f"{name}.lora_a"], factors[f"{name}.lora_b"] = torch.ones(4, num_in), torch.ones(num_out, 4)
     for name in DOMAINS:
         (folder.adapters / name).mkdir()
-        save_peft_folder(factors, folder.adapters / name, "backbone")
+        save_peft_folder(factors, folder.adapters / name, "backbone", "SEQ_2_SEQ_LM")
     _write_positions(folder, reported)
     return folder
 

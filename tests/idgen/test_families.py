@@ -1,0 +1,140 @@
+"""What every family of backbones owes to all that stands above it."""
+
+import pytest
+import torch
+import transformers
+from tiny_causal import tiny_causal
+from tiny_t5 import tiny_t5
+from torch.nn.functional import cross_entropy
+from transformers import BertConfig, BertModel
+
+from distill.losses import finetune_loss, pair_losses
+from distill.pairing import build_student, pair_parameters, pairs_of
+from fedecider.lora.adapters import LoraSettings, adapter_parameters, attach_lora
+from fedecider.lora.export import load_adapter, save_peft_folder
+from fedecider.lora.fusion import fused_factors
+from idgen.backbones.families import family_of, family_of_config
+from idgen.backbones.family import labels_of, num_targets
+from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.training import sequence_loss
+from idgen.trie import Trie
+
+MODELS = {"t5": tiny_t5, "llama": lambda: tiny_causal("llama"), "qwen2": lambda: tiny_causal("qwen2")}
+SIZES = {"t5": "num_layers", "llama": "num_hidden_layers", "qwen2": "num_hidden_layers"}
+PROMPTS = torch.tensor([[5, 9, 12, 7], [8, 3, 0, 0], [22, 14, 17, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+TARGETS = torch.tensor([[11, 1, -100], [20, 21, 1], [6, 1, -100]])
+BATCH = {"input_ids": PROMPTS, "attention_mask": MASK, "labels": TARGETS}
+LONG_IDS = [[3], [3, 4], [3, 4, 9], [7, 8], [7, 9, 10, 11], [12], [13, 5], [2, 2, 2]]
+ONE_TOKEN_IDS = [[9], [4], [17], [2], [30], [11]]
+
+pytestmark = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
+def test_the_search_equals_the_exact_scorer(name, ids, end, length_penalty):
+    model, trie = MODELS[name](), Trie.build(ids, end)
+    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, len(ids), length_penalty)
+    exact_BI = score_catalogue(model, PROMPTS, MASK, trie, length_penalty, chunk=3)
+    best_BK, order_BK = exact_BI.sort(1, descending=True)
+    assert item_BK.tolist() == order_BK.tolist()
+    assert torch.allclose(score_BK, best_BK, atol=1e-4)
+    assert float(best_BK[:, 0].sub(best_BK[:, -1]).min()) > 0.5  # the scores differ
+
+
+def test_a_prompt_is_read_alone(name):
+    model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
+    together, _ = constrained_beam_search(model, PROMPTS, MASK, trie, 5)
+    alone, _ = constrained_beam_search(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie, 5)
+    assert together[1].tolist() == alone[0].tolist()
+
+
+def test_the_loss_is_that_of_transformers(name):
+    model = MODELS[name]()
+    family = family_of(model)
+    loss = sequence_loss(model, BATCH)
+    with torch.no_grad():
+        logit_BTV = model(**family.plain_inputs(BATCH)).logits
+        hidden_RD, target_R = family.predictions(model, BATCH)
+        logit_RV = family.token_logits(model, hidden_RD)
+    assert target_R.tolist() == TARGETS[TARGETS != -100].tolist()
+    assert num_targets(BATCH) == len(target_R)
+    assert torch.equal(labels_of(BATCH), TARGETS)
+    expected = cross_entropy(logit_RV, target_R)
+    assert float(loss.detach()) == pytest.approx(float(expected), abs=1e-5)
+    flat = logit_BTV.flatten(0, 1)
+    assert all(bool(((flat - row).abs().amax(1) < 1e-3).any()) for row in logit_RV)
+    own = model(**BATCH).loss if name == "t5" else model(**_rows(BATCH)).loss
+    assert float(own.detach()) == pytest.approx(float(expected), abs=1e-5)
+
+
+def _rows(batch):
+    from idgen.backbones.causal import rows
+
+    return rows(batch)
+
+
+def test_half_depth(name):
+    """Layers pair off, only the paired ones are trained, and both losses fall."""
+    teacher = MODELS[name]()
+    family, depths = family_of(teacher), family_of(teacher).depths(teacher.config)
+    student, pairs = build_student(teacher, "mean"), pairs_of(teacher)
+    assert family.depths(student.config) == {stack: (layers + 1) // 2 for stack, layers in depths.items()}
+    assert len(pairs) == sum(layers // 2 for layers in depths.values())
+    before = pair_losses(teacher, student, pairs, BATCH)
+    parameters = [parameter for pair in pairs for parameter in pair_parameters(student, pair)]
+    optimiser = torch.optim.AdamW(parameters, lr=3e-3)
+    for _ in range(20):
+        optimiser.zero_grad()
+        pair_losses(teacher, student, pairs, BATCH).sum().backward()
+        optimiser.step()
+    assert (pair_losses(teacher, student, pairs, BATCH) < 0.9 * before).all()
+    first = float(finetune_loss(teacher, student, BATCH, kl_weight=1.0).detach())
+    for _ in range(10):
+        optimiser.zero_grad()
+        loss = finetune_loss(teacher, student, BATCH, kl_weight=1.0)
+        loss.backward()
+        optimiser.step()
+    assert float(loss.detach()) < first
+
+
+def test_a_saved_student_loads_with_its_depth(name, tmp_path):
+    student = build_student(MODELS[name]())
+    student.save_pretrained(tmp_path)
+    family = family_of(student)
+    again = getattr(transformers, family.auto_class).from_pretrained(tmp_path)
+    assert family_of_config(again.config) is family
+    assert getattr(again.config, SIZES[name]) == getattr(student.config, SIZES[name])
+    with torch.no_grad():
+        inputs = family.plain_inputs(BATCH)
+        assert torch.equal(again(**inputs).logits, student(**inputs).logits)
+
+
+@pytest.mark.parametrize("roles", [("attention",), ("feed_forward", "output"), ("attention", "output")])
+def test_adapters_by_role_learn_and_load_in_plain_peft(name, roles, tmp_path):
+    model = attach_lora(MODELS[name](), LoraSettings(rank=3, targets=roles))
+    family = family_of(model)
+    optimiser = torch.optim.AdamW(adapter_parameters(model), lr=1e-2)
+    start = float(sequence_loss(model, BATCH).detach())
+    for _ in range(5):
+        optimiser.zero_grad()
+        sequence_loss(model, BATCH).backward()
+        assert all(bool(parameter.grad.isfinite().all()) for parameter in adapter_parameters(model))
+        optimiser.step()
+    assert float(sequence_loss(model, BATCH).detach()) < start
+    assert all(bool(parameter.grad.any()) for parameter in adapter_parameters(model))
+    save_peft_folder(fused_factors(model), tmp_path, "base", family.task_type)
+    plain = load_adapter(MODELS[name](), tmp_path).eval()
+    inputs = family.plain_inputs(BATCH)
+    with torch.no_grad():
+        assert torch.allclose(plain(**inputs).logits, model.eval()(**inputs).logits, atol=1e-4)
+
+
+def test_another_model_is_refused(name):
+    with pytest.raises(ValueError, match="got a BertModel"):
+        family_of(BertModel(BertConfig(8, 4, 1, 1, 4)))
+    config = MODELS[name]().config
+    config.architectures, config.model_type = ["BertModel"], "bert"
+    with pytest.raises(ValueError, match="of type 'bert' .BertModel."):
+        family_of_config(config)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -76,7 +77,10 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
         task_type=TaskType(family_of(model).task_type),
     )
     config._register_custom_module({nn.Linear: FusedLinear})
-    return cast(PeftModel, get_peft_model(model, config))
+    with warnings.catch_warnings():
+        # An adapter of a tied output table changes how the table is read at the end, not the embeddings: as intended.
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
+        return cast(PeftModel, get_peft_model(model, config))
 
 
 def layer_names(settings: LoraSettings, names: Collection[str]) -> list[str]:

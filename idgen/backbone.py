@@ -150,7 +150,7 @@ def _start_vectors(
         token_ids = [task.item_ids.token_ids for task in tasks]
         sequences = [task.training_sequences for task in tasks]
         return word_vectors(sequences, token_ids, len(tokenizer), config.d_model, config.word_vectors, seed)
-    if item_vectors is None:
+    if not item_vectors:
         raise ValueError("embedding_init is 'text' but there are no item vectors; expected those of the item texts")
     return token_vectors(item_vectors, {task.name: task.item_ids.token_ids for task in tasks}, len(tokenizer))
 

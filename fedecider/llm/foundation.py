@@ -60,6 +60,20 @@ class DomainIds(NamedTuple):
     """For catalogue walks; None without them."""
 
 
+class Beginning(NamedTuple):
+    """Stage 1 before the backbone has been trained."""
+
+    tokenizer: PreTrainedTokenizerBase
+    generator: IDGenerator | None
+    """None where IDs are the items' own keywords."""
+    vectors: dict[str, Tensor]
+    """Domain -> vectors of its item texts; empty where nothing reads them."""
+    ids: dict[str, DomainIds]
+    tasks: list[Task]
+    model: Any
+    report: dict[str, Any]
+
+
 def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = False) -> Stage:
     """Tokenizer, item IDs and backbone from the public pools; reused when nothing that matters has changed."""
     inputs = {
@@ -183,7 +197,8 @@ def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBa
             )
 
 
-def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:
+def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
+    """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
     settings = config.pretrain
     if settings.backbone.name_or_path is not None:
         check_backbone(settings.backbone.name_or_path)  # else it is missed after the ID generator was trained
@@ -197,21 +212,26 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
     generator = None
     if settings.id_source == "generator":
         generator, report["id_generator"] = _id_generator(config, domains, tokenizer, device, quiet)
-    vectors = _item_vectors(settings, domains) if settings.needs_item_vectors else None
-    near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items()} if vectors is not None else {}
+    vectors = _item_vectors(settings, domains) if settings.needs_item_vectors else {}
+    near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items()}
     ids = {
         name: _domain_ids(settings, domain, tokenizer, generator, phrases.get(name), near.get(name), quiet)
         for name, domain in domains.items()
     }
     tasks = public_tasks(domains, ids, tokenizer, settings)
     model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)
-    model.to(device)  # type: ignore[arg-type]
+    return Beginning(tokenizer, generator, vectors, ids, tasks, model.to(device), report)
+
+
+def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:
+    settings, made = config.pretrain, begin(config, domains, device, quiet)
+    tokenizer, generator, model, ids, report = made.tokenizer, made.generator, made.model, made.ids, made.report
     if settings.alternating.num_phases > 0:
-        ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, near, device, quiet)
+        ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
     else:
         with progress("backbone", not quiet) as on_step:
             seed = derive_seed(config.seed, "backbone training")
-            report["backbone"] = train_backbone(model, tasks, settings.train, seed, device, on_step)
+            report["backbone"] = train_backbone(model, made.tasks, settings.train, seed, device, on_step)
     report["ids"] = {name: one.items.report for name, one in ids.items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     save_backbone(model, tokenizer, folder / "backbone")
@@ -222,8 +242,9 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
         groups = zip(ID_GROUPS, (one.items, one.clients, one.public), strict=True)
         content = {group: None if value is None else value._asdict() for group, value in groups}
         write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
-    if vectors is not None:
-        save_file({name: vector_ID.contiguous() for name, vector_ID in vectors.items()}, folder / VECTOR_FILE)
+    if made.vectors:
+        vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
+        save_file(vectors, folder / VECTOR_FILE)
     write_json(folder / "report.json", report)
 
 
@@ -344,7 +365,6 @@ def _alternate(
     model: Any,
     generator: IDGenerator | None,
     ids: dict[str, DomainIds],
-    near: Mapping[str, Neighbours],
     device: torch.device,
     quiet: bool,
 ) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
@@ -357,7 +377,7 @@ def _alternate(
             generator.model,
             ids,
             assign_ids=lambda: {
-                name: _domain_ids(settings, domain, tokenizer, generator, None, near.get(name), True)
+                name: _domain_ids(settings, domain, tokenizer, generator, None, ids[name].neighbours, True)
                 for name, domain in domains.items()
             },
             make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),

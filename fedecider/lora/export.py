@@ -156,6 +156,7 @@ def load_adapter(base: Any, folder: Path) -> PeftModel:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # told below
+            warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # see attach_lora
             warnings.filterwarnings("error", message="Unexpected keyword arguments")  # peft would drop them
             model = PeftModel.from_pretrained(base, str(folder))
         found = set(get_peft_model_state_dict(model, save_embedding_layers=False))

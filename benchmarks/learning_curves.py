@@ -28,7 +28,6 @@ from fedecider.baselines import sasrec
 from fedecider.baselines.counts import decayed_cooccurrence
 from fedecider.baselines.text_neighbours import text_and_count_scores, text_neighbour_scores
 from fedecider.data.domain import Domain
-from fedecider.data.encoders import load_encoder
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
@@ -36,6 +35,7 @@ from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.foundation import begin, client_tasks
+from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.setup import Settings
 from idgen.ranking import eval_users, rank_task
 from idgen.samples import Task, num_batches, train_batches
@@ -56,8 +56,10 @@ Scores = dict[str, float]
 
 def settings_of(row: str, args: argparse.Namespace) -> Settings:
     file, changes = ROWS[row]
-    words = ["--config", str(CONFIGS / file), "--data", args.data, "--domains", args.domains, "--seed", str(args.seed)]
-    return parse_settings("", [*words, "--pretrain.text_encoder", args.encoder, *changes, *args.set])
+    words = ["--config", str(CONFIGS / file), "--data", args.data, "--domains", args.domains, "--cache", args.cache]
+    return parse_settings(
+        "", [*words, "--seed", str(args.seed), "--pretrain.text_encoder", args.encoder, *changes, *args.set]
+    )
 
 
 def macro(found: Sequence[Mapping[str, float]]) -> Scores:
@@ -78,7 +80,7 @@ def evaluated(model: Any, tasks: Sequence[Task], settings: Settings, split: str,
 
 
 def backbone_curve(row: str, args: argparse.Namespace, domains: Mapping[str, Domain]) -> Iterator[dict[str, Any]]:
-    """Points from the start on, until the seconds are spent. The learning rate falls over the seconds, not the steps."""
+    """Points from the start until the seconds are spent. The learning rate follows the seconds, not the steps."""
     settings = settings_of(row, args)
     made = begin(settings.run, domains, torch.device("cpu"))
     clients = client_tasks(domains, made.ids, made.tokenizer, settings.run.pretrain)
@@ -158,10 +160,10 @@ def _sasrec_of(domain: Domain, args: argparse.Namespace, budget: float) -> Itera
 
 def baselines(args: argparse.Namespace, domains: Mapping[str, Domain]) -> dict[str, Scores]:
     """Rules without training, on the test items; counts see the public pool and the clients' train parts."""
-    texts = [text for domain in domains.values() for text in domain.item_texts]
-    parts = load_encoder(args.encoder).encode(texts).split([len(domain.item_texts) for domain in domains.values()])
+    encoded = encoded_texts(domains, args.encoder, args.cache)
     text, counts, both = [], [], []
-    for vector_IE, domain in zip(parts, domains.values(), strict=True):
+    for name, domain in domains.items():
+        vector_IE = encoded[name]
         clients, public, num_items = domain.clients.sequences, domain.public.sequences, len(domain.item_keys)
         score = text_neighbour_scores(vector_IE, clients, "test")
         text.append(mean_metrics(rank_held_out(score, clients, num_items, "test"), (10,)))
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--folder", default=".cache/curves")
+    parser.add_argument("--cache", default=".cache")
     parser.add_argument("--label", default="", help="added to the names of curve files, with other settings")
     parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further settings of the backbone rows")
     parser.add_argument("--output", default="")

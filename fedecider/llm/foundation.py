@@ -18,13 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.train import distill
 from fedecider.data.domain import Domain, Events
-from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.split import train_part
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.llm.item_texts import encoded_texts, encoder_digest
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import progress
 from fedecider.running.stages import Stage, cached_stage, file_digest
@@ -44,7 +44,7 @@ Domains = Mapping[str, Domain]
 
 
 ID_GROUPS = ("items", "clients", "public")
-VECTOR_FILE = "item_vectors.safetensors"
+ITEM_VECTORS = "item_vectors.safetensors"
 NUM_REPORT_USERS = 200
 """Client users per domain on which the distillation report compares teacher and student."""
 
@@ -83,7 +83,7 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
         "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
     }
     if config.pretrain.needs_item_vectors:
-        inputs["encoder"] = _model_digest(chosen_encoder(config.pretrain.text_encoder))
+        inputs["encoder"] = encoder_digest(config.pretrain.text_encoder)
     return cached_stage(
         Path(config.cache), "pretrain", inputs, lambda folder: _pretrain(config, domains, device, folder, quiet)
     )
@@ -130,7 +130,7 @@ def load_ids(foundation: Path, domain: Domain, config: PretrainConfig) -> Domain
             raise ValueError("no item IDs")
     near = None
     if config.samples.walk_share > 0.0:
-        path = foundation / VECTOR_FILE
+        path = foundation / ITEM_VECTORS
         with damage_names(path):
             near = nearest_items(load_file(path)[domain.name])
     return DomainIds(items, clients, public, near)
@@ -212,7 +212,10 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     generator = None
     if settings.id_source == "generator":
         generator, report["id_generator"] = _id_generator(config, domains, tokenizer, device, quiet)
-    vectors = _item_vectors(settings, domains) if settings.needs_item_vectors else {}
+    vectors = {}
+    if settings.needs_item_vectors:
+        encoded = encoded_texts(domains, settings.text_encoder, config.cache)
+        vectors = item_vectors(encoded, settings.backbone.d_model)
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items()}
     ids = {
         name: _domain_ids(settings, domain, tokenizer, generator, phrases.get(name), near.get(name), quiet)
@@ -244,7 +247,7 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
         write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
     if made.vectors:
         vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
-        save_file(vectors, folder / VECTOR_FILE)
+        save_file(vectors, folder / ITEM_VECTORS)
     write_json(folder / "report.json", report)
 
 
@@ -284,14 +287,6 @@ def _valid_metrics(
         metrics = mean_metrics(position_U)
         found[task.name] = {name: metrics[name] for name in ("hit@10", "ndcg@10")}
     return found
-
-
-def _item_vectors(settings: PretrainConfig, domains: Domains) -> dict[str, Tensor]:
-    """Vectors of the published item texts, as wide as the backbone's table where it starts from them."""
-    texts = [text for domain in domains.values() for text in domain.item_texts]
-    encoded_IE = load_encoder(settings.text_encoder).encode(texts)
-    parts = encoded_IE.split([len(domain.item_texts) for domain in domains.values()])
-    return item_vectors(dict(zip(domains, parts, strict=True)), settings.backbone.d_model)
 
 
 def save_backbone(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

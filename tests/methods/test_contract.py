@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+import toy_recommender as toys
 from toy_recommender import blocks, positions_of, run, toy_recommender
 
 from fedecider.federation import state as state_module
@@ -31,15 +32,26 @@ SENT_BESIDE = {"fellrec": {"loss"}}
 pytestmark = pytest.mark.parametrize("name", FEDERATED)
 
 
+@pytest.fixture(
+    autouse=True, params=["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2"))]
+)
+def _backbone(request, monkeypatch):
+    monkeypatch.setattr(toys, "BACKBONE", request.param)
+
+
 def build(name, recommender=None, **config):
     return METHODS[name].build(
         recommender or toy_recommender(), METHODS[name].config(**{**TOY_SETTINGS.get(name, {}), **config})
     )
 
 
-@functools.cache
 def reference(name, rounds):
     """(Final state, records) of a toy run that many tests compare with; nobody may change them."""
+    return _reference(name, rounds, toys.BACKBONE)
+
+
+@functools.cache
+def _reference(name, rounds, backbone):
     return run(build(name), 3, rounds)
 
 

@@ -1,15 +1,19 @@
-"""A recommender over a T5 of a few thousand weights and invented sequences; domains differ in size and taste."""
+"""A recommender over a backbone of a few thousand weights and invented sequences; domains differ in size and taste."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from tiny_causal import tiny_causal
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.lora.adapters import LoraSettings, attach_lora
 from fedecider.methods.recommender import LocalTraining, Recommender
+from idgen.backbones.families import family_of, unwrap
 from idgen.ranking import RankingConfig
 
 SIZES = {"crime": 7, "comics": 5, "children": 9}
@@ -31,6 +35,16 @@ def toy_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return T5ForConditionalGeneration(config).eval()
+
+
+def toy_causal(dropout: float = 0.0, family: str = "llama") -> PreTrainedModel:
+    sizes = {"vocab_size": 24, "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 2}
+    return tiny_causal(family, num_hidden_layers=1, attention_dropout=dropout, **sizes)
+
+
+BACKBONES = {"t5": toy_t5, "llama": toy_causal, "qwen2": partial(toy_causal, family="qwen2")}
+BACKBONE = "t5"
+"""The one in use; tests that are for all of them change it."""
 
 
 def toy_data(name: str) -> dict[str, torch.Tensor]:
@@ -57,7 +71,7 @@ def toy_recommender(
     dropout: float = 0.0,
 ) -> Recommender:
     """``data`` overrides the invented data per client."""
-    model = attach_lora(toy_t5(dropout), LoraSettings(rank=rank))
+    model = attach_lora(BACKBONES[BACKBONE](dropout), LoraSettings(rank=rank))
     data = [toy_data(name) for name in names] if data is None else data
 
     def batches(client, generator):
@@ -66,9 +80,11 @@ def toy_recommender(
             yield {key: tensor[rows] for key, tensor in data[client].items()}
 
     def positions(client, split):
+        family, base = family_of(model), unwrap(model)
         with torch.no_grad():
-            logit_BV = model(**data[client]).logits[:, 0]
-        target_B = data[client]["labels"][:, 0]
+            hidden_RD, target_R = family.predictions(base, data[client])
+            logit_BV = family.token_logits(base, hidden_RD[::2])  # every other target is the end token
+        target_B = target_R[::2]
         place_B = (logit_BV > logit_BV.gather(1, target_B[:, None])).sum(1)
         return torch.where(place_B < 20, place_B, NOT_RANKED)
 

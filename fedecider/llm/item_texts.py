@@ -1,0 +1,40 @@
+"""Item texts as vectors of a text encoder: encoded once, kept in the cache, the same for every stage and baseline.
+
+Shape legend: I items, E width of the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedecider.data.domain import Domain
+from fedecider.data.encoders import chosen_encoder, load_encoder
+from fedecider.running.damage import damage_names
+from fedecider.running.stages import cached_stage, file_digest
+
+VECTOR_FILE = "vectors.safetensors"
+
+
+def encoder_digest(name: str) -> str:
+    """What decides the vectors: the content of a local folder, else the encoder's name, ``auto`` being resolved."""
+    chosen = chosen_encoder(name)
+    return file_digest(Path(chosen)) if Path(chosen).is_dir() else chosen
+
+
+def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> dict[str, Tensor]:
+    """Domain -> (I, E) float32 vectors of its published item texts; all texts are encoded in one call."""
+    texts = {name: domain.item_texts for name, domain in domains.items()}
+
+    def build(folder: Path) -> None:
+        vector_IE = load_encoder(encoder).encode([text for of_domain in texts.values() for text in of_domain])
+        parts = vector_IE.float().split([len(of_domain) for of_domain in texts.values()])
+        save_file({name: part.contiguous() for name, part in zip(texts, parts, strict=True)}, folder / VECTOR_FILE)
+
+    stage = cached_stage(Path(cache), "text-vectors", {"encoder": encoder_digest(encoder), "texts": texts}, build)
+    with damage_names(stage.folder / VECTOR_FILE):
+        loaded = load_file(stage.folder / VECTOR_FILE)
+        return {name: loaded[name] for name in texts}

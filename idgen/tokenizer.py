@@ -40,15 +40,17 @@ def train_tokenizer(
     ``unigram``: word pieces of a Unigram model (Kudo, ACL 2018). ``word``: the most frequent words are one token
     each, other words are spelled with pieces. ``phrases`` (kind ``word`` only), e.g. item ID texts, become one
     token each, whatever number of words they have, so that an ID is a single decision. ``vocab_size`` is an upper
-    bound; small texts give fewer pieces. Text is lower-cased; words joined by single spaces come back from
-    ``decode(encode(text))`` unchanged as long as their characters occur in ``texts`` or ASCII. The same texts give
-    the same tokenizer.
+    bound; small texts give fewer pieces. 0 holds the phrases and fragments of words, and no word more. Text is
+    lower-cased; words joined by single spaces come back from ``decode(encode(text))`` unchanged as long as their
+    characters occur in ``texts`` or ASCII. The same texts give the same tokenizer.
     """
     if kind not in ("unigram", "word"):
         raise ValueError(f"tokenizer kind is {kind!r}; expected 'unigram' or 'word'")
     if phrases and kind != "word":
         raise ValueError(f"got {len(phrases)} phrases with the tokenizer kind {kind!r}; expected kind 'word' for them")
-    if vocab_size < 2 * len(ALPHABET):
+    if vocab_size == 0 and not phrases:
+        raise ValueError("vocab_size is 0 without phrases; expected 0 only for item IDs of one token, else e.g. 4000")
+    if 0 < vocab_size < 2 * len(ALPHABET):
         raise ValueError(f"vocab_size is {vocab_size}; expected at least {2 * len(ALPHABET)}, e.g. 4000")
     texts = list(texts)
     if not any(clean_words(text) for text in texts):
@@ -159,6 +161,8 @@ def _with_words(
     total = sum(count.values())
     pieces = {piece: score - FRAGMENT_COST for piece, score in fragments.items()}
     pieces |= {SPACE + SPACE.join(clean_words(phrase)): PHRASE_SCORE for phrase in phrases if clean_words(phrase)}
+    if vocab_size == 0:
+        return pieces
     if len(pieces) + 3 > vocab_size:
         raise ValueError(
             f"vocab_size is {vocab_size}; expected at least {len(pieces) + 3} for {len(phrases)} phrases and the "

@@ -47,7 +47,7 @@ def rows() -> str:
         (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2000000000"),
         (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),
         (["--pretrain.backbone.num_layers", BILLION], "got num_layers 1000000000, expected 1 to 1000"),
-        (["--pretrain.vocab_size", BILLION], "got vocab_size 1000000000, expected 1 to 1000000"),
+        (["--pretrain.vocab_size", BILLION], "got vocab_size 1000000000, expected 0 to 1000000"),
         (["--pretrain.id_generator.num_groups", BILLION], "got num_groups 1000000000, expected 1 to 1000"),
         (["--pretrain.samples.samples_per_position", BILLION], "got samples_per_position 1000000000, expected 1 to"),
     ],

@@ -28,7 +28,8 @@ class PretrainConfig:
         tokenizer_kind: What a trained tokenizer's tokens are: unigram has word pieces; word has one token for every
             frequent word; phrase has one token for every item ID as well, which then is the item's shortest unique
             phrase (id_source keywords).
-        vocab_size: The largest number of tokens of a trained tokenizer.
+        vocab_size: The largest number of tokens of a trained tokenizer. With phrases, 0 takes no more than item IDs
+            need, for a backbone that reads nothing else (samples.templates history).
         id_source: Who writes item and user IDs: the ID generator, or the items' own keywords alone.
         keywords: Keyword targets of the ID generator, or the IDs themselves.
         id_limits: Limits of the search for unique IDs.
@@ -44,7 +45,7 @@ class PretrainConfig:
 
     tokenizer: str = ""
     tokenizer_kind: Literal["unigram", "word", "phrase"] = "unigram"
-    vocab_size: Annotated[int, at_least(1, most=10**6)] = 8000
+    vocab_size: Annotated[int, at_least(0, most=10**6)] = 8000
     id_source: Literal["generator", "keywords"] = "generator"
     keywords: KeywordConfig = field(default_factory=KeywordConfig)
     id_limits: IdConfig = field(default_factory=IdConfig)
@@ -61,6 +62,11 @@ class PretrainConfig:
             raise ValueError(
                 f"got tokenizer_kind phrase with id_source {self.id_source}, expected keywords: a phrase is one token, "
                 "which an ID generator cannot write word by word"
+            )
+        if self.vocab_size == 0 and (self.tokenizer_kind != "phrase" or self.samples.templates != "history"):
+            raise ValueError(
+                f"got vocab_size 0 with tokenizer_kind {self.tokenizer_kind} and templates {self.samples.templates}, "
+                "expected phrase and history: only there nothing but item IDs is read"
             )
         if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.targets == "every":
             raise ValueError(

@@ -117,3 +117,16 @@ def test_bad_input_is_refused(arguments, words):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no tokenizer could be loaded from '.*nothing-here'"):
         load_tokenizer(tmp_path / "nothing-here")
+
+
+def test_a_vocabulary_of_phrases_alone():
+    texts, phrases = [_WORDS], ["atlas castle", "fox harbour murder"]
+    small = train_tokenizer(texts, 0, "word", phrases)
+    large = train_tokenizer(texts, 4000, "word", phrases)
+    assert len(small) < len(large)
+    for phrase in phrases:
+        (tokens,) = encode_ids(small, [phrase])
+        assert len(tokens) == 1
+        assert decode_ids(small, [tokens]) == [phrase]
+    with pytest.raises(ValueError, match="0 without phrases"):
+        train_tokenizer(texts, 0, "word")

@@ -1,0 +1,112 @@
+"""The pipeline with a decoder-only backbone: the demo's settings made small, from the command line to the hand-over."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from fedecider.llm.recommend import load, recommend
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DEMO = REPOSITORY / "configs" / "demo_causal.yaml"
+
+
+def main(script: str, *words: str) -> int:
+    try:
+        return runpy.run_path(str(REPOSITORY / "scripts" / f"{script}.py"))["main"](list(words))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    """A folder with small settings and one finished run, ``runs/whole``."""
+    folder = tmp_path_factory.mktemp("decoder")
+    content = yaml.safe_load(DEMO.read_text())
+    content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "encoder": "tfidf"}
+    content["pretrain"] |= {"text_encoder": "tfidf"}
+    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["train"] |= {"max_steps": 10}
+    content["distill"] |= {"epochs": 1}
+    (folder / "toy.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main("federate", "--config", "toy.yaml", "--output", "runs/whole") == 0
+    return folder
+
+
+def test_it_starts_above_popularity_and_leaves_everything_behind(playground):
+    run = playground / "runs" / "whole"
+    metrics = json.loads((run / "metrics.json").read_text())
+    for domain in metrics["domains"].values():
+        rows = {row: values["ndcg@10"]["mean"] for row, values in domain["test"].items()}
+        assert rows["zero-shot student"] > 2 * rows["popularity"]
+    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+    for name in metrics["domains"]:
+        config = json.loads((run / "adapters" / name / "adapter_config.json").read_text())
+        assert config["task_type"] == "CAUSAL_LM"
+        assert sorted(config["target_modules"]) == sorted(layers)
+    assert json.loads((run / "backbone" / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+def test_plain_peft_gives_the_scores_of_our_search(playground):
+    run = playground / "runs" / "whole"
+    loaded = load(run, "crime")
+    titles = [loaded.items.titles[item] for item in (0, 1, 2)]
+    ranked = recommend(loaded, titles, k=5)
+    model = AutoModelForCausalLM.from_pretrained(run / "backbone")
+    model = PeftModel.from_pretrained(model, str(run / "adapters" / "crime")).eval()
+    tokens = [loaded.items.token_ids[item][0] for item in (0, 1, 2)]
+    with torch.no_grad():
+        score_V = model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+    keys = list(loaded.items.keys)
+    own = {key: float(score_V[loaded.items.token_ids[keys.index(key)][0]]) for key in keys}
+    best = [key for key in sorted(keys, key=lambda key: -own[key]) if keys.index(key) not in (0, 1, 2)]
+    assert [item.key for item in ranked] == best[:5]
+    assert [item.score for item in ranked] == pytest.approx([own[item.key] for item in ranked], abs=1e-4)
+
+
+def test_evaluate_confirms_the_metrics(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    assert main("evaluate", "--run", "runs/whole") == 0
+
+
+def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    words = ("--config", "toy.yaml", "--num_rounds", "1", "--method", "local", "--output", "runs/local")
+    assert main("federate", *words) == 0
+    assert capsys.readouterr().out.count("reused") == 2
+    texts = list((playground / ".cache").glob("text-vectors-*"))
+    assert len(texts) == 1
+
+
+BAD_INPUT = {
+    "a vocabulary without words for prompts": (
+        ("--pretrain.samples.targets", "last", "--pretrain.samples.templates", "compact"),
+        "vocab_size 0",
+    ),
+    "a start without texts": (("--pretrain.backbone.embedding_init", "random"), "embedding_init random, expected text"),
+    "heads that do not fit": (("--pretrain.backbone.num_heads", "3"), "multiple of 6"),
+    "a width beyond the texts": (("--pretrain.backbone.d_model", "4096"), "span no more dimensions"),
+    "a T5 with rows": (("--pretrain.backbone.kind", "t5"), "targets every with a T5"),
+    "alternating phases": (("--pretrain.alternating.num_phases", "1"), "alternating phases with a decoder"),
+    "an encoder that is not there": (("--pretrain.text_encoder", "no/such/folder"), "no/such/folder"),
+    "layers of a T5": (("--lora_targets", "q,k"), "['k', 'q']"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_code_2(playground, case, capsys, monkeypatch):
+    words, expected = BAD_INPUT[case]
+    before = sorted(playground.rglob("*"))
+    monkeypatch.chdir(playground)
+    assert main("federate", "--config", "toy.yaml", *words) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert "Traceback" not in error
+    assert sorted(playground.rglob("*")) == before

@@ -15,7 +15,7 @@ from fedecider.running.cli import peek, run
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 LLM = f"""{DESCRIPTION} Every domain is a client; stages that are missing (pre-training, distillation) are run first and
-kept. Without --config and --data the embedded sample is used with the settings of configs/demo.yaml. Other methods
+kept. Without --config and --data the embedded sample is used with the settings of configs/demo_causal.yaml. Other methods
 ({", ".join(EMBEDDING_METHODS)}) belong to the embedding track, where every user of a rating data set is a client, and
 have other options: --method fedmf --help."""
 EMBEDDING = f"""{DESCRIPTION} Every user of a rating data set is a client. Methods of the LLM track, where every domain

@@ -1,0 +1,55 @@
+"""Item texts are encoded in one call, once, and come back in the order of the domains."""
+
+import pytest
+import torch
+
+from fedecider.data.encoders import Encoder
+from fedecider.data.sample import sample_domains
+from fedecider.llm import item_texts
+from fedecider.llm.item_texts import VECTOR_FILE, encoded_texts
+from idgen.text_vectors import token_vectors
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The texts of every call of an encoder whose vector says how many texts stand before."""
+    found = []
+
+    def encode(texts):
+        found.append(list(texts))
+        return torch.arange(len(texts)).double()[:, None].expand(-1, 3)
+
+    monkeypatch.setattr(item_texts, "load_encoder", lambda name: Encoder(name, encode))
+    return found
+
+
+def test_once_for_the_same_texts(calls, tmp_path):
+    domains = sample_domains(("crime", "children", "comics"))
+    sizes = [len(domain.item_texts) for domain in domains.values()]
+    for _ in range(2):
+        found = encoded_texts(domains, "tfidf", str(tmp_path))
+        assert list(found) == ["crime", "children", "comics"]
+        assert [len(vectors) for vectors in found.values()] == sizes
+        assert [int(vectors[0, 0]) for vectors in found.values()] == [0, sizes[0], sizes[0] + sizes[1]]
+    assert len(calls) == 1
+    assert calls[0] == [text for domain in domains.values() for text in domain.item_texts]
+    encoded_texts(domains, "another", str(tmp_path))
+    encoded_texts({"crime": domains["crime"]}, "tfidf", str(tmp_path))
+    assert len(calls) == 3
+
+
+def test_a_damaged_file_is_named(calls, tmp_path):
+    domains = sample_domains(("crime",))
+    encoded_texts(domains, "tfidf", str(tmp_path))
+    (path,) = tmp_path.glob(f"text-vectors-*/{VECTOR_FILE}")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="text-vectors-"):
+        encoded_texts(domains, "tfidf", str(tmp_path))
+
+
+def test_a_token_has_the_mean_of_its_items():
+    vectors = {"a": torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "b": torch.tensor([[0.0, -1.0]])}
+    table_VD = token_vectors(vectors, {"a": [[4], [4, 5, 5]], "b": [[6]]}, 8)
+    half = 0.5**0.5
+    assert torch.allclose(table_VD[[4, 5, 6]], torch.tensor([[half, half], [0.0, 1.0], [0.0, -1.0]]))
+    assert not bool(table_VD[[0, 1, 2, 3, 7]].any())

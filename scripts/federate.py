@@ -15,9 +15,9 @@ from fedecider.running.cli import peek, run
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 LLM = f"""{DESCRIPTION} Every domain is a client; stages that are missing (pre-training, distillation) are run first and
-kept. Without --config and --data the embedded sample is used with the settings of configs/demo_causal.yaml. Other methods
-({", ".join(EMBEDDING_METHODS)}) belong to the embedding track, where every user of a rating data set is a client, and
-have other options: --method fedmf --help."""
+kept. Without --config and --data the embedded sample is used with the settings of configs/demo_causal.yaml. Other
+methods ({", ".join(EMBEDDING_METHODS)}) belong to the embedding track, where every user of a rating data set is a
+client, and have other options: --method fedmf --help."""
 EMBEDDING = f"""{DESCRIPTION} Every user of a rating data set is a client. Methods of the LLM track, where every domain
 is a client, have other options: --method fedecider --help."""
 

@@ -76,6 +76,19 @@ def test_evaluate_confirms_the_metrics(playground, monkeypatch):
     assert main("evaluate", "--run", "runs/whole") == 0
 
 
+def test_absent_clients_and_a_hub_name(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    words = ("--config", "toy.yaml", "--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")
+    assert main("federate", *words, "--backbone_name", "us/books", "--output", "runs/partly") == 0
+    run = playground / "runs" / "partly"
+    assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (2, 3, 3)
+    per_round = json.loads((run / "communication.json").read_text())["rounds"]
+    assert [len(entry["clients"]) for entry in per_round] == [2, 2]
+    assert list(run.rglob("events.out.tfevents*"))
+    config = json.loads((run / "adapters" / "crime" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "us/books"
+
+
 def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--num_rounds", "1", "--method", "local", "--output", "runs/local")

@@ -170,7 +170,8 @@ def test_an_upload_that_is_left_out_because_it_is_not_finite_is_told(data, tmp_p
     assert "not finite: client 7 in round 2 (item_table);" in (tmp_path / "run" / "results.md").read_text()
 
 
-@pytest.mark.parametrize("method", ["fedmf", pytest.param("pfedclr", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedmf", "pfedclr"])
 def test_two_processes_give_what_one_gives(method, data, tmp_path):
     words = ["--method", method, *data, *FAST, "--num_rounds", "2", "--memory_gb", "0.00002"]
     words += ["--tracker", "tensorboard"]  # it ends after the last evaluation, which both processes take part in

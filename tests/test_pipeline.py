@@ -142,6 +142,7 @@ def test_plain_peft_finds_the_backbone_from_the_adapter_folder(playground, monke
     assert AutoPeftModelForSeq2SeqLM.from_pretrained(".").get_base_model().config.d_model == 32
 
 
+@pytest.mark.slow
 def test_a_finished_run_may_be_handed_over_under_a_hub_name(playground, monkeypatch):
     monkeypatch.chdir(playground)
     shutil.copytree(playground / "runs" / "whole", playground / "runs" / "named")
@@ -192,6 +193,7 @@ def short_run(folder: Path, method: str, *words: str) -> None:
     assert (folder / "runs" / method / "adapters" / "comics" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_absent_clients(playground, monkeypatch):
     monkeypatch.chdir(playground)
     partly = ("--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")

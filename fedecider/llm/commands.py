@@ -39,8 +39,8 @@ DEMO = REPOSITORY / "configs" / "demo_causal.yaml"
 def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     """Settings of the LLM track; the options of the chosen method join the common ones.
 
-    Without ``--config`` and ``--data`` the settings of ``configs/demo_causal.yaml`` hold, which fit the embedded sample. A
-    config file may hold settings for one method only, under the method's name; all of them are checked.
+    Without ``--config`` and ``--data`` the settings of ``configs/demo_causal.yaml`` hold, which fit the embedded
+    sample. A config file may hold settings for one method only, under the method's name; all of them are checked.
 
     Raises:
         ValueError: the method is not known, or a setting cannot be.

@@ -30,6 +30,7 @@ from idgen.draws import (
 )
 from idgen.item_ids import ItemIds
 from idgen.prompts import load_templates
+from idgen.rows import A_WALK, Samples, num_given, row_labels, with_targets, with_walks
 from idgen.segments import (
     NOTHING,
     PromptParts,
@@ -41,7 +42,7 @@ from idgen.segments import (
     num_tokens,
 )
 from idgen.trie import IGNORED_LABEL, Trie
-from idgen.walks import Neighbours, draw_walks
+from idgen.walks import Neighbours
 
 Split = Literal["valid", "test"]
 
@@ -64,21 +65,6 @@ __all__ = [
 
 BATCHES_AT_A_TIME = 64
 """Samples are drawn for so many batches at once, then sorted by length into batches with little padding."""
-
-
-A_WALK = -1
-"""Stands for a catalogue walk among the events that are targets."""
-LONGEST_WALK = 5
-
-
-class Samples(NamedTuple):
-    """N samples drawn for training."""
-
-    prompts: Prompts
-    target_N: np.ndarray
-    """Segment of the target's item ID."""
-    walk_N: np.ndarray
-    """Bool: catalogue walks, waiting to be drawn or there."""
 
 
 class Task(NamedTuple):
@@ -208,8 +194,8 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
         draw = draw_samples(events, np.where(walk_N, 0, target_N), num_wordings, config, rng)
         samples = Samples(prompts_of(parts, events, draw), _item_segments(parts, events, draw.target_N), walk_N)
         if walk_N.any():
-            samples = _with_walks(samples, tasks, parts, rng)
-        prompts = _with_targets(samples) if config.targets == "every" else samples.prompts
+            samples = with_walks(samples, [task.neighbours for task in tasks], parts, rng)
+        prompts = with_targets(samples) if config.targets == "every" else samples.prompts
         segment_NW = lay_out(parts, prompts)
         length_N = num_tokens(parts.segments, segment_NW)
         by_length = np.lexsort((rng.random(len(length_N)), length_N))
@@ -217,7 +203,9 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
         for number in rng.permutation(len(batches)):
             rows = batches[number]
             if config.targets == "every":
-                yield _row_batch(parts, segment_NW[rows], samples.target_N[rows], walk_N[rows], prompts.task_B[rows])
+                batch = _prompt_batch(parts, segment_NW[rows])
+                given_B = num_given(parts, segment_NW[rows], samples.target_N[rows], walk_N[rows], prompts.task_B[rows])
+                yield {**batch, "row_labels": row_labels(batch, given_B)}
             else:
                 yield _batch(parts, segment_NW[rows], samples.target_N[rows], prompts.task_B[rows])
 
@@ -334,41 +322,6 @@ def _item_segments(parts: PromptParts, events: EventTable, target_N: np.ndarray)
     return parts.first_item_K[events.task_E[target_N]] + events.item_E[target_N]
 
 
-def _with_walks(samples: Samples, tasks: Sequence[Task], parts: PromptParts, rng: np.random.Generator) -> Samples:
-    """Put catalogue walks into the places that wait for them, an equal share for every task."""
-    prompts, target_N = samples.prompts, samples.target_N.copy()
-    task_N, history_NH = prompts.task_B.copy(), prompts.history_BH.copy()
-    place_N = np.flatnonzero(samples.walk_N)
-    task_N[place_N] = rng.integers(len(tasks), size=len(place_N))
-    history_NH[place_N] = NOTHING
-    for number, task in enumerate(tasks):
-        if task.neighbours is None:
-            raise ValueError(
-                f"got walk_share {task.config.walk_share} without text neighbours for {task.name!r}; expected some. "
-                "Build the task with neighbours, or set walk_share to 0"
-            )
-        mine_N = place_N[task_N[place_N] == number]
-        longest = min(LONGEST_WALK, history_NH.shape[1])
-        for place, walk in zip(mine_N, draw_walks(task.neighbours, len(mine_N), rng, longest=longest), strict=True):
-            segments = parts.first_item_K[number] + np.array(walk)
-            target_N[place] = segments[-1]
-            history_NH[place, : len(walk) - 1] = segments[-2::-1]  # newest first
-    wordings = len(parts.before_PL) // len(parts.first_item_K)
-    prompts = Prompts(
-        task_B=task_N,
-        wording_B=np.where(samples.walk_N, task_N * wordings + 1, prompts.wording_B),  # template 0, no user
-        user_B=np.where(samples.walk_N, NOTHING, prompts.user_B),
-        history_BH=history_NH,
-    )
-    return Samples(prompts, target_N, samples.walk_N)
-
-
-def _with_targets(samples: Samples) -> Prompts:
-    """Prompts that end with their target: rows for a decoder-only model."""
-    prompts = samples.prompts
-    return prompts._replace(history_BH=np.concatenate([samples.target_N[:, None], prompts.history_BH], 1))
-
-
 def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> int | None:
     """What closes an item ID; nothing where a decoder reads nothing but IDs of one token each."""
     if config.templates == "history" and all(len(tokens) == 1 for tokens in item_ids.token_ids):
@@ -387,23 +340,6 @@ def _prompt_batch(parts: PromptParts, segment_BW: np.ndarray) -> TokenBatch:
 
 def _batch(parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, task_B: np.ndarray) -> TokenBatch:
     return {**_prompt_batch(parts, segment_BW), "labels": torch.from_numpy(_labels(parts, target_B, task_B))}
-
-
-def _row_batch(
-    parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, walk_B: np.ndarray, task_B: np.ndarray
-) -> TokenBatch:
-    """Rows of closed item IDs. Targets are all but the first; of a walk, whose order means nothing, the last."""
-    batch = _prompt_batch(parts, segment_BW)
-    length_G = parts.segments.length_G
-    first_B = segment_BW[np.arange(len(segment_BW)), (segment_BW != NOTHING).argmax(1)]
-    end_B = length_G[parts.end_K[task_B]]
-    length_B = batch["attention_mask"].sum(1).numpy()
-    given_B = np.where(walk_B, length_B - length_G[target_B] - end_B, length_G[first_B] + end_B)
-    place_S = np.arange(batch["input_ids"].shape[1])
-    label_BS = np.where(
-        (place_S >= given_B[:, None]) & (place_S < length_B[:, None]), batch["input_ids"].numpy(), IGNORED_LABEL
-    )
-    return {**batch, "row_labels": torch.from_numpy(label_BS)}
 
 
 def _mask(length_B: np.ndarray, width: int) -> Tensor:

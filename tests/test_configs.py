@@ -58,7 +58,10 @@ def test_every_config_parses_for_every_method(path, method):
     assert found.run.pretrain.backbone.name_or_path == content["pretrain"]["backbone"].get("name_or_path")
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem == "amazon_cpu" else (), id=path.stem) for path in TABLES],
+)
 def test_every_line_of_a_table_parses(path, monkeypatch):
     """All but the data: they need not be prepared."""
     monkeypatch.chdir(FOLDER.parent)

@@ -1,7 +1,12 @@
 """The pipeline with a decoder-only backbone: the demo's settings made small, from the command line to the hand-over."""
 
 import json
+import os
 import runpy
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +101,24 @@ def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys
     assert capsys.readouterr().out.count("reused") == 2
     texts = list((playground / ".cache").glob("text-vectors-*"))
     assert len(texts) == 1
+
+
+def test_kill_and_resume_gives_the_same_metrics(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    words = ("--config", "toy.yaml", "--output", "runs/killed")
+    command = [sys.executable, str(REPOSITORY / "scripts" / "federate.py"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    killed = playground / "runs" / "killed"
+    while not (killed / "checkpoints" / "round_00001").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)  # during round 2
+    process.wait()
+    assert not (killed / "metrics.json").exists()
+    assert main("federate", *words, "--resume", "true") == 0
+    whole = json.loads((playground / "runs" / "whole" / "metrics.json").read_text())
+    assert json.loads((killed / "metrics.json").read_text()) == whole
 
 
 BAD_INPUT = {

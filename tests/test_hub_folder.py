@@ -57,6 +57,7 @@ CHEAP = (
 )
 
 
+@pytest.mark.slow
 def test_a_saved_folder_is_backbone_and_id_generator(tmp_path, capsys, monkeypatch):
     num_tokens = save_like_the_hub(tmp_path / "backbone", 0)
     assert save_like_the_hub(tmp_path / "tags", 1) == num_tokens

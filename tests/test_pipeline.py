@@ -158,6 +158,7 @@ def test_evaluate_confirms_the_metrics(playground, monkeypatch):
     assert main("evaluate", "--run", "runs/whole") == 0
 
 
+@pytest.mark.slow
 def test_kill_and_resume_gives_the_same_metrics(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--output", "runs/killed")

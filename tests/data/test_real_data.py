@@ -27,6 +27,7 @@ def lengths(raw):
         ("amazon2014-p5", "toys", 19412, 11924, 167597, 550),
     ],
 )
+@pytest.mark.slow
 def test_packed_statistics(data_root, folder, domain, users, items, events, longest):
     raw = SOURCES["packed"](data_root / folder, domain, ReadOptions(max_bad_lines=0))
     assert (len(raw.events.users), len(raw.events.user_E), lengths(raw).max()) == (users, events, longest)
@@ -36,6 +37,7 @@ def test_packed_statistics(data_root, folder, domain, users, items, events, long
     assert len(raw.read_catalogue(frozenset(raw.events.items)).items) == items - without_event
 
 
+@pytest.mark.slow
 def test_amazon2018_d3_prepared(data_root):
     domains = prepare_domains(amazon2018_d3(str(data_root / "amazon2018-d3"), "unused"))
     sizes = {name: (len(d.item_keys), len(d.clients.users)) for name, d in domains.items()}
@@ -58,6 +60,7 @@ def test_amazon2018_d3_prepared(data_root):
             assert stamped == sorted(stamped)
 
 
+@pytest.mark.slow
 def test_sports_have_keywords_only(data_root):
     raw = SOURCES["packed"](data_root / "amazon2014-p5", "sports", ReadOptions())
     assert (len(raw.events.users), len(raw.events.items), len(raw.events.user_E)) == (35598, 18357, 296337)

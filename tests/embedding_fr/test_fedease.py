@@ -350,6 +350,7 @@ def test_the_grid_is_valid_and_small():
     assert all(one != other for one, other in itertools.combinations(built, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_ml_100k(data_root):
     """Centralised EASE on the leak-free split scores hit@10 0.14 in the whole catalogue; the federated one the same."""

@@ -369,6 +369,7 @@ def test_items_that_nobody_counted_get_no_weight():
     assert model["weights"][0, 3] != 0
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_ml_100k_beats_ease_on_validation(data_root):
     from fedecider.data.prepare import PrepareConfig, prepare_domains

@@ -29,7 +29,12 @@ SENT_FACTORS = {"ffa_lora": ("lora_b",), "rolora": ("lora_b",)}
 SENT_BESIDE = {"fellrec": {"loss"}}
 """What is uploaded beside the factors."""
 
-pytestmark = pytest.mark.parametrize("name", FEDERATED)
+OF_THEIR_OWN = ("fedecider", "local", "fedavg", "ditto", "fdlora")
+"""Methods whose rounds are code of their own; the others vary FedAvg, and have fast tests of what they vary."""
+
+pytestmark = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OF_THEIR_OWN else pytest.mark.slow) for name in FEDERATED]
+)
 
 
 @pytest.fixture(

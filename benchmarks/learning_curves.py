@@ -4,10 +4,10 @@
       --minutes 5 --folder curves [--output benchmarks/results/DATE-learning-curves.md]
 
 One model for all domains (SASRec: one a domain). ``public`` trains on item texts and public users, ``pooled`` also on
-the train parts of all clients, which no federation could beat and no silo could do. Seconds are CPU seconds of training
-alone. Every curve is a file below --folder that a later call takes up, so that a long table can be made in pieces.
-Rows are settings files of ``configs/`` with the changes below. Validation items choose the point whose test metrics are
-shown.
+the train parts of all clients, which no federation could beat and no silo could do. Seconds are CPU seconds of forward,
+backward and optimiser (of SASRec: of whole epochs). Every curve is a file below --folder that a later call takes up, so
+that a long table can be made in pieces. Rows are settings files of ``configs/`` with the changes below. Validation
+items choose the point whose test metrics are shown.
 """
 
 from __future__ import annotations

@@ -91,6 +91,22 @@ def test_cooccurrence_start_touches_item_tokens_only():
     assert changed.nonzero().squeeze(1).tolist() == tokens
 
 
+def test_text_start_touches_item_tokens_only():
+    sizes = {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_kv": 4, "d_ff": 8}
+    vector_ID = torch.nn.functional.normalize(
+        torch.randn(len(TASK.trie), 8, generator=torch.Generator().manual_seed(0))
+    )
+    plain = build_backbone(BackboneConfig(**sizes), TOKENIZER, 1)
+    config = BackboneConfig(**sizes, embedding_init="text")
+    model = build_backbone(config, TOKENIZER, 1, [TASK], {TASK.name: vector_ID})
+    tokens = sorted({token for tokens in TASK.item_ids.token_ids for token in tokens})
+    changed_V = (model.shared.weight != plain.shared.weight).any(1)
+    assert changed_V.nonzero().squeeze(1).tolist() == tokens
+    assert torch.allclose(model.shared.weight[tokens].norm(dim=1), torch.tensor(8**0.5))
+    with pytest.raises(ValueError, match="no item vectors"):
+        build_backbone(config, TOKENIZER, 1, [TASK])
+
+
 def test_loss_is_the_models_own_and_padding_has_no_influence():
     """Equal to the cross-entropy of transformers; more padding on the right of inputs and labels changes nothing."""
     model = build_backbone(SMALL, TOKENIZER, 1)

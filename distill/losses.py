@@ -53,7 +53,7 @@ def recorded(model: Any) -> Iterator[dict[tuple[str, int], BlockCall]]:
 
 
 def pair_losses(teacher: Any, student: Any, pairs: Sequence[Pair], batch: TokenBatch) -> Tensor:
-    """(P,) losses ``|| g_i(h_i) - f_2i(f_2i-1(h_i)) ||^2``: summed over features, mean over tokens that count.
+    """(P,) losses ``|| g_i(h_i) - f_last(.. f_first(h_i)) ||^2``: summed over features, mean over tokens that count.
 
     h_i is what the teacher's first layer of the pair was given (padding mask, position bias and, in the decoder, the
     teacher encoder's output included). Tokens that count: no padding; in the decoder of a T5,
@@ -66,7 +66,7 @@ def pair_losses(teacher: Any, student: Any, pairs: Sequence[Pair], batch: TokenB
     counts, layers = family.counting(batch), family.layers(student)
     losses = []
     for pair in pairs:
-        given, wanted = calls[pair.stack, pair.first], calls[pair.stack, pair.first + 1].output
+        given, wanted = calls[pair.stack, pair.first], calls[pair.stack, pair.last].output
         output = _hidden(layers[pair.stack][pair.student](*given.args, **given.kwargs))
         error_BT = (output.float() - wanted.float()).square().sum(-1)
         losses.append(error_BT[counts[pair.stack]].mean())

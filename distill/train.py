@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from distill.losses import finetune_loss, pair_losses
-from distill.pairing import Init, Pair, build_student, pair_parameters, pairs_of
+from distill.pairing import Init, Keep, Pair, build_student, pair_parameters, pairs_of
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
 from idgen.backbones.families import family_of
 from idgen.backbones.family import evaluating
@@ -49,6 +49,8 @@ class DistillConfig:
     FeDecider, WWW 2026, appendix B.2; the optimisation is not in the paper.
 
     Args:
+        keep: Which layers the student has. "uniform": one for every two (paper); "first_last": the first and the last
+            quarter, one of which learns all that lies between; "all": every one, no student of half depth.
         init: What a student block starts from: the "first" or the "second" of its two teacher blocks, or their "mean".
         epochs: The number of passes over the public data; 0 leaves the student as it starts.
         learning_rate: The largest learning rate of AdamW (no weight decay).
@@ -61,6 +63,7 @@ class DistillConfig:
         finetune: Fine-tuning of the whole student afterwards; off by default.
     """
 
+    keep: Keep = "uniform"
     init: Init = "first"
     epochs: ZeroOrMore = 3
     learning_rate: Positive = 1e-3
@@ -113,8 +116,8 @@ def distill(
     """
     device = torch.device(device)
     teacher.to(device).eval()  # type: ignore[arg-type]
-    student = build_student(teacher, config.init)
-    pairs = pairs_of(teacher)
+    student = build_student(teacher, config.init, config.keep)
+    pairs = pairs_of(teacher, config.keep)
     measured = {"train": _report_batches(tasks, config, seed, device)}
     if held_out is not None:
         measured["held_out"] = _report_batches(held_out, config, seed, device)
@@ -150,13 +153,16 @@ def train_pairs(
 ) -> list[dict[str, Any]]:
     """Train every student block on its pair, in place; logs as in `train_model` (loss: sum over the pairs)."""
     teacher.eval()
-    pairs = pairs_of(teacher)
+    pairs = pairs_of(teacher, config.keep)
+    if not pairs:
+        return []
 
     def loss(batch: TokenBatch) -> torch.Tensor:
         return pair_losses(teacher, student, pairs, batch).sum()
 
     training = config.training(config.epochs, config.learning_rate)
-    return _train(student, pairs, tasks, training, loss, seed, device, on_step, clip_each_group=True)
+    groups = [pair_parameters(student, pair) for pair in pairs]
+    return _train(student, groups, tasks, training, loss, seed, device, on_step, clip_each_group=True)
 
 
 def finetune(
@@ -169,7 +175,7 @@ def finetune(
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
 ) -> list[dict[str, Any]]:
-    """Extension: train the same parameters through the chained student, in place, see `finetune_loss`.
+    """Extension: train all layers through the chained student, in place, see `finetune_loss`.
 
     Reason: each block was trained on inputs of the teacher, which it does not see in the chain.
     """
@@ -179,14 +185,18 @@ def finetune(
     def loss(batch: TokenBatch) -> torch.Tensor:
         return finetune_loss(teacher, student, batch, settings.kl_weight)
 
-    pairs, training = pairs_of(teacher), config.training(settings.epochs, settings.learning_rate)
+    training = config.training(settings.epochs, settings.learning_rate)
+    blocks = [
+        Pair(stack, i, i, i) for stack, layers in family_of(student).layers(student).items() for i in range(len(layers))
+    ]
+    groups = [pair_parameters(student, block) for block in blocks]
     # seed + 1: other batches than the pairs had.
-    return _train(student, pairs, tasks, training, loss, seed + 1, device, on_step, clip_each_group=False)
+    return _train(student, groups, tasks, training, loss, seed + 1, device, on_step, clip_each_group=False)
 
 
 def _train(
     student: Any,
-    pairs: Sequence[Pair],
+    trained: Sequence[Sequence[nn.Parameter]],
     tasks: Task | Sequence[Task],
     training: BackboneTraining,
     loss: Callable[[TokenBatch], torch.Tensor],
@@ -195,8 +205,8 @@ def _train(
     on_step: OnStep | None,
     clip_each_group: bool,
 ) -> list[dict[str, Any]]:
-    """Train the blocks of the pairs; everything else of the student is frozen meanwhile."""
-    groups = [{"params": pair_parameters(student, pair)} for pair in pairs]
+    """Train groups of parameters; everything else of the student is frozen meanwhile."""
+    groups = [{"params": list(parameters)} for parameters in trained]
     student.requires_grad_(False)
     for group in groups:
         for parameter in group["params"]:
@@ -255,7 +265,7 @@ def _losses(pairs: Sequence[Pair], stages: dict[str, dict[str, Any]], name: str)
             {
                 "stack": pair.stack,
                 "student_block": pair.student,
-                "teacher_blocks": [pair.first, pair.first + 1],
+                "teacher_blocks": list(range(pair.first, pair.last + 1)),
                 "before": by_stage["init"]["pairs"][number],
                 "after": by_stage["student"]["pairs"][number],
             }

@@ -185,6 +185,43 @@ def score_catalogue(
     return score_BI / trie.length_I**length_penalty
 
 
+def score_candidates(
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    candidate_BM: Tensor,
+    length_penalty: float = 0.0,
+) -> Tensor:
+    """Exact scores of given items, (B, M), as `score_catalogue` gives them; -inf where a candidate is -1.
+
+    Teacher-forced on the cache of the prompt, which is read once a user: all candidates of a user stand side by side as
+    the beams of a search do. Memory grows with users x candidates x vocabulary: for some hundred candidates.
+    """
+    model, trie, family = unwrap(model), trie.to(input_ids_BS.device), family_of(model)
+    num_users, num_candidates = candidate_BM.shape
+    item_BM = candidate_BM.to(input_ids_BS.device).clamp(min=0)
+    label_BMT = trie.label_IT[item_BM]
+    score_BM = torch.zeros(item_BM.shape, device=item_BM.device)
+    row_C = torch.arange(item_BM.numel(), device=item_BM.device)
+    itself_BM = row_C[:num_candidates].expand_as(item_BM)
+    with evaluating(model):
+        state = family.start(model, input_ids_BS, attention_mask_BS)
+        nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=item_BM.device)
+        hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
+        hidden_BMD = hidden_BMD.expand(-1, num_candidates, -1)
+        for number in range(int((label_BMT >= 0).sum(2).max())):
+            if number:
+                given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
+                parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
+                hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
+            token_BM = label_BMT[..., number]
+            log_prob_C = _log_prob(model, hidden_BMD.flatten(0, 1), row_C, token_BM.clamp(min=0).flatten())
+            score_BM += log_prob_C.view_as(score_BM).masked_fill(token_BM < 0, 0.0)
+    score_BM = score_BM / trie.length_I[item_BM] ** length_penalty
+    return score_BM.masked_fill(candidate_BM.to(score_BM.device) < 0, -torch.inf)
+
+
 def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:
     """0-based place of each user's target in the list, `NOT_RANKED` when it is not there, (B,) int64 on the CPU.
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedecider.bounds import OneOrMore, Share, ShareAbove0, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.evaluation.split import NUM_HELD_OUT
 from idgen.item_ids import MAX_PREFIX_ITEMS
-from idgen.prompts import TemplateSet
+from idgen.prompts import ROW_SETS, TemplateSet
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,14 @@ class SampleConfig:
 
     Args:
         templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, fast on
-            CPUs) or "history" (the item IDs and nothing else, which a decoder-only model goes on writing).
+            CPUs), or what a decoder-only model goes on writing: "history" (the item IDs and nothing else) or "list"
+            (the same below a heading that names the domain).
         targets: What is predicted of a training sample. "last": the item after the history; "every": all items of it
-            but the first one, each from those before it, in one pass of a decoder-only model (templates history).
-        separator: The word between two item IDs of the history; it may be empty. Under the templates history IDs are
-            parted by their end token, and IDs of one token by nothing.
+            but the first one, each from those before it, in one pass of a decoder-only model (templates history, list).
+        separator: The word between two item IDs of the history; it may be empty. Under the templates history and list
+            IDs are parted by what closes them, and IDs of one token by nothing.
+        closed_by: What closes an item ID that is written: the tokenizer's end token, or a newline, which a pretrained
+            decoder expects between the entries of a list.
         user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
             few items; samples whose target lies among these items use the wording without a user. "train": an ID
             text written from the whole training part, which also holds the targets of training samples.
@@ -53,6 +56,7 @@ class SampleConfig:
     templates: TemplateSet = "natural"
     targets: Literal["last", "every"] = "last"
     separator: str = ";"
+    closed_by: Literal["end_token", "newline"] = "end_token"
     user_wording: Literal["none", "prefix", "train"] = "prefix"
     max_history: OneOrMore = 20
     eval_history: ZeroOrMore = 0
@@ -73,16 +77,22 @@ class SampleConfig:
             raise ValueError(f"got eval_history {self.eval_history}, expected 0 to max_history {self.max_history}")
         if len(self.separator.split()) > 1 or self.separator != self.separator.strip():
             raise ValueError(f"got separator {self.separator!r}, expected one word without spaces, or nothing")
-        if self.templates == "history" and (self.newest_first or self.user_wording != "none"):
+        if self.is_row and (self.newest_first or self.user_wording != "none"):
             raise ValueError(
-                f"got templates history with newest_first {self.newest_first} and user_wording {self.user_wording}, "
-                "expected newest_first false and user_wording none: the target continues the items as they came"
+                f"got templates {self.templates} with newest_first {self.newest_first} and user_wording "
+                f"{self.user_wording}, expected newest_first false and user_wording none: the target continues the "
+                "items as they came"
             )
-        if self.targets == "every" and (self.templates != "history" or self.pair_share > 0.0):
+        if self.targets == "every" and (not self.is_row or self.pair_share > 0.0):
             raise ValueError(
                 f"got targets every with templates {self.templates} and pair_share {self.pair_share}, expected "
-                "templates history and pair_share 0: every item of a row is a target"
+                "templates history or list and pair_share 0: every item of a row is a target"
             )
+
+    @property
+    def is_row(self) -> bool:
+        """Whether prompt and target are one row of closed IDs."""
+        return self.templates in ROW_SETS
 
     @property
     def shown_history(self) -> int:

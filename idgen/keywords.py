@@ -25,20 +25,26 @@ class KeywordConfig:
     Args:
         min_words: The number of words of the first ID that is tried; more are added until unique.
         max_words: The largest number of words of an ID; 2 to 5 is sensible.
-        word_order: The order of the words: that in the text, or by the number of items that have the word.
+        word_order: The order of the words: that in the text, or by the number of items that have the word. "as_written"
+            takes the title's first words as they stand, until no other title starts with them: what a pretrained model
+            knows.
         lead: What an ID starts with when the item has it: the last category, the series, or the rarest title word that
             another item has too.
     """
 
     min_words: OneOrMore = 2
     max_words: OneOrMore = 4
-    word_order: Literal["title", "rare_first", "common_first"] = "rare_first"
+    word_order: Literal["title", "rare_first", "common_first", "as_written"] = "rare_first"
     lead: Literal["none", "category", "series", "shared_word"] = "none"
 
     def __post_init__(self) -> None:
         check(self)
         if self.min_words > self.max_words:
             raise ValueError(f"got min_words {self.min_words}, expected at most max_words {self.max_words}")
+        if self.word_order == "as_written" and self.lead != "none":
+            raise ValueError(
+                f"got word_order as_written with lead {self.lead}, expected lead none: titles stay as they are"
+            )
 
 
 DEFAULT_KEYWORDS = KeywordConfig()
@@ -63,11 +69,14 @@ def keyword_candidates(item_texts: Sequence[str], config: KeywordConfig, num_var
     Title words come before brand, category and description words; inside a field a word weighs its inverse
     document frequency, so words that few items have are the most important. The first candidate has the
     ``min_words`` most important words, the next ones add a word each, the last ones exchange the last word for
-    less important ones.
+    less important ones. Under "as_written" the title's first words are the first candidate, see `_title_starts`.
     """
     items = [_read(text) for text in item_texts]
     item_count = Counter(word for item in items for word in item.words)
-    title_count = Counter(word for item in items for word in set(clean_words(item.fields.get("title", ""))))
+    titles = [clean_words(item.fields.get("title", "")) for item in items]
+    if config.word_order == "as_written":
+        return _title_starts(items, titles, item_count, config)
+    title_count = Counter(word for title in titles for word in set(title))
     return [_candidates(item, item_count, title_count, config, num_variants) for item in items]
 
 
@@ -104,6 +113,23 @@ def _candidates(
         chosen += [[*ranked[: most - 1], word] for word in ranked[most : most + num_variants]]
     texts = (" ".join([*lead, *sorted(words, key=order)]) for words in chosen)
     return list(dict.fromkeys(text for text in texts if text))
+
+
+def _title_starts(
+    items: Sequence[_Item], titles: Sequence[list[str]], item_count: Mapping[str, int], config: KeywordConfig
+) -> list[list[str]]:
+    """The shortest start of each title that no other one has, then longer ones, then a word of another field too."""
+    count = Counter(tuple(title[:number]) for title in titles for number in range(1, len(title) + 1))
+    found = []
+    for item, title in zip(items, titles, strict=True):
+        words = title[: config.max_words] or item.words[: config.max_words]
+        least = min(config.min_words, len(words))
+        alone = (number for number in range(least, len(words)) if count[tuple(words[:number])] == 1)
+        shortest = next(alone, len(words))
+        others = sorted((word for word in item.words if word not in words), key=lambda word: item_count[word])
+        starts = [words[:number] for number in range(shortest, len(words) + 1)]
+        found.append([" ".join(start) for start in [*starts, *([*words, word] for word in others)] if start])
+    return found
 
 
 def _lead(item: _Item, title_count: Mapping[str, int], kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Prompt templates: natural sentences, very short ones, or the history alone; each with and without a user.
+"""Prompt templates: natural sentences, very short ones, lists, or the history alone; each with and without a user.
 
 A template is words and placeholders separated by spaces; a placeholder stands alone as a word. Prompts are put
 together from parts (item IDs, words of the template) that were tokenised once. Tokenizers of the T5 family cut at
@@ -16,7 +16,9 @@ from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-TemplateSet = Literal["natural", "compact", "history"]
+TemplateSet = Literal["natural", "compact", "history", "list"]
+ROW_SETS = ("history", "list")
+"""Prompts that a decoder-only model goes on writing: every item is closed, and the next one follows."""
 
 USER, HISTORY, DOMAIN = "{user}", "{history}", "{domain}"
 PLACEHOLDERS = (USER, HISTORY, DOMAIN)
@@ -36,8 +38,8 @@ def load_templates(name: TemplateSet) -> tuple[Template, ...]:
     """The templates of a set; number 0 is the one used for validation and test.
 
     Ten natural sentences, as many as IDGenRec (SIGIR 2024) uses, worded anew; or one ``compact`` prompt of a few
-    words, for small models on CPUs; or the ``history`` alone, which a decoder goes on writing. Errors: ``ValueError``
-    for an unknown set.
+    words, for small models on CPUs; or the ``history`` alone, or a ``list`` with a heading, which a decoder goes on
+    writing. Errors: ``ValueError`` for an unknown set.
     """
     sets = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
     if name not in sets:

@@ -75,12 +75,14 @@ def with_targets(samples: Samples) -> Prompts:
 def num_given(
     parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, walk_B: np.ndarray, task_B: np.ndarray
 ) -> np.ndarray:
-    """(B,) tokens of a row before its first target: the first item; of a walk, whose order means nothing, all but the
-    last item."""
-    length_G = parts.segments.length_G
-    first_B = segment_BW[np.arange(len(segment_BW)), (segment_BW != NOTHING).argmax(1)]
+    """(B,) tokens of a row before its first target: the words before the history and the first item; of a walk, whose
+    order means nothing, all but the last item."""
+    length_G, words = parts.segments.length_G, parts.before_PL.shape[1]
+    history_BW = segment_BW[:, words:]
+    first_B = history_BW[np.arange(len(history_BW)), (history_BW != NOTHING).argmax(1)]
     end_B = length_G[parts.end_K[task_B]]
-    return np.where(walk_B, length_G[segment_BW].sum(1) - length_G[target_B] - end_B, length_G[first_B] + end_B)
+    first_end_B = length_G[segment_BW[:, :words]].sum(1) + length_G[first_B] + end_B
+    return np.where(walk_B, length_G[segment_BW].sum(1) - length_G[target_B] - end_B, first_end_B)
 
 
 def row_labels(batch: TokenBatch, given_B: np.ndarray) -> Tensor:

@@ -29,7 +29,7 @@ from idgen.draws import (
     window_ends,
 )
 from idgen.item_ids import ItemIds
-from idgen.prompts import load_templates
+from idgen.prompts import encode, load_templates
 from idgen.rows import A_WALK, Samples, num_given, row_labels, with_targets, with_walks
 from idgen.segments import (
     NOTHING,
@@ -324,9 +324,17 @@ def _item_segments(parts: PromptParts, events: EventTable, target_N: np.ndarray)
 
 def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> int | None:
     """What closes an item ID; nothing where a decoder reads nothing but IDs of one token each."""
-    if config.templates == "history" and all(len(tokens) == 1 for tokens in item_ids.token_ids):
+    if config.is_row and all(len(tokens) == 1 for tokens in item_ids.token_ids):
         return None
-    return cast(int, tokenizer.eos_token_id)
+    if config.closed_by == "end_token":
+        return cast(int, tokenizer.eos_token_id)
+    newline = encode(tokenizer, ["\n"])[0]
+    if len(newline) != 1 or newline[0] == tokenizer.unk_token_id:
+        raise ValueError(
+            f"got closed_by newline with a tokenizer that writes a newline as {len(newline)} known tokens, expected "
+            "one. Set samples.closed_by to end_token"
+        )
+    return newline[0]
 
 
 def _labels(parts: PromptParts, target_B: np.ndarray, task_B: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from idgen.prompts import USER, TemplateSet, encode, load_templates, split_wording
+from idgen.prompts import ROW_SETS, USER, TemplateSet, encode, load_templates, split_wording
 
 NOTHING = 0
 """Segment without tokens: fills the rows of prompts that have fewer segments."""
@@ -84,9 +84,10 @@ def make_parts(
     """Tokenise the words of all prompts of one domain and number the segments.
 
     Wording ``2 t`` is template t with a user, ``2 t + 1`` the one without. ``end_token`` closes every item ID that is a
-    target, None where IDs need none; it also closes the prompt. Under the templates "history" it stands between two
-    items too, instead of ``separator``: prompt and target are one sequence of closed IDs. Errors: ``ValueError`` when
-    the longest template with the longest user and item does not fit, or the tokenizer lacks a padding token.
+    target, None where IDs need none; it also closes the prompt. Under the templates of `ROW_SETS` it closes the words
+    before the history and every item of it, instead of ``separator``: prompt and target are one row of closed IDs.
+    Errors: ``ValueError`` when the longest template with the longest user and item does not fit, or the tokenizer lacks
+    a padding token.
     """
     if tokenizer.pad_token_id is None:
         raise ValueError("the tokenizer has no padding token; load it with idgen.tokenizer.load_tokenizer")
@@ -94,11 +95,14 @@ def make_parts(
     words = sorted({part for before, after in split for part in (*before, *after) if part != USER})
     number = {USER: THE_USER} | {word: 3 + place for place, word in enumerate(words)}
     end = [] if end_token is None else [end_token]
-    mark = [end] if templates == "history" else encode(tokenizer, [separator] if separator else [])
+    is_row = templates in ROW_SETS
+    mark = [end] if is_row else encode(tokenizer, [separator] if separator else [])
     fixed = [[], *(mark or [[]]), end, *encode(tokenizer, words)]
     parts = PromptParts(
         segments=make_segments([*fixed, *item_tokens, *user_tokens]),
-        before_PL=_table([[number[part] for part in before] for before, _ in split]),
+        before_PL=_table(
+            [[*(number[part] for part in before), *([2] if is_row and before else [])] for before, _ in split]
+        ),
         after_PL=_table([[number[part] for part in after] + [2] for _, after in split]),
         separator_K=np.array([1]),
         first_item_K=np.array([len(fixed)]),

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
 from idgen.backbones.families import family_of, unwrap
@@ -21,6 +22,8 @@ LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
 """done, total, note: called after every step."""
 
+MAX_LOGITS = 2**26
+"""Logits that exist at a time in training: 256 MiB in fp32, and as much for their gradients."""
 NOTE_EVERY = 20
 """Steps between two readings of the loss: reading it makes an accelerator wait."""
 
@@ -85,11 +88,22 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
-    ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only.
+    ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
+    `MAX_LOGITS` exist at a time: those of a large vocabulary are computed again in the backward pass.
     """
     family, base = family_of(model), unwrap(model)
     hidden_RD, target_R = family.predictions(base, batch)
-    return F.cross_entropy(family.token_logits(base, hidden_RD), target_R, label_smoothing=label_smoothing)
+
+    def loss(rows_RD: Tensor, targets_R: Tensor) -> Tensor:
+        logit_RV = family.token_logits(base, rows_RD)
+        return F.cross_entropy(logit_RV, targets_R, label_smoothing=label_smoothing, reduction="sum")
+
+    rows_at_once = max(1, MAX_LOGITS // base.config.vocab_size)
+    if len(target_R) <= rows_at_once:
+        return F.cross_entropy(family.token_logits(base, hidden_RD), target_R, label_smoothing=label_smoothing)
+    pieces = zip(hidden_RD.split(rows_at_once), target_R.split(rows_at_once), strict=True)
+    losses = [cast(Tensor, checkpoint(loss, *piece, use_reentrant=False)) for piece in pieces]
+    return torch.stack(losses).sum() / len(target_R)
 
 
 def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ def prompt_layout(task: Task, settings: Settings, model: Any) -> PromptLayout:
     return PromptLayout(
         before=" ".join(before),
         after=" ".join(after),
-        separator=None if samples.templates == "history" else samples.separator,
+        separator=None if samples.is_row else samples.separator,
         end_token=task.trie.eos_token_id,
         max_history=samples.shown_history,
         newest_first=samples.newest_first,

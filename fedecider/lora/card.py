@@ -17,7 +17,7 @@ class PromptLayout(NamedTuple):
     """Words before the history; may be empty."""
     after: str
     separator: str | None
-    """Word between two item IDs, may be empty; None: the end token stands there, if any."""
+    """Word between two item IDs, may be empty; None: the end token stands there and behind ``before``, if any."""
     end_token: int | None
     """Closes an item ID that the model writes, and the prompt; None: nothing does."""
     max_history: int
@@ -73,7 +73,8 @@ def model_card(card: Card, base_name: str, examples: tuple[str, ...]) -> str:
 def snippet(prompt: PromptLayout, examples: tuple[str, ...]) -> str:
     """A program from a history of titles to the ten best next items, with transformers and peft alone."""
     values = {
-        "BEFORE": _literal(prompt.before),
+        "BEFORE": f"encode({_literal(prompt.before)})"
+        + (" + end" if prompt.before and prompt.separator is None else ""),
         "AFTER": _literal(prompt.after),
         "SEPARATOR": "end" if prompt.separator is None else f"encode({_literal(prompt.separator)})",
         "AUTO_CLASS": prompt.auto_class,
@@ -130,7 +131,7 @@ def prompt(shown):
     middle = []
     for number in <ORDER>:
         middle += (<SEPARATOR> if middle else []) + ids[number]
-    return encode(<BEFORE>) + middle + encode(<AFTER>) + end
+    return <BEFORE> + middle + encode(<AFTER>) + end
 
 
 seen = [titles.index(title.strip().lower()) for title in history]  # oldest first
@@ -149,6 +150,7 @@ written = model.generate(
     length_penalty=<LENGTH_PENALTY>,
     early_stopping="never",
     max_new_tokens=max(map(len, ids)) + len(end),
+    eos_token_id=end or None,
     prefix_allowed_tokens_fn=lambda _, tokens: sorted(follow.get(tuple(tokens.tolist()[start:]), end or [0])),
 )
 number_of = {(*tokens, *end): number for number, tokens in enumerate(ids)}
@@ -192,8 +194,8 @@ def _prompt_text(prompt: PromptLayout) -> str:
     template = " ".join(part for part in (prompt.before, "{history}", prompt.after) if part)
     separator = f"`{prompt.separator}`" if prompt.separator else "none (a space)"
     if prompt.separator is None:
-        separator = "none" if prompt.end_token is None else "the end token"
-    closing = "" if prompt.end_token is None else ", then the end token"
+        separator = "none" if prompt.end_token is None else "the closing token"
+    closing = "" if prompt.end_token is None else f", then the closing token, {prompt.end_token}"
     rows = [
         ("prompt template", f"`{template}`{closing}"),
         ("`{history}`", f"ID texts of the items, {order} first"),

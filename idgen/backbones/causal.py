@@ -64,15 +64,19 @@ class Causal(Family):
         return {name: row[name] for name in ("input_ids", "attention_mask")}
 
     def start(self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> CausalState:
-        cache = DynamicCache(config=model.config)
+        """What all prompts of the batch begin with, such as a heading, is read for one of them."""
+        cache, head = DynamicCache(config=model.config), _common_head(input_ids_BS, attention_mask_BS)
+        if head:
+            model.model(input_ids=input_ids_BS[:1, :head], past_key_values=cache, use_cache=True)
+            cache.batch_repeat_interleave(len(input_ids_BS))
         hidden_BSD = model.model(
-            input_ids=input_ids_BS, attention_mask=attention_mask_BS, past_key_values=cache, use_cache=True
+            input_ids=input_ids_BS[:, head:], attention_mask=attention_mask_BS, past_key_values=cache, use_cache=True
         ).last_hidden_state
         prompt_BS = attention_mask_BS != 0
         last_B = prompt_BS.sum(1) - 1
         user_B = torch.arange(len(last_B), device=last_B.device)
         nothing_BKN = torch.zeros(len(last_B), 1, 0, dtype=torch.bool, device=last_B.device)
-        return CausalState(cache, prompt_BS, nothing_BKN, hidden_BSD[user_B, last_B])
+        return CausalState(cache, prompt_BS, nothing_BKN, hidden_BSD[user_B, last_B - head])
 
     def step(
         self, model: Any, state: CausalState, token_BK: Tensor, parent_BK: Tensor, number: int
@@ -136,6 +140,14 @@ class Causal(Family):
 
     def width(self, config: Any) -> int:
         return config.hidden_size
+
+
+def _common_head(input_ids_BS: Tensor, attention_mask_BS: Tensor) -> int:
+    """Tokens with which every prompt begins, but for the last of the shortest one, which predicts what follows it."""
+    if len(input_ids_BS) == 1:
+        return 0
+    same_S = (input_ids_BS == input_ids_BS[:1]).all(0) & (attention_mask_BS != 0).all(0)
+    return min(int(same_S.cumprod(0).sum()), int(attention_mask_BS.sum(1).min()) - 1)
 
 
 def rows(batch: TokenBatch) -> TokenBatch:

@@ -85,7 +85,7 @@ def test_pairs_do_not_influence_each_other(monkeypatch):
     both = build_student(teacher)
     train_pairs(teacher, both, TASK, config, seed=1)
     alone = build_student(teacher)
-    monkeypatch.setattr(train, "pairs_of", lambda teacher: pairs_of(teacher)[:1])
+    monkeypatch.setattr(train, "pairs_of", lambda teacher, keep: pairs_of(teacher, keep)[:1])
     train_pairs(teacher, alone, TASK, config, seed=1)
     for name, tensor in both.encoder.state_dict().items():
         assert torch.equal(tensor, alone.encoder.state_dict()[name])

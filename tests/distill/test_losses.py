@@ -30,7 +30,7 @@ def test_one_pair_by_hand():
     teacher = make_teacher(num_layers=4, num_decoder_layers=2)
     student, batch = build_student(teacher), make_batch(samples=3)
     with torch.no_grad():
-        number = pairs_of(teacher).index(("encoder", 1, 2))
+        number = pairs_of(teacher).index(("encoder", 1, 2, 3))
         loss = pair_losses(teacher, student, pairs_of(teacher), batch)[number].item()
         total, count = 0.0, 0
         for row in range(3):  # one sample at a time, without any padding

@@ -3,7 +3,7 @@ import torch
 from distill_toys import make_batch, make_teacher, silence
 
 from distill.losses import pair_losses
-from distill.pairing import Pair, build_student, pair_parameters, pairs_of
+from distill.pairing import Pair, build_student, pair_parameters, pairs_of, spans
 
 
 def block_state(model, stack, number):
@@ -18,9 +18,51 @@ def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [(2, [(0, 1)]), (3, [(0, 1), (2, 2)]), (4, [(0, 2), (3, 3)]), (5, [(0, 0), (1, 3), (4, 4)]), (1, [(0, 0)])],
+)
+def test_first_and_last_layers_with_one_for_the_gap(depth, expected):
+    assert spans(depth, "first_last") == expected
+    assert spans(depth, "all") == [(i, i) for i in range(depth)]
+
+
+@pytest.mark.parametrize("depth", range(1, 31))
+def test_students_of_either_kind_have_half_the_depth_and_leave_nothing_out(depth):
+    for keep in ("uniform", "first_last"):
+        found = spans(depth, keep)
+        assert len(found) == (depth + 1) // 2
+        assert [layer for first, last in found for layer in range(first, last + 1)] == list(range(depth))
+
+
+def test_kept_layers_are_copies_and_the_gap_is_learned():
+    teacher = make_teacher(num_layers=6, num_decoder_layers=6)
+    student = build_student(teacher, "mean", "first_last")  # 0, 1 .. 4 in one, 5
+    (encoder, decoder), stacks = pairs_of(teacher, "first_last"), (teacher.encoder.block, student.encoder.block)
+    assert (encoder, decoder) == (Pair("encoder", 1, 1, 4), Pair("decoder", 1, 1, 4))
+    for of_student, of_teacher in ((0, 0), (2, 5)):
+        expected = stacks[0][of_teacher].layer[1].DenseReluDense.wi.weight
+        assert torch.equal(stacks[1][of_student].layer[1].DenseReluDense.wi.weight, expected)
+    mean = torch.stack([stacks[0][layer].layer[1].DenseReluDense.wi.weight for layer in (1, 2, 3, 4)]).mean(0)
+    assert torch.allclose(stacks[1][1].layer[1].DenseReluDense.wi.weight, mean)
+    batch = make_batch()
+    with torch.no_grad():
+        wanted = pair_losses(teacher, teacher, [Pair("encoder", 1, 1, 1)], batch)
+        gap = pair_losses(teacher, student, pairs_of(teacher, "first_last"), batch)
+    assert float(wanted) == 0.0
+    assert bool((gap > 0).all())
+
+
+def test_all_layers_are_a_copy():
+    teacher = make_teacher()
+    student = build_student(teacher, keep="all")
+    assert pairs_of(teacher, "all") == []
+    assert all(torch.equal(one, two) for one, two in zip(student.parameters(), teacher.parameters(), strict=True))
+
+
 def test_pairs_of_uneven_stacks():
     teacher = make_teacher(num_layers=4, num_decoder_layers=3)
-    assert pairs_of(teacher) == [Pair("encoder", 0, 0), Pair("encoder", 1, 2), Pair("decoder", 0, 0)]
+    assert pairs_of(teacher) == [Pair("encoder", 0, 0, 1), Pair("encoder", 1, 2, 3), Pair("decoder", 0, 0, 1)]
 
 
 def test_depth_is_halved_in_all_three_configs_and_layers_are_renumbered():

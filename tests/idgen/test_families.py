@@ -16,7 +16,7 @@ from fedecider.lora.fusion import fused_factors
 from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import labels_of, num_targets
-from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.decode import constrained_beam_search, score_candidates, score_catalogue
 from idgen.training import sequence_loss
 from idgen.trie import Trie
 
@@ -42,6 +42,29 @@ def test_the_search_equals_the_exact_scorer(name, ids, end, length_penalty):
     assert item_BK.tolist() == order_BK.tolist()
     assert torch.allclose(score_BK, best_BK, atol=1e-4)
     assert float(best_BK[:, 0].sub(best_BK[:, -1]).min()) > 0.5  # the scores differ
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, None)])
+def test_given_candidates_have_the_exact_scores(name, ids, end, length_penalty):
+    model, trie = MODELS[name](), Trie.build(ids, end)
+    candidate_BM = torch.tensor([[3, 1, 0, 4], [2, -1, 5, 2], [0, 1, 2, 3]])
+    score_BM = score_candidates(model, PROMPTS, MASK, trie, candidate_BM, length_penalty)
+    exact_BI = score_catalogue(model, PROMPTS, MASK, trie, length_penalty)
+    expected_BM = exact_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
+    assert torch.allclose(score_BM, expected_BM, atol=1e-4)
+
+
+def test_a_common_heading_changes_nothing(name):
+    model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
+    heading = torch.tensor([[13, 27, 6]]).expand(len(PROMPTS), -1)
+    prompts, mask = torch.cat([heading, PROMPTS], 1), torch.cat([torch.ones_like(heading), MASK], 1)
+    item_BK, score_BK = constrained_beam_search(model, prompts, mask, trie, 4)
+    for row in range(len(prompts)):
+        length = int(mask[row].sum())
+        alone = constrained_beam_search(model, prompts[row : row + 1, :length], mask[row : row + 1, :length], trie, 4)
+        assert item_BK[row].tolist() == alone[0][0].tolist()
+        assert torch.allclose(score_BK[row], alone[1][0], atol=1e-4)
 
 
 def test_a_prompt_is_read_alone(name):

@@ -156,7 +156,7 @@ def test_the_program_takes_its_own_titles_and_folder_without_arguments(monkeypat
 def test_the_card_says_prompt_weights_shares_and_metrics():
     text = model_card(CARD, LOCAL_BACKBONE, ("It's", 'a "title"'))
     assert text.startswith('---\nlibrary_name: peft\nbase_model: "../../backbone"\n')
-    assert "| prompt template | `so far the user has picked {history} and next`, then the end token |" in text
+    assert "| prompt template | `so far the user has picked {history} and next`, then the closing token, 1 |" in text
     assert "oldest first |" in text
     assert "| separator between two IDs | `;` |" in text
     assert "| `max_history` | 7 (the newest items) |" in text

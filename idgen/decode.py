@@ -38,6 +38,7 @@ def constrained_beam_search(
     trie: Trie,
     num_beams: int,
     length_penalty: float = 0.0,
+    node_score_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best ``num_beams`` items of the catalogue for each user by beam search: (item_BK, score_BK), best first.
 
@@ -45,9 +46,11 @@ def constrained_beam_search(
     by likelihood, 1 is the setting of IDGenRec (SIGIR 2024). With fewer items than beams the list ends with
     item -1, score -inf. With at least as many beams as items the ranking is that of `score_catalogue`. Probabilities
     are those over the whole vocabulary, not renormalised over the catalogue. Equal scores: the lower item first.
-    A finished ID enters the list when it is among the ``num_beams`` best candidates of its step, as in the
-    ``generate`` of transformers; a user's search stops when no running beam can enter the list any more.
-    Differs from the paper: batched, and that stopping rule is exact where the default of ``generate`` guesses.
+    ``node_score_N``: added to the sum of a beam at each node of the trie, for instance a prior that counts against it
+    (`idgen.candidates.node_priors`). A finished ID enters the list when it is among the ``num_beams`` best candidates
+    of its step, as in the ``generate`` of transformers; a user's search stops when no running beam can enter the list
+    any more. Differs from the paper: batched, and that stopping rule is exact where the default of ``generate``
+    guesses.
     """
     if num_beams < 1:
         raise ValueError(f"num_beams is {num_beams}; expected at least 1, and at least the largest k of hit@k")
@@ -55,11 +58,17 @@ def constrained_beam_search(
         raise ValueError(f"length_penalty is {length_penalty}; expected 0.0 (likelihood) or more (1.0: mean per token)")
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
     with evaluating(model):
-        return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams, length_penalty)
+        return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams, length_penalty, node_score_N)
 
 
 def _search(
-    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, num_beams: int, length_penalty: float
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    num_beams: int,
+    length_penalty: float,
+    node_score_N: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     num_users, device, family = len(input_ids_BS), input_ids_BS.device, family_of(model)
     state = family.start(model, input_ids_BS, attention_mask_BS)
@@ -70,7 +79,7 @@ def _search(
     score_BK = torch.full((num_users, num_beams), -torch.inf, device=device)
     for step in range(trie.max_length):
         hidden_BKD, state = family.step(model, state, token_BK, beams.parent_BK, step)
-        found = _best_candidates(model, hidden_BKD, beams, trie, 2 * num_beams)
+        found = _best_candidates(model, hidden_BKD, beams, trie, 2 * num_beams, node_score_N)
         leaf_BM = trie.item_N[found.node_BK] >= 0
         ended_BM = leaf_BM & (found.score_BK > -torch.inf)
         ended_BM[:, num_beams:] = False
@@ -81,7 +90,7 @@ def _search(
         )
         beams = _running(found, leaf_BM, num_beams)
         reachable_BK = beams.score_BK / trie.longest_N[beams.node_BK] ** length_penalty
-        done_B = (reachable_BK <= score_BK[:, -1:]).all(1)
+        done_B = (reachable_BK <= score_BK[:, -1:]).all(1) & (node_score_N is None)
         num_live = int(((beams.score_BK > -torch.inf).sum(1) * ~done_B).max())
         if num_live == 0:
             break
@@ -91,7 +100,9 @@ def _search(
     return item_BK, score_BK
 
 
-def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, count: int) -> _Beams:
+def _best_candidates(
+    model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, count: int, node_score_N: Tensor | None
+) -> _Beams:
     """The up to ``count`` best continuations of each user, best first (ties: earlier beam, then lower token).
 
     Only the children of live beams are looked at; the vocabulary is touched by the normaliser alone. Missing
@@ -100,8 +111,10 @@ def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, 
     num_users, num_beams = beams.score_BK.shape
     live_R = (beams.score_BK > -torch.inf).flatten().nonzero().squeeze(1)
     child = trie.children(beams.node_BK.flatten()[live_R])
-    score_C = _log_prob(model, hidden_BKD.flatten(0, 1)[live_R], child.row_C, child.token_C)
+    score_C = log_prob_of(model, hidden_BKD.flatten(0, 1)[live_R], child.row_C, child.token_C)
     score_C = score_C + beams.score_BK.flatten()[live_R][child.row_C]
+    if node_score_N is not None:
+        score_C = score_C + node_score_N[child.node_C]
     if bool(score_C.isnan().any()):
         raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
     # Ragged to padded: place of each candidate among those of its user.
@@ -119,7 +132,7 @@ def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, 
     return _Beams(child.node_C[index_BK], score_BK, (beam_C % num_beams)[index_BK])
 
 
-def _log_prob(model: Any, hidden_RD: Tensor, row_C: Tensor, token_C: Tensor) -> Tensor:
+def log_prob_of(model: Any, hidden_RD: Tensor, row_C: Tensor, token_C: Tensor) -> Tensor:
     """Log-probabilities of the asked tokens, ``row_C`` rising; a limited number of logits exists at a time."""
     rows_at_once = max(1, MAX_LOGITS // model.config.vocab_size)
     if len(hidden_RD) <= rows_at_once:
@@ -129,7 +142,7 @@ def _log_prob(model: Any, hidden_RD: Tensor, row_C: Tensor, token_C: Tensor) -> 
     for start in range(0, len(hidden_RD), rows_at_once):
         inside_C = (row_C >= start) & (row_C < start + rows_at_once)
         part_RD = hidden_RD[start : start + rows_at_once]
-        parts.append(_log_prob(model, part_RD, row_C[inside_C] - start, token_C[inside_C]))
+        parts.append(log_prob_of(model, part_RD, row_C[inside_C] - start, token_C[inside_C]))
     return torch.cat(parts)
 
 
@@ -183,43 +196,6 @@ def score_catalogue(
                 log_prob_IT = torch.log_softmax(logits(user, given_IT), -1).gather(2, given_IT[..., None]).squeeze(2)
                 score_BI[user, start : start + chunk] = log_prob_IT.masked_fill(label_IT < 0, 0.0).sum(1)
     return score_BI / trie.length_I**length_penalty
-
-
-def score_candidates(
-    model: Any,
-    input_ids_BS: Tensor,
-    attention_mask_BS: Tensor,
-    trie: Trie,
-    candidate_BM: Tensor,
-    length_penalty: float = 0.0,
-) -> Tensor:
-    """Exact scores of given items, (B, M), as `score_catalogue` gives them; -inf where a candidate is -1.
-
-    Teacher-forced on the cache of the prompt, which is read once a user: all candidates of a user stand side by side as
-    the beams of a search do. Memory grows with users x candidates x vocabulary: for some hundred candidates.
-    """
-    model, trie, family = unwrap(model), trie.to(input_ids_BS.device), family_of(model)
-    num_users, num_candidates = candidate_BM.shape
-    item_BM = candidate_BM.to(input_ids_BS.device).clamp(min=0)
-    label_BMT = trie.label_IT[item_BM]
-    score_BM = torch.zeros(item_BM.shape, device=item_BM.device)
-    row_C = torch.arange(item_BM.numel(), device=item_BM.device)
-    itself_BM = row_C[:num_candidates].expand_as(item_BM)
-    with evaluating(model):
-        state = family.start(model, input_ids_BS, attention_mask_BS)
-        nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=item_BM.device)
-        hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
-        hidden_BMD = hidden_BMD.expand(-1, num_candidates, -1)
-        for number in range(int((label_BMT >= 0).sum(2).max())):
-            if number:
-                given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
-                parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
-                hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
-            token_BM = label_BMT[..., number]
-            log_prob_C = _log_prob(model, hidden_BMD.flatten(0, 1), row_C, token_BM.clamp(min=0).flatten())
-            score_BM += log_prob_C.view_as(score_BM).masked_fill(token_BM < 0, 0.0)
-    score_BM = score_BM / trie.length_I[item_BM] ** length_penalty
-    return score_BM.masked_fill(candidate_BM.to(score_BM.device) < 0, -torch.inf)
 
 
 def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:

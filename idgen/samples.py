@@ -53,6 +53,7 @@ __all__ = [
     "TokenBatch",
     "build_task",
     "catalogue_task",
+    "empty_prompt",
     "encode_histories",
     "eval_batches",
     "merge_tasks",
@@ -253,6 +254,23 @@ def encode_histories(task: Task, histories: Sequence[Sequence[int]]) -> tuple[Te
     prompts = Prompts(zero_B, zero_B + 1, zero_B, history_BH)
     token_BS, length_B = join(task.parts.segments, lay_out(task.parts, prompts), task.parts.padding)
     return torch.from_numpy(token_BS), _mask(length_B, token_BS.shape[1])
+
+
+def empty_prompt(task: Task) -> tuple[Tensor, Tensor]:
+    """The prompt of somebody without a history: (input_ids (1, S), attention_mask (1, S)).
+
+    Errors: ``ValueError`` when the templates have no words but the history.
+    """
+    zero_1 = np.zeros(1, np.int64)
+    segment_1W = lay_out(task.parts, Prompts(zero_1, zero_1 + 1, zero_1, np.zeros((1, 1), np.int64)))
+    if task.config.is_row:  # nothing closes but what closes the words
+        segment_1W[:, -1] = NOTHING
+    token_1S, length_1 = join(task.parts.segments, segment_1W, task.parts.padding)
+    if not length_1[0]:
+        raise ValueError(
+            f"got templates {task.config.templates}, which are empty without a history, expected some with words"
+        )
+    return torch.from_numpy(token_1S), _mask(length_1, token_1S.shape[1])
 
 
 def _as_list(tasks: Task | Sequence[Task]) -> list[Task]:

@@ -16,7 +16,8 @@ from fedecider.lora.fusion import fused_factors
 from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import labels_of, num_targets
-from idgen.decode import constrained_beam_search, score_candidates, score_catalogue
+from idgen.candidates import node_priors, score_candidates
+from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.training import sequence_loss
 from idgen.trie import Trie
 
@@ -53,6 +54,16 @@ def test_given_candidates_have_the_exact_scores(name, ids, end, length_penalty):
     exact_BI = score_catalogue(model, PROMPTS, MASK, trie, length_penalty)
     expected_BM = exact_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
     assert torch.allclose(score_BM, expected_BM, atol=1e-4)
+
+
+def test_priors_of_nodes_count_against_items(name):
+    model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
+    prior_N = node_priors(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie)
+    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, len(LONG_IDS), 0.0, -0.7 * prior_N)
+    prior_I = score_catalogue(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie)[0]
+    best_BK, order_BK = (score_catalogue(model, PROMPTS, MASK, trie) - 0.7 * prior_I).sort(1, descending=True)
+    assert item_BK.tolist() == order_BK.tolist()
+    assert torch.allclose(score_BK, best_BK, atol=1e-4)
 
 
 def test_a_common_heading_changes_nothing(name):

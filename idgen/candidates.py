@@ -1,0 +1,89 @@
+"""Given items scored exactly, on the cache of the prompt; and how likely each ID is whatever somebody had before.
+
+Shapes: B users, S input tokens, M candidates of a user, T tokens of an ID with its end token, N nodes of the trie, I
+items, D model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idgen.backbones.families import family_of, unwrap
+from idgen.backbones.family import evaluating
+from idgen.decode import log_prob_of
+from idgen.trie import Trie
+
+AT_ONCE = 128
+"""Items whose priors are computed together."""
+
+
+def score_candidates(
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    candidate_BM: Tensor,
+    length_penalty: float = 0.0,
+) -> Tensor:
+    """Exact scores of given items, (B, M), as `idgen.decode.score_catalogue` gives them; -inf for a candidate of -1.
+
+    score = (sum of token log-probabilities, end token included) / (number of tokens) ** length_penalty.
+    """
+    log_prob_BMT = token_log_probs(model, input_ids_BS, attention_mask_BS, trie, candidate_BM)
+    length_BM = trie.to(log_prob_BMT.device).length_I[candidate_BM.to(log_prob_BMT.device).clamp(min=0)]
+    score_BM = log_prob_BMT.sum(2) / length_BM**length_penalty
+    return score_BM.masked_fill(candidate_BM.to(score_BM.device) < 0, -torch.inf)
+
+
+def token_log_probs(
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, candidate_BM: Tensor
+) -> Tensor:
+    """Log-probabilities (B, M, T) of the tokens of given items, 0 behind an ID; candidates of -1 count as item 0.
+
+    Teacher-forced on the cache of the prompt, which is read once a user: all candidates of a user stand side by side as
+    the beams of a search do. Memory grows with users x candidates x vocabulary: for some hundred candidates.
+    """
+    model, trie, family = unwrap(model), trie.to(input_ids_BS.device), family_of(model)
+    num_users, num_candidates = candidate_BM.shape
+    label_BMT = trie.label_IT[candidate_BM.to(trie.device).clamp(min=0)]
+    row_C = torch.arange(candidate_BM.numel(), device=trie.device)
+    itself_BM = row_C[:num_candidates].expand(num_users, -1)
+    found = []
+    with evaluating(model):
+        state = family.start(model, input_ids_BS, attention_mask_BS)
+        nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=trie.device)
+        hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
+        hidden_BMD = hidden_BMD.expand(-1, num_candidates, -1)
+        for number in range(int((label_BMT >= 0).sum(2).max())):
+            if number:
+                given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
+                parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
+                hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
+            token_BM = label_BMT[..., number]
+            log_prob_C = log_prob_of(model, hidden_BMD.flatten(0, 1), row_C, token_BM.clamp(min=0).flatten())
+            found.append(log_prob_C.view_as(token_BM).masked_fill(token_BM < 0, 0.0))
+    missing = trie.max_length - len(found)
+    return torch.nn.functional.pad(torch.stack(found, 2), (0, missing))
+
+
+def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, trie: Trie) -> Tensor:
+    """log p(token | its beginning, a prompt without a history) at every node of the trie, (N,); 0 at the root.
+
+    A language model gives much probability to short and common titles, whoever asks. Given to the search times a
+    negative weight w, it ranks by log p(ID | history) - w log p(ID | nothing): at w = 1 by how much the history speaks
+    for an item. Cost: one pass over all tokens of the catalogue.
+    """
+    prior_N = torch.zeros(len(trie.token_N), device=input_ids_1S.device)
+    trie = trie.to(input_ids_1S.device)
+    for item_M in torch.arange(len(trie), device=trie.device).split(AT_ONCE):
+        log_prob_MT = token_log_probs(model, input_ids_1S, attention_mask_1S, trie, item_M[None])[0]
+        node_M = torch.zeros_like(item_M)
+        for number in range(trie.max_length):
+            token_M = trie.label_IT[item_M, number]
+            inside_M = token_M >= 0
+            node_M = torch.where(inside_M, trie.advance(node_M, token_M.clamp(min=0)), node_M)
+            prior_N[node_M[inside_M]] = log_prob_MT[inside_M, number]
+    return prior_N

@@ -37,6 +37,9 @@ class SampleConfig:
         max_history: The largest number of items of a history; the newest ones are taken.
         eval_history: The largest number of items of a history in validation, test and use; 0 takes max_history.
         max_source_tokens: The largest number of input tokens; the oldest items are left out first.
+        packed_tokens: The length of rows into which samples are put one behind the other, each of which sees itself
+            alone; 0 gives every sample a row of its own. It saves padding where samples differ much in length (targets
+            every).
         samples_per_position: The number of samples that an epoch draws of every target position, each with a template
             of its own.
         newest_first: If true, the newest item of the history is written first.
@@ -61,6 +64,7 @@ class SampleConfig:
     max_history: OneOrMore = 20
     eval_history: ZeroOrMore = 0
     max_source_tokens: OneOrMore = 512
+    packed_tokens: ZeroOrMore = 0
     samples_per_position: Annotated[int, at_least(1, most=1000)] = 1
     newest_first: bool = False
     history_crop: Literal["none", "uniform", "geometric"] = "none"
@@ -87,6 +91,12 @@ class SampleConfig:
             raise ValueError(
                 f"got targets every with templates {self.templates} and pair_share {self.pair_share}, expected "
                 "templates history or list and pair_share 0: every item of a row is a target"
+            )
+
+        if self.packed_tokens and (self.targets != "every" or self.packed_tokens < self.max_source_tokens):
+            raise ValueError(
+                f"got packed_tokens {self.packed_tokens} with targets {self.targets} and max_source_tokens "
+                f"{self.max_source_tokens}, expected targets every and at least max_source_tokens, or 0"
             )
 
     @property

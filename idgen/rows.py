@@ -1,6 +1,7 @@
 """Samples for decoder-only models: rows of item IDs of which many positions are targets, and catalogue walks in them.
 
-Shapes: N samples drawn at a time, B samples of a batch, S input tokens, W segments a row has at most, K tasks.
+Shapes: N samples drawn at a time, B samples of a batch, S input tokens, W segments a row has at most, K tasks, R rows
+of several samples, P their tokens.
 """
 
 from __future__ import annotations
@@ -89,3 +90,34 @@ def row_labels(batch: TokenBatch, given_B: np.ndarray) -> Tensor:
     """(B, S): the row's own tokens behind the given ones, -100 before them and at padding."""
     behind_BS = torch.arange(batch["input_ids"].shape[1]) >= torch.from_numpy(given_B)[:, None]
     return batch["input_ids"].masked_fill(~(behind_BS & (batch["attention_mask"] != 0)), IGNORED_LABEL)
+
+
+def packed(batch: TokenBatch, num_tokens: int) -> TokenBatch:
+    """The samples of a batch (B, S) one behind the other in fewer rows (R, P), P at most ``num_tokens``.
+
+    Longest first, each goes into the first row with room (first-fit decreasing). ``position_ids`` start again with
+    every sample, and with the padding behind the last one.
+    """
+    length_B = batch["attention_mask"].sum(1).tolist()
+    members: list[list[int]] = []
+    used: list[int] = []
+    for sample in sorted(range(len(length_B)), key=lambda sample: -length_B[sample]):
+        room = next((row for row, number in enumerate(used) if number + length_B[sample] <= num_tokens), len(used))
+        if room == len(used):
+            members.append([])
+            used.append(0)
+        members[room].append(sample)
+        used[room] += length_B[sample]
+    filling = {"input_ids": 0, "attention_mask": 0, "row_labels": IGNORED_LABEL}
+    found = {name: batch[name].new_full((len(members), max(used)), value) for name, value in filling.items()}
+    found["position_ids"] = torch.arange(max(used)).repeat(len(members), 1)
+    for row, samples in enumerate(members):
+        start = 0
+        for sample in samples:
+            place = slice(start, start + length_B[sample])
+            for name in filling:
+                found[name][row, place] = batch[name][sample, : length_B[sample]]
+            found["position_ids"][row, place] = torch.arange(length_B[sample])
+            start = place.stop
+        found["position_ids"][row, start:] = torch.arange(max(used) - start)
+    return found

@@ -30,7 +30,7 @@ from idgen.draws import (
 )
 from idgen.item_ids import ItemIds
 from idgen.prompts import encode, load_templates
-from idgen.rows import A_WALK, Samples, num_given, row_labels, with_targets, with_walks
+from idgen.rows import A_WALK, Samples, num_given, packed, row_labels, with_targets, with_walks
 from idgen.segments import (
     NOTHING,
     PromptParts,
@@ -206,7 +206,8 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
             if config.targets == "every":
                 batch = _prompt_batch(parts, segment_NW[rows])
                 given_B = num_given(parts, segment_NW[rows], samples.target_N[rows], walk_N[rows], prompts.task_B[rows])
-                yield {**batch, "row_labels": row_labels(batch, given_B)}
+                batch["row_labels"] = row_labels(batch, given_B)
+                yield packed(batch, config.packed_tokens) if config.packed_tokens else batch
             else:
                 yield _batch(parts, segment_NW[rows], samples.target_N[rows], prompts.task_B[rows])
 

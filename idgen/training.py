@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import TokenBatch, labels_of
+from idgen.backbones.family import TokenBatch, num_samples_of
 
 LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
@@ -47,6 +49,8 @@ class BackboneTraining:
         label_smoothing: The share of the target probability that is spread over the vocabulary.
         clip_norm: The largest gradient norm over all parameters; 0 for no clipping.
         precision: The number format: "fp32", or "bf16" for bfloat16 autocast with fp32 weights.
+        gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
+            kept: less memory, about a third more time.
         evaluate_every: The number of steps between two validations; 0 validates at the end of every epoch.
         keep_best: If true, the weights with the best validation score are taken at the end.
     """
@@ -64,6 +68,7 @@ class BackboneTraining:
     label_smoothing: Share = 0.0
     clip_norm: NotNegative = 1.0
     precision: Precision = "fp32"
+    gradient_checkpointing: bool = False
     evaluate_every: ZeroOrMore = 0
     keep_best: bool = False
 
@@ -161,6 +166,25 @@ def set_dropout(model: nn.Module, probability: float) -> None:
                 setattr(module, name, probability)
 
 
+@contextmanager
+def checkpointed(model: Any, wanted: bool) -> Iterator[None]:
+    """Inside, layers of ``model`` keep their inputs alone where ``wanted``, and are computed again backwards."""
+    if not wanted:
+        yield
+        return
+    base = unwrap(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # a newer name is not there in all our versions
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+        base.disable_input_require_grads()  # needed by the other kind of checkpoints alone
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            base.gradient_checkpointing_disable()
+
+
 def train_steps(
     optimizer: torch.optim.AdamW,
     batches: Iterable[TokenBatch],
@@ -198,7 +222,7 @@ def train_steps(
         optimizer.step()
         loss_sum += loss.detach()
         step += 1
-        samples += len(labels_of(batch))
+        samples += num_samples_of(batch)
         if step % NOTE_EVERY == 0 or step == total_steps:
             note = f"loss {_finite(loss_sum / (step - first_step), step):.3f}"
         if on_step is not None:
@@ -242,7 +266,8 @@ def train_model(
         set_dropout(model, config.dropout)
     logs: list[dict[str, Any]] = []
     best: Best | None = None
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with forked, checkpointed(model, config.gradient_checkpointing):
         torch.manual_seed(seed)
         step = epoch = 0
         while step < total_steps:

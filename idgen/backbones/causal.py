@@ -50,9 +50,7 @@ class Causal(Family):
 
     def predictions(self, model: Any, batch: TokenBatch) -> Predictions:
         row = rows(batch)
-        hidden_BWD = model.model(
-            input_ids=row["input_ids"], attention_mask=row["attention_mask"], use_cache=False
-        ).last_hidden_state
+        hidden_BWD = model.model(**self.plain_inputs(batch), use_cache=False).last_hidden_state
         counts_BW = row["labels"] != IGNORED_LABEL
         return Predictions(hidden_BWD[:, :-1][counts_BW[:, 1:]], row["labels"][counts_BW])
 
@@ -60,8 +58,11 @@ class Causal(Family):
         return {"decoder": rows(batch)["attention_mask"] != 0}
 
     def plain_inputs(self, batch: TokenBatch) -> TokenBatch:
+        """Samples that share a row are told apart by transformers where positions start again and there is no mask."""
         row = rows(batch)
-        return {name: row[name] for name in ("input_ids", "attention_mask")}
+        return {
+            name: row[name] for name in ("input_ids", "position_ids" if "position_ids" in row else "attention_mask")
+        }
 
     def start(self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> CausalState:
         """What all prompts of the batch begin with, such as a heading, is read for one of them."""
@@ -157,7 +158,7 @@ def rows(batch: TokenBatch) -> TokenBatch:
     Rows are padded on the right.
     """
     if "row_labels" in batch:
-        return {**{name: batch[name] for name in ("input_ids", "attention_mask")}, "labels": batch["row_labels"]}
+        return {**{name: batch[name] for name in batch if name != "row_labels"}, "labels": batch["row_labels"]}
     prompt_BS, target_BT = batch["input_ids"], batch["labels"]
     is_target_BT = target_BT != IGNORED_LABEL
     given_BW = torch.cat([prompt_BS, target_BT.clamp(min=0)], 1)

@@ -18,7 +18,9 @@ from idgen.trie import IGNORED_LABEL
 
 TokenBatch = dict[str, Tensor]
 """``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
-decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order."""
+decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order. With
+``position_ids`` (B, S) beside them a row holds several samples, each of which starts at position 0 and sees itself
+alone."""
 
 
 def labels_of(batch: TokenBatch) -> Tensor:
@@ -29,6 +31,13 @@ def labels_of(batch: TokenBatch) -> Tensor:
 def num_targets(batch: TokenBatch) -> int:
     """Target tokens of a batch."""
     return int((labels_of(batch) != IGNORED_LABEL).sum())
+
+
+def num_samples_of(batch: TokenBatch) -> int:
+    """Samples of a batch, of which a row may hold several."""
+    if "position_ids" in batch:
+        return int(((batch["position_ids"] == 0) & (batch["attention_mask"] != 0)).sum())
+    return len(batch["attention_mask"])
 
 
 class Predictions(NamedTuple):

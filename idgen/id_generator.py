@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, ZeroOrMore, at_least, check
-from idgen.backbone import check_weights
+from idgen.backbones.checks import check_weights
 from idgen.backbones.families import unwrap
 from idgen.diverse import diverse_beam_search
 from idgen.item_ids import DEFAULT_LIMITS, Attempt, IdConfig, ItemIds, assign_item_ids, keyword_item_ids

@@ -18,8 +18,17 @@ from transformers import (
 )
 
 from fedecider.bounds import Depth, ShareBelow1, Width, check
-from idgen.backbones.checks import check_context, check_table, check_tokenizer, check_weights, known_config, loading
-from idgen.backbones.families import family_of, family_of_config
+from idgen.backbones.checks import (
+    check_context,
+    check_parts,
+    check_table,
+    check_tokenizer,
+    check_weights,
+    empty_model,
+    known_config,
+    loading,
+)
+from idgen.backbones.families import family_of_config
 from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
 from idgen.samples import Task, num_batches, train_batches
 from idgen.text_vectors import token_vectors
@@ -168,7 +177,6 @@ def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) 
         )
         if info["missing_keys"]:  # they would be drawn at random
             raise ValueError(f"no weights for {min(info['missing_keys'])}")
-        family_of(model)  # else it has parts that we do not know
     if config.vocab_size > len(tokenizer):
         _cut_table(model, len(tokenizer))
     return model.eval()
@@ -198,6 +206,7 @@ def check_backbone(
     """
     name = str(name_or_path)
     config = known_config(name)
+    check_parts(name, config)
     check_context(name, config, source_tokens)
     if Path(name).is_dir():
         check_weights(Path(name))
@@ -218,17 +227,13 @@ def linear_layers(config: BackboneConfig) -> set[str]:
     if config.name_or_path is None:
         kinds: list[Any] = [llama] if config.kind == "decoder" else [t5[config.feed_forward != "relu"]]
     elif Path(config.name_or_path).is_dir():
-        found = known_config(config.name_or_path)
-        family = family_of_config(found)
-        kinds = [family.with_depths(found, dict.fromkeys(family.stacks, 1))]
+        kinds = [known_config(config.name_or_path)]
     else:
         kinds = [*t5, llama]
     names: set[str] = set()
     for kind in kinds:
-        classes = family_of_config(kind).model_classes
-        with torch.device("meta"):
-            model = classes[kind.model_type](kind) if kind.model_type in classes else classes[""].from_config(kind)
-        names |= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        modules = empty_model(kind).named_modules()
+        names |= {name.rsplit(".", 1)[-1] for name, module in modules if isinstance(module, nn.Linear)}
     return names
 
 

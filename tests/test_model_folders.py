@@ -15,7 +15,7 @@ import yaml
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tiny_causal import byte_level_tokenizer, save_decoder
-from transformers import AutoModelForCausalLM, BertConfig, BertModel
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, OPTConfig, OPTForCausalLM
 
 from fedecider.data.sample import sample_domains
 from fedecider.llm.recommend import load, recommend
@@ -92,6 +92,11 @@ def an_encoder(folder: Path) -> None:
     BertModel(BertConfig(vocab_size=len(TOKENIZER), **sizes)).save_pretrained(folder)
 
 
+def other_parts(folder: Path) -> None:
+    sizes = {"hidden_size": 4, "word_embed_proj_dim": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "ffn_dim": 4}
+    OPTForCausalLM(OPTConfig(vocab_size=len(TOKENIZER), **sizes)).save_pretrained(folder)
+
+
 def other_rows(spare: int):
     return lambda folder: save_decoder(folder, TOKENIZER, spare_rows=spare)
 
@@ -99,6 +104,7 @@ def other_rows(spare: int):
 ROWS = len(TOKENIZER) + 7
 REFUSED = {
     "an encoder": (an_encoder, ["of type 'bert' (BertModel)", "a decoder-only language model"]),
+    "other parts": (other_parts, ["got a OPTForCausalLM, expected layers in model.layers"]),
     "a .gguf file": (a_gguf_alone, ["tiny.Q4_1.gguf", "GgufConfig(dequantize=True)", "save_pretrained"]),
     "packed on loading": (config_says(quantization_config={"quant_method": "gguf"}), ["(gguf)", "Remove"]),
     "packed weights": (

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
@@ -40,9 +41,32 @@ def known_config(name: str) -> Any:
     _refuse_gguf(Path(name))
     with loading(name):
         config = AutoConfig.from_pretrained(name)
+    try:
         family_of_config(config)
+    except ValueError as error:
+        raise ValueError(f"cannot use {name!r} as a backbone: {error}") from error
     _refuse_packed(name, config)
     return config
+
+
+def empty_model(config: Any) -> Any:
+    """A model of one layer a stack and without weights, to see what its parts are called."""
+    family = family_of_config(config)
+    single = family.with_depths(config, dict.fromkeys(family.stacks, 1))
+    classes = family.model_classes
+    with torch.device("meta"):
+        return classes[single.model_type](single) if single.model_type in classes else classes[""].from_config(single)
+
+
+def check_parts(name: str, config: Any) -> None:
+    """Refuse a decoder-only model whose layers and output are not where those of Llama are."""
+    with loading(name):
+        model = empty_model(config)
+    if not family_of_config(config).fits(model):
+        raise ValueError(
+            f"cannot use {name!r} as a backbone: got a {type(model).__name__}, expected layers in model.layers and the "
+            "output in lm_head, as those of Llama, Qwen, Gemma and SmolLM are. Choose such a model"
+        )
 
 
 def check_weights(folder: Path) -> None:

@@ -130,9 +130,8 @@ def _refuse_gguf(path: Path) -> None:
         source = f"from_pretrained({str(files[0].parent)!r}, gguf_file={files[0].name!r}"
         raise ValueError(
             f"got the packed weights {files[0]}, expected a folder with config.json and model.safetensors. Convert it "
-            f"once with transformers: AutoModelForCausalLM.{source}, quantization_config=GgufConfig(dequantize=True))"
-            f".save_pretrained('plain'); AutoTokenizer.{source}).save_pretrained('plain'); and no quantization_config "
-            "may be left in plain/config.json"
+            f"once with transformers and gguf: AutoModelForCausalLM.{source}, quantization_config="
+            f"GgufConfig(dequantize=True)).save_pretrained('plain'), AutoTokenizer.{source}).save_pretrained('plain')"
         )
 
 

@@ -177,17 +177,18 @@ def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) 
         )
         if info["missing_keys"]:  # they would be drawn at random
             raise ValueError(f"no weights for {min(info['missing_keys'])}")
-    if config.vocab_size > len(tokenizer):
-        _cut_table(model, len(tokenizer))
+    cut_table(model, len(tokenizer))
     return model.eval()
 
 
-def _cut_table(model: PreTrainedModel, num_tokens: int) -> None:
-    """Keep the first rows of the embeddings and of the output.
+def cut_table(model: PreTrainedModel, num_tokens: int) -> None:
+    """Keep the first ``num_tokens`` rows of the embeddings and of the output.
 
     A config may call weights tied that are not: that of every T5 1.1, flan-t5 and mT5 does. Then transformers keeps the
     two as they were saved, but resizing would put the embeddings into the place of the output.
     """
+    if model.config.vocab_size == num_tokens:
+        return
     head = model.get_output_embeddings()
     own_VD = None if head.weight is model.get_input_embeddings().weight else head.weight.detach()[:num_tokens].clone()
     model.resize_token_embeddings(num_tokens, mean_resizing=False)

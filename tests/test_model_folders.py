@@ -245,6 +245,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 @pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("qwen2", True)])
 def test_a_run_from_a_folder_is_resumed_handed_over_and_evaluated(family, tied, inside, monkeypatch):
     save_decoder(inside / "decoder", TOKENIZER, family, tie_word_embeddings=tied)

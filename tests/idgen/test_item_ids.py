@@ -250,6 +250,13 @@ def test_generator_from_a_folder(tmp_path):
     generator.model.save_pretrained(tmp_path)
     loaded = build_id_generator(IDGeneratorConfig(source=str(tmp_path), epochs=0), TOKENIZER)
     assert loaded.candidates(TEXTS[:3], Attempt(0, 1.0, 1)) == generator.candidates(TEXTS[:3], Attempt(0, 1.0, 1))
+    generator.model.resize_token_embeddings(len(TOKENIZER) + 5, mean_resizing=False)
+    own_VD = torch.randn(len(TOKENIZER) + 5, 16, generator=torch.Generator().manual_seed(1))
+    generator.model.lm_head.weight = torch.nn.Parameter(own_VD)  # as in flan-t5
+    generator.model.save_pretrained(tmp_path)
+    cut = build_id_generator(IDGeneratorConfig(source=str(tmp_path), epochs=0), TOKENIZER).model
+    assert torch.equal(cut.lm_head.weight, own_VD[: len(TOKENIZER)])
+    assert torch.equal(cut.shared.weight, loaded.model.shared.weight)
     larger = train_tokenizer(TEXTS, 400, "word", phrases=[f"fox {number}" for number in range(99)])
     with pytest.raises(ValueError, match="expected one shared tokenizer"):
         build_id_generator(IDGeneratorConfig(source=str(tmp_path)), larger)

@@ -3,7 +3,8 @@
 ``num_rounds: OneOrMore`` or ``num_layers: Annotated[int, at_least(1, most=1000)]`` in a frozen dataclass, and
 ``check(self)`` in its ``__post_init__``: types, choices (``Literal``) and bounds are read from the annotations; a text
 in ``Annotated`` is added to the message. The command line reads the type and leaves the bound to ``check``, so a number
-out of bounds is refused in the same words from an option, from YAML and from Python.
+out of bounds is refused in the same words from an option, from YAML and from Python. The machine's own bound, its
+memory, is known by the errors of those who hit it (`is_out_of_memory`).
 """
 
 from __future__ import annotations
@@ -152,3 +153,13 @@ def _listed(words: Sequence[str]) -> str:
 
 def _shown(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether work did not fit: the errors of Python and numpy, of torch's accelerators and of its CPU allocator.
+
+    torch's class is known by its name, since importing torch takes seconds; the CPU allocator has no class of its own.
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in str(error) or "out of memory" in str(error))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -21,7 +18,17 @@ from transformers import (
 )
 
 from fedecider.bounds import Depth, ShareBelow1, Width, check
-from idgen.backbones.families import family_of, family_of_config
+from idgen.backbones.checks import (
+    check_context,
+    check_parts,
+    check_table,
+    check_tokenizer,
+    check_weights,
+    empty_model,
+    known_config,
+    loading,
+)
+from idgen.backbones.families import family_of_config
 from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
 from idgen.samples import Task, num_batches, train_batches
 from idgen.text_vectors import token_vectors
@@ -90,9 +97,9 @@ def known_width(config: BackboneConfig) -> int | None:
     if not Path(config.name_or_path).is_dir():  # a name of the hub, which is not asked here
         return None
     try:
-        found = AutoConfig.from_pretrained(config.name_or_path)
+        found = known_config(config.name_or_path)
         return family_of_config(found).width(found)
-    except (OSError, ValueError):  # load_backbone says what is wrong
+    except ValueError:  # load_backbone says what is wrong
         return None
 
 
@@ -111,7 +118,10 @@ def build_backbone(
     texts, for "text".
     Errors: ``ValueError`` when the model cannot be loaded, is of another family, or does not fit the tokenizer.
     """
+    source_tokens = max((task.config.max_source_tokens for task in tasks), default=1)
+    id_tokens = max((task.trie.max_length for task in tasks), default=1)
     if config.name_or_path is not None:
+        check_context(config.name_or_path, known_config(config.name_or_path), source_tokens, id_tokens)
         return load_backbone(config.name_or_path, tokenizer)
     vector_VD = _start_vectors(config, tokenizer, seed, tasks, item_vectors)
     if config.kind == "decoder":
@@ -122,7 +132,7 @@ def build_backbone(
             num_layers=config.num_layers,
             num_heads=config.num_heads,
             d_ff=config.d_ff,
-            max_tokens=max(task.config.max_source_tokens for task in tasks),
+            max_tokens=source_tokens + id_tokens - 1,  # the last token of an ID is written and never read
             padding=int(tokenizer.pad_token_id),  # type: ignore[arg-type]
             seed=seed,
         )
@@ -158,9 +168,8 @@ def _start_vectors(
 def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Any:
     """A pre-trained model of a family that we know; see `build_backbone`."""
     name = str(name_or_path)
-    check_backbone(name)
-    with _loading(name):
-        config = _known_config(name)
+    config = check_backbone(name, tokenizer)
+    with loading(name):
         classes = family_of_config(config).model_classes
         model_class = classes[config.model_type if config.model_type in classes else ""]
         model, info = model_class.from_pretrained(
@@ -168,41 +177,44 @@ def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) 
         )
         if info["missing_keys"]:  # they would be drawn at random
             raise ValueError(f"no weights for {min(info['missing_keys'])}")
-        family_of(model)  # else it has parts that we do not know
-    rows = model.get_input_embeddings().num_embeddings
-    if rows < len(tokenizer):
-        raise ValueError(
-            f"the backbone {name!r} has {rows} token embeddings but the tokenizer {len(tokenizer)} tokens; expected a "
-            "tokenizer that belongs to the backbone. Load the tokenizer from the same place"
-        )
-    if rows > len(tokenizer):
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    cut_table(model, len(tokenizer))
     return model.eval()
 
 
-def check_backbone(name_or_path: str | Path) -> None:
-    """See, without reading the weights, that a backbone can be loaded: its family, and that its files are whole.
+def cut_table(model: PreTrainedModel, num_tokens: int) -> None:
+    """Keep the first ``num_tokens`` rows of the embeddings and of the output.
 
+    A config may call weights tied that are not: that of every T5 1.1, flan-t5 and mT5 does. Then transformers keeps the
+    two as they were saved, but resizing would put the embeddings into the place of the output.
+    """
+    if model.config.vocab_size == num_tokens:
+        return
+    head = model.get_output_embeddings()
+    own_VD = None if head.weight is model.get_input_embeddings().weight else head.weight.detach()[:num_tokens].clone()
+    model.resize_token_embeddings(num_tokens, mean_resizing=False)
+    if own_VD is not None:
+        model.get_output_embeddings().weight = nn.Parameter(own_VD)
+
+
+def check_backbone(
+    name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None, source_tokens: int = 1
+) -> Any:
+    """See, without reading the weights, that a backbone can be loaded and used; its configuration.
+
+    Its family is known, its files are whole and belong to its config.json; with ``tokenizer``, that the two fit; with
+    ``source_tokens``, the length of prompts, that it reads so much.
     Errors: ``ValueError`` as `load_backbone`, for all that can be told before the model is there.
     """
     name = str(name_or_path)
-    with _loading(name):
-        _known_config(name)
-        if Path(name).is_dir():
-            check_weights(Path(name))
-
-
-def check_weights(folder: Path) -> None:
-    """Refuse a model folder without safetensors files, or with one that is cut off. ``ValueError`` names the file."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"no model.safetensors in {folder}; expected a folder that save_pretrained wrote")
-    for path in files:
-        try:
-            with safe_open(path, "pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+    config = known_config(name)
+    check_parts(name, config)
+    check_context(name, config, source_tokens)
+    if Path(name).is_dir():
+        check_weights(Path(name))
+        check_table(Path(name), config)
+    if tokenizer is not None:
+        check_tokenizer(name, config, tokenizer)
+    return config
 
 
 def linear_layers(config: BackboneConfig) -> set[str]:
@@ -216,38 +228,14 @@ def linear_layers(config: BackboneConfig) -> set[str]:
     if config.name_or_path is None:
         kinds: list[Any] = [llama] if config.kind == "decoder" else [t5[config.feed_forward != "relu"]]
     elif Path(config.name_or_path).is_dir():
-        with _loading(config.name_or_path):
-            found = _known_config(config.name_or_path)
-            family = family_of_config(found)
-            kinds = [family.with_depths(found, dict.fromkeys(family.stacks, 1))]
+        kinds = [known_config(config.name_or_path)]
     else:
         kinds = [*t5, llama]
     names: set[str] = set()
     for kind in kinds:
-        classes = family_of_config(kind).model_classes
-        with torch.device("meta"):
-            model = classes[kind.model_type](kind) if kind.model_type in classes else classes[""].from_config(kind)
-        names |= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        modules = empty_model(kind).named_modules()
+        names |= {name.rsplit(".", 1)[-1] for name, module in modules if isinstance(module, nn.Linear)}
     return names
-
-
-def _known_config(name: str) -> Any:
-    found = AutoConfig.from_pretrained(name)
-    family_of_config(found)
-    return found
-
-
-@contextmanager
-def _loading(name: str) -> Iterator[None]:
-    """Whatever a missing or damaged model folder leads to, as a ``ValueError`` that names it."""
-    try:
-        yield
-    except Exception as error:  # transformers lets errors of json, its configs, torch and safetensors through
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"cannot load a backbone from {name!r} ({first_line}); expected a folder with config.json and "
-            "model.safetensors, or a hub name that can be reached. Leave name_or_path unset to train from scratch"
-        ) from error
 
 
 def train_backbone(

@@ -14,8 +14,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
-from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, ZeroOrMore, at_least, check
-from idgen.backbone import check_weights
+from fedecider.bounds import (
+    Depth,
+    NotNegative,
+    OneOrMore,
+    Positive,
+    ShareBelow1,
+    Width,
+    ZeroOrMore,
+    at_least,
+    check,
+    is_out_of_memory,
+)
+from idgen.backbone import cut_table
+from idgen.backbones.checks import check_weights
 from idgen.backbones.families import unwrap
 from idgen.diverse import diverse_beam_search
 from idgen.item_ids import DEFAULT_LIMITS, Attempt, IdConfig, ItemIds, assign_item_ids, keyword_item_ids
@@ -202,6 +214,8 @@ def _load(source: str, tokenizer: PreTrainedTokenizerBase) -> Any:
             check_weights(Path(source))
         model = T5ForConditionalGeneration.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
     except Exception as error:  # transformers lets errors of json, its configs, torch and safetensors through
+        if is_out_of_memory(error):  # the folder is not to blame
+            raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"no T5 model could be loaded from {source!r} ({reason}); expected a folder written by save_pretrained or "
@@ -212,7 +226,7 @@ def _load(source: str, tokenizer: PreTrainedTokenizerBase) -> Any:
             f"the ID generator {source!r} knows {model.config.vocab_size} tokens, the tokenizer {len(tokenizer)}; "
             "expected one shared tokenizer. Use the tokenizer of the ID generator for the backbone too"
         )
-    model.resize_token_embeddings(len(tokenizer))
+    cut_table(model, len(tokenizer))
     return model
 
 

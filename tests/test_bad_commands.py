@@ -526,6 +526,25 @@ def test_the_hand_over_is_complete_and_loads_without_its_checksums(copy, inside,
     PeftModel.from_pretrained(base, str(copy / "adapters/crime"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+def test_a_backbone_in_half_precision_is_read_in_full(dtype, copy, capsys):
+    """With the adapter as it is; evaluating says by how much the metrics moved, if they did."""
+    exact = load(copy, "crime")
+    path, config = copy / "backbone/model.safetensors", copy / "backbone/config.json"
+    halved = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
+    save_file(halved, path, metadata={"format": "pt"})
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": str(dtype).removeprefix("torch.")}))
+    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    loaded = load(copy, "crime")
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+    titles = exact.items.titles[:2]
+    scores = {item.key: item.score for item in recommend(exact, titles, k=90)}
+    for item in recommend(loaded, titles, k=5):
+        assert item.score == pytest.approx(scores[item.key], abs=0.2)
+    if main("evaluate", "--run", str(copy)) == 2:
+        assert "gives metrics that differ" in capsys.readouterr().err
+
+
 def test_a_pickle_is_never_loaded(copy, capsys):
     """Not as a fallback either: loading one runs code."""
     for folder, name in {"backbone": "model", "adapters/crime": "adapter_model"}.items():

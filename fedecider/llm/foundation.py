@@ -200,14 +200,17 @@ def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBa
 def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
     """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
     settings = config.pretrain
-    if settings.backbone.name_or_path is not None:
-        check_backbone(settings.backbone.name_or_path)  # else it is missed after the ID generator was trained
+    source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
+    if source is not None:
+        check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
     phrases: dict[str, list[str]] = {}
     if settings.tokenizer_kind == "phrase":
         keys = {name: domain.item_keys for name, domain in domains.items()}
         texts = {name: domain.item_texts for name, domain in domains.items()}
         phrases = unique_phrases(keys, texts, settings.keywords)
     tokenizer = _tokenizer(settings, domains, phrases)
+    if source is not None:
+        check_backbone(source, tokenizer, source_tokens)
     report: dict[str, Any] = {}
     generator = None
     if settings.id_source == "generator":

@@ -1,6 +1,7 @@
 """From a command line to frozen configs and an exit code; all scripts go through ``run``.
 
-0: done. 2: bad input, told in one line on stderr (what was got, what was expected, what to do). 130: interrupted.
+0: done. 2: bad input, or work that did not fit into the memory, told in one line on stderr (what was got, what was
+expected, what to do). 130: interrupted.
 Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
 """
 
@@ -19,12 +20,14 @@ from typing import Any, get_args, get_type_hints
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, set_parsing_settings
 from safetensors import SafetensorError
 
+from fedecider.bounds import is_out_of_memory
 from fedecider.running.help import HelpFormatter, arrange
 from fedecider.running.yaml_file import check_yaml_size, load_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+INPUT_ERRORS = (ValueError, OSError, EOFError, ImportError, SafetensorError)
 
 
 def build_parser(
@@ -173,19 +176,28 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
 
 
 def run(function: Callable[[], Any]) -> int:
-    """Call ``function`` and turn input errors into one line on stderr and exit code 2."""
+    """Call ``function`` and turn input errors and a full memory into one line on stderr and exit code 2."""
     _quiet_libraries()
     try:
         function()
-    except (ValueError, OSError, EOFError, ImportError, SafetensorError) as error:
-        if os.environ.get("FEDECIDER_TRACEBACK") == "1":
+    except (*INPUT_ERRORS, MemoryError, RuntimeError) as error:
+        full = is_out_of_memory(error)
+        if os.environ.get("FEDECIDER_TRACEBACK") == "1" or not (full or isinstance(error, INPUT_ERRORS)):
             raise
-        print(f"error: {_one_line(str(error) or type(error).__name__)}", file=sys.stderr)
+        text = str(error) or type(error).__name__
+        print(f"error: {_out_of_memory(text) if full else _one_line(text)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; a run goes on with --resume true", file=sys.stderr)
         return 130
     return 0
+
+
+def _out_of_memory(text: str) -> str:
+    return (
+        f"out of memory ({_one_line(text, 200)}), expected work that fits. Lower batch_size; of a language model also "
+        "pretrain.train.batch_size, pretrain.samples.max_source_tokens, eval_batch_size or num_beams"
+    )
 
 
 def _one_line(text: str, length: int = 1000) -> str:

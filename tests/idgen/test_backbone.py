@@ -105,6 +105,11 @@ def test_text_start_touches_item_tokens_only():
     assert torch.allclose(model.shared.weight[tokens].norm(dim=1), torch.tensor(8**0.5))
     with pytest.raises(ValueError, match="no item vectors"):
         build_backbone(config, TOKENIZER, 1, [TASK])
+    decoder = BackboneConfig(**{**sizes, "d_ff": 16}, kind="decoder", embedding_init="text")
+    llama = build_backbone(decoder, TOKENIZER, 1, [TASK], {TASK.name: vector_ID})
+    longest = max(len(tokens) for tokens in TASK.item_ids.token_ids) + 1  # and the end token, which is never read
+    assert longest > 2
+    assert llama.config.max_position_embeddings == TASK.config.max_source_tokens + longest - 1
 
 
 def test_loss_is_the_models_own_and_padding_has_no_influence():

@@ -56,3 +56,39 @@ def test_a_prompt_and_its_target_are_one_row():
     assert row["attention_mask"].tolist() == [[1] * 6, [1] * 5 + [0]]
     same = rows({"input_ids": row["input_ids"], "attention_mask": row["attention_mask"], "row_labels": row["labels"]})
     assert all(torch.equal(same[name], row[name]) for name in row)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_row_is_scored_from_left_to_right_and_alone(family):
+    """Every token of a row from those before it: whatever is changed at or behind a place, its prediction stays."""
+    model = tiny_causal(family)
+    token_BW = torch.tensor([[5, 9, 12, 7, 31, 2], [8, 3, 20, 1, 0, 0], [22, 14, 17, 4, 6, 0]])
+    length_B = torch.tensor([6, 4, 5])
+    mask_BW = (torch.arange(6) < length_B[:, None]).long()
+    label_BW = token_BW.masked_fill(mask_BW == 0, -100)
+    label_BW[:, 0] = -100
+    label_BW[2, 1:4] = -100  # a catalogue walk: its last item alone is a target
+
+    def logits(tokens, labels=label_BW, mask=mask_BW):
+        hidden_RD, target_R = CAUSAL.predictions(
+            model, {"input_ids": tokens, "attention_mask": mask, "row_labels": labels}
+        )
+        return CAUSAL.token_logits(model, hidden_RD), target_R
+
+    before_RV, target_R = logits(token_BW)
+    assert target_R.tolist() == [9, 12, 7, 31, 2, 3, 20, 1, 6]
+    places = (label_BW != -100).nonzero().tolist()
+    for row, first in places:
+        token, label = token_BW.clone(), label_BW.clone()
+        token[row, first:] = (token[row, first:] + 13) % 40  # padding too
+        label[row, first:] = torch.where(label[row, first:] == -100, -100, token[row, first:])
+        moved_R = (logits(token, label)[0] - before_RV).abs().amax(1)
+        behind_R = torch.tensor([user == row and place > first for user, place in places])
+        assert not behind_R.any() or float(moved_R[behind_R].min()) > 1e-2
+        assert float(moved_R[~behind_R].max()) < 1e-5
+    for row, length in enumerate(length_B):
+        cut = (slice(row, row + 1), slice(length))
+        alone_RV, _ = logits(token_BW[cut], label_BW[cut], mask_BW[cut])
+        mine_R = torch.tensor([user == row for user, _ in places])
+        assert torch.allclose(alone_RV, before_RV[mine_R], atol=1e-4)

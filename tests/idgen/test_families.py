@@ -1,27 +1,31 @@
 """What every family of backbones owes to all that stands above it."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
 from tiny_causal import tiny_causal
 from tiny_t5 import tiny_t5
+from tokenizers import Tokenizer, models
 from torch.nn.functional import cross_entropy
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import build_student, pair_parameters, pairs_of
 from fedecider.lora.adapters import LoraSettings, adapter_parameters, attach_lora
 from fedecider.lora.export import load_adapter, save_peft_folder
 from fedecider.lora.fusion import fused_factors
+from idgen.backbone import load_backbone
 from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import labels_of, num_targets
 from idgen.candidates import node_priors, score_candidates
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.training import sequence_loss
-from idgen.trie import Trie
+from idgen.trie import Trie, TrieLogitsProcessor
 
-MODELS = {"t5": tiny_t5, "llama": lambda: tiny_causal("llama"), "qwen2": lambda: tiny_causal("qwen2")}
+MODELS = {"t5": tiny_t5, "llama": partial(tiny_causal, "llama"), "qwen2": partial(tiny_causal, "qwen2")}
 SIZES = {"t5": "num_layers", "llama": "num_hidden_layers", "qwen2": "num_hidden_layers"}
 PROMPTS = torch.tensor([[5, 9, 12, 7], [8, 3, 0, 0], [22, 14, 17, 0]])
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
@@ -83,6 +87,102 @@ def test_a_prompt_is_read_alone(name):
     together, _ = constrained_beam_search(model, PROMPTS, MASK, trie, 5)
     alone, _ = constrained_beam_search(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie, 5)
     assert together[1].tolist() == alone[0].tolist()
+
+
+def test_generate_writes_what_the_search_finds(name):
+    """transformers' own beams, one prompt at a time: without padding, and with its own cache."""
+    model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
+    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, 4, 1.0)
+    for user, (prompt, mask) in enumerate(zip(PROMPTS, MASK, strict=True)):
+        prompt_1S = prompt[None, mask > 0]
+        before = prompt_1S.shape[1] if family_of(model).continues_prompt else 1
+        written = model.generate(
+            input_ids=prompt_1S,
+            attention_mask=torch.ones_like(prompt_1S),
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=trie.max_length,
+            length_penalty=1.0,
+            early_stopping="never",
+            eos_token_id=1,
+            pad_token_id=0,
+            logits_processor=[TrieLogitsProcessor(trie, prompt_length=before)],
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        ids = [row[before:].tolist() for row in written.sequences]
+        assert [row[: row.index(1)] for row in ids] == [LONG_IDS[item] for item in item_BK[user]]
+        assert torch.allclose(written.sequences_scores, score_BK[user], atol=1e-4)
+
+
+def test_a_target_is_predicted_from_what_stands_before_it(name):
+    """Not from itself, nor from what is behind it, nor from another row of the batch."""
+    model = MODELS[name]()
+    family = family_of(model)
+
+    def log_probs(labels):
+        with torch.no_grad():
+            hidden_RD, _ = family.predictions(model, {**BATCH, "labels": labels})
+            return family.token_logits(model, hidden_RD).log_softmax(-1)
+
+    before_RV = log_probs(TARGETS)
+    places = (TARGETS != -100).nonzero().tolist()
+    for row, first in places:
+        changed_BT = TARGETS.clone()
+        changed_BT[row, first:] = torch.where(TARGETS[row, first:] == -100, -100, (TARGETS[row, first:] + 13) % 40)
+        moved_R = (log_probs(changed_BT) - before_RV).abs().amax(1)
+        behind_R = torch.tensor([user == row and place > first for user, place in places])
+        assert not behind_R.any() or float(moved_R[behind_R].min()) > 1e-2
+        assert float(moved_R[~behind_R].max()) < 1e-5
+
+
+def word_tokenizer(num_tokens):
+    words = ["<pad>", "</s>", *(f"w{number}" for number in range(2, num_tokens))]
+    plain = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="</s>")
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_table_is_cut_to_the_tokenizer_at_both_ends(name, tied, tmp_path):
+    """And an adapter of the output loads, in plain peft, on what was saved.
+
+    The config of a T5 always says that they are tied, also where they are not, as in flan-t5.
+    """
+    wide = MODELS[name](tie_word_embeddings=tied)
+    if not tied:
+        wide.lm_head.weight = torch.nn.Parameter(torch.randn(40, 16, generator=torch.Generator().manual_seed(2)))
+    wide.save_pretrained(tmp_path / "wide")
+    model = load_backbone(tmp_path / "wide", word_tokenizer(33))
+    inputs = family_of(model).plain_inputs(BATCH)
+    with torch.no_grad():
+        logit_BSV = model(**inputs).logits
+        assert torch.allclose(logit_BSV, wide(**inputs).logits[..., :33], atol=1e-5)
+    model.save_pretrained(tmp_path / "cut")
+    again = load_backbone(tmp_path / "cut", word_tokenizer(33))
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).logits, logit_BSV)
+    for one in (model, again):
+        assert one.lm_head.weight.shape == one.get_input_embeddings().weight.shape == (33, 16)
+        assert (one.lm_head.weight is one.get_input_embeddings().weight) is tied
+    adapted = attach_lora(again, LoraSettings(rank=2, targets=("output",)))
+    _, own_b = adapter_parameters(adapted)
+    torch.nn.init.normal_(own_b, generator=torch.Generator().manual_seed(1))
+    (tmp_path / "adapter").mkdir()
+    save_peft_folder(fused_factors(adapted), tmp_path / "adapter", "base", family_of(model).task_type)
+    plain = getattr(transformers, family_of(model).auto_class).from_pretrained(tmp_path / "cut")
+    with torch.no_grad():
+        found_BSV = load_adapter(plain, tmp_path / "adapter").eval()(**inputs).logits
+        assert torch.allclose(found_BSV, adapted.eval()(**inputs).logits, atol=1e-4)
+        assert float((found_BSV - logit_BSV).abs().max()) > 0.1
+
+
+def test_a_tokenizer_of_another_model_is_refused(name, tmp_path):
+    MODELS[name]().save_pretrained(tmp_path)
+    for num_tokens in (41, 19):
+        with pytest.raises(ValueError, match=f"40 token embeddings but the tokenizer {num_tokens} tokens"):
+            load_backbone(tmp_path, word_tokenizer(num_tokens))
+    assert load_backbone(tmp_path, word_tokenizer(20)).config.vocab_size == 20
 
 
 def test_the_loss_is_that_of_transformers(name):

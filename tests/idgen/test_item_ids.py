@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_causal import byte_level_tokenizer
 
 from idgen.id_generator import (
     IDGenerator,
@@ -45,18 +46,23 @@ def item_text(number: int) -> str:
 TEXTS = [item_text(number) for number in range(60)]
 KEYS = [f"b{(number * 37) % 101:03d}" for number in range(60)]  # not in the order of the items
 TOKENIZER = train_tokenizer(TEXTS, 300, "word")
+BYTES = byte_level_tokenizer(TEXTS, 330)
+BOTH = pytest.mark.parametrize("tokenizer", [TOKENIZER, BYTES], ids=["words", "bytes"])
 
 
-def check(ids: ItemIds, max_id_tokens: int = 16) -> None:
+def check(ids: ItemIds, max_id_tokens: int = 16, tokenizer=TOKENIZER) -> None:
     sequences = [tuple(tokens) for tokens in ids.token_ids]
+    end = tokenizer.eos_token_id
     assert len(set(sequences)) == len(sequences)
-    assert encode_ids(TOKENIZER, ids.texts) == ids.token_ids
-    assert decode_ids(TOKENIZER, ids.token_ids) == ids.texts
+    assert encode_ids(tokenizer, ids.texts) == ids.token_ids
+    assert decode_ids(tokenizer, ids.token_ids) == ids.texts
     for text, tokens in zip(ids.texts, sequences, strict=True):
         assert text
         assert 0 < len(tokens) <= max_id_tokens
-        assert not set(tokens) & {0, 1, 2}
-    trie = Trie.build(ids.token_ids, 1)
+        assert not set(tokens) & set(tokenizer.all_special_ids)
+    trie = Trie.build(ids.token_ids, end)
+    assert all(trie.allowed_tokens([*tokens, end]) == [end] for tokens in sequences)
+    assert all(end in trie.allowed_tokens(tokens) for tokens in sequences)
     assert int((trie.item_N >= 0).sum()) == len(ids.texts)
     assert ids.report["num_items"] == len(sequences)
     assert ids.report["max_tokens"] == max(map(len, sequences))
@@ -91,23 +97,26 @@ def test_the_ladder():
     assert [rung.min_length for rung in rungs] == [1] * 10 + [11] * 10 + [21] * 10
 
 
-@settings(max_examples=30, deadline=None)
+@BOTH
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
-        st.lists(st.sampled_from([*NOUNS, "", "龍", "<unk>", "a b", "fox fox"]), max_size=3), min_size=1, max_size=30
+        st.lists(st.sampled_from([*NOUNS, "", "龍", "<unk>", "<|end|>", "a b", "fox fox"]), max_size=3),
+        min_size=1,
+        max_size=30,
     ),
     st.integers(2, 6),
     st.randoms(use_true_random=False),
 )
-def test_any_candidates_give_valid_ids_that_do_not_depend_on_order(candidates, max_id_tokens, rng):
+def test_any_candidates_give_valid_ids_that_do_not_depend_on_order(tokenizer, candidates, max_id_tokens, rng):
     keys = [f"k{number:02d}" for number in range(len(candidates))]
     config = IdConfig(max_id_tokens, max_attempts=2)
-    ids = assign_item_ids(keys, lambda items, _: [candidates[item] for item in items], TOKENIZER, config)
-    check(ids, max_id_tokens)
+    ids = assign_item_ids(keys, lambda items, _: [candidates[item] for item in items], tokenizer, config)
+    check(ids, max_id_tokens, tokenizer)
     order = list(range(len(keys)))
     rng.shuffle(order)
     shuffled = assign_item_ids(
-        [keys[item] for item in order], lambda items, _: [candidates[order[item]] for item in items], TOKENIZER, config
+        [keys[item] for item in order], lambda items, _: [candidates[order[item]] for item in items], tokenizer, config
     )
     assert [shuffled.texts[order.index(item)] for item in range(len(keys))] == ids.texts
     assert shuffled.report == ids.report
@@ -166,20 +175,36 @@ def test_keywords_by_hand():
         KeywordConfig(3, 2)
 
 
+@BOTH
 @pytest.mark.parametrize("order", ["title", "rare_first", "common_first"])
-def test_keyword_ids(order):
-    ids = keyword_item_ids(KEYS, TEXTS, TOKENIZER, KeywordConfig(word_order=order))
-    check(ids)
+def test_keyword_ids(order, tokenizer):
+    ids = keyword_item_ids(KEYS, TEXTS, tokenizer, KeywordConfig(word_order=order))
+    check(ids, 16, tokenizer)
+    assert ids.report["mean_tokens"] > 2
     assert ids.report["first_choice_share"] > 0.3
     shuffled = list(range(60))
     random.Random(1).shuffle(shuffled)
     again = keyword_item_ids(
         [KEYS[item] for item in shuffled],
         [TEXTS[item] for item in shuffled],
-        TOKENIZER,
+        tokenizer,
         KeywordConfig(word_order=order),
     )
     assert again.texts == [ids.texts[item] for item in shuffled]
+
+
+def test_words_of_a_byte_level_tokenizer_have_other_tokens_at_the_start():
+    """So IDs that share a word at another place share no token, and an ID may begin another one."""
+    alone, behind = encode_ids(BYTES, ["fox", "red fox"])
+    assert not set(alone) & set(behind)
+    ids = assign_item_ids(["a", "b", "c"], lambda items, _: [["red"], ["red fox"], ["fox"]], BYTES)
+    check(ids, 16, BYTES)
+    red, both, _ = ids.token_ids
+    assert both[: len(red)] == red
+    trie = Trie.build(ids.token_ids, BYTES.eos_token_id)
+    assert sorted(trie.allowed_tokens(red)) == sorted([both[len(red)], BYTES.eos_token_id])
+    with pytest.raises(ValueError, match="the ID of item 0 is the beginning of that of item 1"):
+        Trie.build(ids.token_ids, None)
 
 
 def test_ids_as_single_tokens():
@@ -225,6 +250,13 @@ def test_generator_from_a_folder(tmp_path):
     generator.model.save_pretrained(tmp_path)
     loaded = build_id_generator(IDGeneratorConfig(source=str(tmp_path), epochs=0), TOKENIZER)
     assert loaded.candidates(TEXTS[:3], Attempt(0, 1.0, 1)) == generator.candidates(TEXTS[:3], Attempt(0, 1.0, 1))
+    generator.model.resize_token_embeddings(len(TOKENIZER) + 5, mean_resizing=False)
+    own_VD = torch.randn(len(TOKENIZER) + 5, 16, generator=torch.Generator().manual_seed(1))
+    generator.model.lm_head.weight = torch.nn.Parameter(own_VD)  # as in flan-t5
+    generator.model.save_pretrained(tmp_path)
+    cut = build_id_generator(IDGeneratorConfig(source=str(tmp_path), epochs=0), TOKENIZER).model
+    assert torch.equal(cut.lm_head.weight, own_VD[: len(TOKENIZER)])
+    assert torch.equal(cut.shared.weight, loaded.model.shared.weight)
     larger = train_tokenizer(TEXTS, 400, "word", phrases=[f"fox {number}" for number in range(99)])
     with pytest.raises(ValueError, match="expected one shared tokenizer"):
         build_id_generator(IDGeneratorConfig(source=str(tmp_path)), larger)

@@ -2,7 +2,7 @@
 
 The held-out items of all clients are replaced; whatever is written, shown or trained on before they are due must stay
 the same to the byte. The generator of user texts is a stub that repeats what it was shown, so that nothing is hidden
-by what a trained one would leave out.
+by what a trained one would leave out. Decoder-only models are begun as a run begins them, up to their first step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 import torch
+from tiny_causal import byte_level_tokenizer, save_decoder
 from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain
 from transformers import LogitsProcessorList
@@ -20,7 +21,8 @@ from transformers import LogitsProcessorList
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
 from fedecider.llm import foundation
-from fedecider.llm.config import PretrainConfig
+from fedecider.llm.config import PretrainConfig, RunConfig
+from idgen.backbone import BackboneConfig
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.draws import SampleConfig
 from idgen.item_ids import IdConfig
@@ -54,6 +56,19 @@ DOMAINS = {
 }
 
 
+def fewer_items(domain: Domain, count: int) -> Domain:
+    """The first items alone; the others are renumbered to them."""
+    clients, public = (
+        events._replace(sequences=[[item % count for item in sequence] for sequence in events.sequences])
+        for events in (domain.clients, domain.public)
+    )
+    texts = {name: getattr(domain, name)[:count] for name in ("item_keys", "titles", "item_texts")}
+    return dataclasses.replace(domain, clients=clients, public=public, **texts)
+
+
+FEW_ITEMS = {name: fewer_items(domain, 60) for name, domain in DOMAINS.items()}
+
+
 def replaced(domain: Domain, num_last: int) -> Domain:
     """Every client's last items, each exchanged for another one."""
     size = len(domain.item_keys)
@@ -80,15 +95,10 @@ def settings(wording: str) -> PretrainConfig:
 class Made:
     """What a run makes of the domains, as bytes and batches that can be compared."""
 
-    def __init__(self, domains, wording, generator):
-        config = settings(wording)
-        tokenizer = foundation._tokenizer(config, domains, {})
-        ids = {
-            name: foundation._domain_ids(config, domain, tokenizer, generator, None, None, True)
-            for name, domain in domains.items()
-        }
+    def __init__(self, domains, config, tokenizer, ids):
         self.vocabulary = json.dumps(tokenizer.get_vocab(), sort_keys=True)
-        self.ids = json.dumps({name: [part and part._asdict() for part in one] for name, one in ids.items()})
+        self.ids = json.dumps({name: [part and part._asdict() for part in one[:3]] for name, one in ids.items()})
+        self.longest_id = max(len(tokens) for one in ids.values() for tokens in one.items.token_ids)
         self.user_texts = [text for one in ids.values() if one.clients for text in one.clients.texts]
         tasks = foundation.client_tasks(domains, ids, tokenizer, config)
         self.train = [rows(train_batches(task, 8, torch.Generator().manual_seed(3))) for task in tasks]
@@ -106,21 +116,18 @@ class Made:
             }
 
 
-@cache
-def unchanged(wording: str, generator) -> Made:
-    return Made(DOMAINS, wording, generator)
+def made(domains, wording, generator) -> Made:
+    """With user texts by ``generator``, for a T5."""
+    config = settings(wording)
+    tokenizer = foundation._tokenizer(config, domains, {})
+    ids = {
+        name: foundation._domain_ids(config, domain, tokenizer, generator, None, None, True)
+        for name, domain in domains.items()
+    }
+    return Made(domains, config, tokenizer, ids)
 
 
-def rows(batches) -> list:
-    return [{key: tensor.tolist() for key, tensor in batch.items()} for batch in batches]
-
-
-@pytest.mark.parametrize("generator", [None, ECHO], ids=["joined", "generated"])
-@pytest.mark.parametrize("wording", ["none", "prefix", "train"])
-@pytest.mark.parametrize("num_last", [1, 2])
-def test_held_out_items_reach_nothing_before_they_are_due(wording, generator, num_last):
-    before = unchanged(wording, generator)
-    after = Made({name: replaced(domain, num_last) for name, domain in DOMAINS.items()}, wording, generator)
+def same_before_due(before: Made, after: Made, num_last: int) -> None:
     assert before.vocabulary == after.vocabulary
     assert before.ids == after.ids
     assert before.train == after.train
@@ -132,30 +139,107 @@ def test_held_out_items_reach_nothing_before_they_are_due(wording, generator, nu
     assert (before.targets["valid"] == after.targets["valid"]) is (num_last == 1)
     assert before.targets["test"].keys() == after.targets["test"].keys()
     assert all(item != after.targets["test"][user] for user, item in before.targets["test"].items())
+
+
+@cache
+def unchanged(wording: str, generator) -> Made:
+    return made(DOMAINS, wording, generator)
+
+
+def rows(batches) -> list:
+    return [{key: tensor.tolist() for key, tensor in batch.items()} for batch in batches]
+
+
+@pytest.mark.parametrize("generator", [None, ECHO], ids=["joined", "generated"])
+@pytest.mark.parametrize("wording", ["none", "prefix", "train"])
+@pytest.mark.parametrize("num_last", [1, 2])
+def test_held_out_items_reach_nothing_before_they_are_due(wording, generator, num_last):
+    before = unchanged(wording, generator)
+    after = made({name: replaced(domain, num_last) for name, domain in DOMAINS.items()}, wording, generator)
+    same_before_due(before, after, num_last)
     assert len(before.user_texts) == (0 if wording == "none" else 2 * NUM_CLIENTS)
+
+
+def with_item(domains: dict[str, Domain], place: int) -> dict[str, Domain]:
+    """Another item at one place of every client of crime."""
+    domain = domains["crime"]
+    sequences = [list(sequence) for sequence in domain.clients.sequences]
+    for sequence in sequences:
+        sequence[place] = (sequence[place] + 5) % len(domain.item_keys)
+    return {**domains, "crime": dataclasses.replace(domain, clients=domain.clients._replace(sequences=sequences))}
 
 
 @pytest.mark.parametrize("wording", ["prefix", "train"])
 def test_the_check_above_would_see_an_item_that_is_shown(wording):
     """The first items do reach the user texts, and the last training items do where the wording says so."""
-    size = len(DOMAINS["crime"].item_keys)
-
-    def with_item(place):
-        domain = DOMAINS["crime"]
-        sequences = [list(sequence) for sequence in domain.clients.sequences]
-        for sequence in sequences:
-            sequence[place] = (sequence[place] + 5) % size
-        return {**DOMAINS, "crime": dataclasses.replace(domain, clients=domain.clients._replace(sequences=sequences))}
-
     before = unchanged(wording, ECHO)
     for place, seen in ((0, True), (-3, wording == "train")):
-        after = Made(with_item(place), wording, ECHO)
+        after = made(with_item(DOMAINS, place), wording, ECHO)
         changed = [a != b for a, b in zip(before.user_texts, after.user_texts, strict=True)]
         long = [len(sequence) - 2 > 4 for sequence in DOMAINS["crime"].clients.sequences]
         assert sum(long) > 3
         assert all(is_new is seen for is_new, is_long in zip(changed, long, strict=False) if is_long)
         assert before.train[0] != after.train[0]
         assert before.train[1] == after.train[1]  # the other client's
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    """A folder for encoded texts, with a tiny decoder and its byte-level tokenizer in ``decoder``."""
+    folder = tmp_path_factory.mktemp("leakage")
+    texts = [text for domain in DOMAINS.values() for text in domain.item_texts]
+    save_decoder(folder / "decoder", byte_level_tokenizer(texts, 600))
+    return folder
+
+
+DECODERS = {
+    "every item, phrases": ("every", "phrase", 1),
+    "every item, title words": ("every", "", 20),
+    "last item, title words": ("last", "", 20),
+}
+"""Targets of a training sample, tokenizer (none: that of the folder), tokens of an ID at most."""
+
+
+def begun(domains, case, folder) -> tuple[Made, dict[str, torch.Tensor]]:
+    """And the weights before the first step."""
+    targets, tokenizer_kind, _ = DECODERS[case]
+    kind = {"tokenizer_kind": tokenizer_kind, "vocab_size": 0} if tokenizer_kind else {}
+    source = {"kind": "decoder", "embedding_init": "text"} if kind else {"name_or_path": str(folder / "decoder")}
+    samples = {"item_dropout": 0.1, "walk_share": 0.3, "max_history": 6, "max_source_tokens": 120}
+    config = PretrainConfig(
+        **kind,
+        id_source="keywords",
+        keywords=KeywordConfig(2, 3, "title"),
+        id_limits=IdConfig(max_id_tokens=20),
+        samples=SampleConfig(templates="history", targets=targets, user_wording="none", **samples),
+        text_encoder="tfidf",
+        backbone=BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_ff=16, **source),
+    )
+    run = RunConfig(domains=",".join(domains), cache=str(folder / "cache"), pretrain=config)
+    start = foundation.begin(run, domains, torch.device("cpu"))
+    return Made(domains, config, start.tokenizer, start.ids), start.model.state_dict()
+
+
+SLOW = {"last item, title words"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in DECODERS]
+)
+def test_held_out_items_reach_no_decoder_before_they_are_due(case, playground):
+    before, weights = begun(FEW_ITEMS, case, playground)
+    for num_last in (1, 2):
+        after, same = begun({name: replaced(domain, num_last) for name, domain in FEW_ITEMS.items()}, case, playground)
+        same_before_due(before, after, num_last)
+        assert all(torch.equal(tensor, same[name]) for name, tensor in weights.items())
+    after, _ = begun(with_item(FEW_ITEMS, -3), case, playground)  # the last item of training does reach it
+    assert before.train[0] != after.train[0]
+    assert before.train[1] == after.train[1]
+    assert before.inputs["valid"] != after.inputs["valid"]
+    assert before.ids == after.ids
+    longest = DECODERS[case][2]
+    assert min(longest, 4) <= before.longest_id <= longest
+    assert ("row_labels" in before.train[0][0]) is (DECODERS[case][0] == "every")
 
 
 def test_a_catalogue_returns_its_own_items_only():

@@ -248,9 +248,9 @@ def main() -> None:
         "",
         *provenance.heading("decoder_speed.py", 1),
         "",
-        "Equal items and equal losses were asserted first, in fp32. CPU seconds of one call after a first one, one thread, "
-        "at --precision; users a second in decoding, histories a second in training; memory: the largest of the process, "
-        "libraries (about 400 MiB) included.",
+        "Equal items and equal losses were asserted first, in fp32. CPU seconds of one call after a first one, one "
+        "thread, at --precision; users a second in decoding, histories a second in training; memory: the largest of "
+        "the process, libraries (about 400 MiB) included.",
         "",
         "| size | depth | what | CPU s | users a second | target tokens a second | times faster | MiB |",
         "|---|---|---|---:|---:|---:|---:|---:|",

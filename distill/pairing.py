@@ -81,6 +81,9 @@ def build_student(teacher: Any, init: Init = "first", keep: Keep = "uniform") ->
     half = family.with_depths(teacher.config, {stack: len(layers) for stack, layers in kept.items()})
     with torch.random.fork_rng(devices=[]):  # the drawn weights are all overwritten
         student = type(teacher)(half)
+    if teacher.get_output_embeddings().weight is not teacher.get_input_embeddings().weight:
+        head = student.get_output_embeddings()  # a config may call tied what is not
+        head.weight = nn.Parameter(head.weight.detach().clone())
     state = teacher.state_dict()
     student.load_state_dict({name: _start(name, state, family, kept, init) for name in student.state_dict()})
     parameter = next(teacher.parameters())

@@ -96,6 +96,11 @@ def make_parts(
     number = {USER: THE_USER} | {word: 3 + place for place, word in enumerate(words)}
     end = [] if end_token is None else [end_token]
     is_row = templates in ROW_SETS
+    if not is_row and tokenizer.decode([token for word in encode(tokenizer, ["a", "b"]) for token in word]) == "ab":
+        raise ValueError(
+            f"got templates {templates} with a tokenizer that puts no space between words tokenised one by one, "
+            "expected list or history, where what closes an item ID parts it from the next. Set samples.templates"
+        )
     mark = [end] if is_row else encode(tokenizer, [separator] if separator else [])
     fixed = [[], *(mark or [[]]), end, *encode(tokenizer, words)]
     parts = PromptParts(

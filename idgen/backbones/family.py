@@ -37,7 +37,7 @@ def num_samples_of(batch: TokenBatch) -> int:
     """Samples of a batch, of which a row may hold several."""
     if "position_ids" in batch:
         return int(((batch["position_ids"] == 0) & (batch["attention_mask"] != 0)).sum())
-    return len(batch["attention_mask"])
+    return len(labels_of(batch))
 
 
 class Predictions(NamedTuple):

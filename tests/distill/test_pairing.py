@@ -53,6 +53,14 @@ def test_kept_layers_are_copies_and_the_gap_is_learned():
     assert bool((gap > 0).all())
 
 
+def test_a_head_of_its_own_stays_one_where_the_config_calls_it_tied():
+    teacher = make_teacher(tie_word_embeddings=True)
+    teacher.lm_head.weight = torch.nn.Parameter(torch.randn_like(teacher.lm_head.weight))
+    student = build_student(teacher)
+    assert torch.equal(student.lm_head.weight, teacher.lm_head.weight)
+    assert torch.equal(student.shared.weight, teacher.shared.weight)
+
+
 def test_all_layers_are_a_copy():
     teacher = make_teacher()
     student = build_student(teacher, keep="all")

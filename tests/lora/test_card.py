@@ -1,5 +1,6 @@
 """The model card: what it says, and that its program gives the items of our own search."""
 
+import dataclasses
 import re
 import runpy
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from tiny_causal import tiny_causal
+from tiny_causal import byte_level_tokenizer, tiny_causal
 
 from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.prompt_layout import prompt_layout
@@ -28,7 +29,7 @@ from idgen.keywords import DEFAULT_KEYWORDS
 from idgen.phrases import phrase_item_ids, unique_phrases
 from idgen.ranking import RankingConfig
 from idgen.samples import catalogue_task, encode_histories
-from idgen.tokenizer import train_tokenizer
+from idgen.tokenizer import load_tokenizer, train_tokenizer
 
 PROMPT = PromptLayout(
     "so far the user has picked", "and next", ";", 1, 7, False, 512, 20, 0.0, "AutoModelForSeq2SeqLM", False
@@ -60,11 +61,13 @@ def settings_of(samples, ranking):
 
 
 HISTORY = SampleConfig(templates="history", user_wording="none", max_history=4, max_source_tokens=24)
+LIST = {"templates": "list", "closed_by": "newline", "max_source_tokens": 64}
 CASES = {
     **{f"t5, {name}": ("t5", samples) for name, samples in LAYOUTS.items()},
     "decoder, a sentence": ("llama", LAYOUTS["shorter in use"]),
     "decoder, closed item IDs": ("llama", HISTORY),
     "decoder, IDs of one token": ("one token", HISTORY),
+    "decoder, a list with newlines": ("bytes", dataclasses.replace(HISTORY, **LIST)),
 }
 
 
@@ -77,6 +80,10 @@ def run_folder(kind):
         phrases = unique_phrases({"crime": keys}, {"crime": texts}, DEFAULT_KEYWORDS)["crime"]
         tokenizer = train_tokenizer(texts, 300, "word", phrases)
         ids = phrase_item_ids(keys, phrases, tokenizer, DEFAULT_LIMITS)
+    elif kind == "bytes":
+        byte_level_tokenizer(texts).save_pretrained(root / "bytes")
+        tokenizer = load_tokenizer(root / "bytes")
+        ids = keyword_item_ids(keys, texts, tokenizer)
     else:
         tokenizer = train_tokenizer(texts, 300)
         ids = keyword_item_ids(keys, texts, tokenizer)

@@ -19,6 +19,7 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import console
 from fedecider.running.stages import Stage, as_plain
 from idgen.backbone import check_backbone, linear_layers, load_backbone
+from idgen.quantized import check_quantize
 from idgen.ranking import RankingConfig
 from idgen.tokenizer import load_tokenizer
 
@@ -58,6 +59,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     Raises:
         ValueError: settings that could not be used afterwards, told before anything is built; or a damaged stage.
     """
+    check_quantize(config.quantize)
     domains = load_data(config)
     layer_names(config.lora_settings, linear_layers(config.pretrain.backbone))
     with launch.accelerator.main_process_first():
@@ -82,7 +84,7 @@ def _whole(stage: Stage) -> Stage:
 def make_recommender(settings: Settings, foundation: Foundation, device: torch.device) -> Recommender:
     """The student with adapters attached, and the clients' tasks."""
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
-    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer)
+    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
     return build_recommender(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,

@@ -30,6 +30,7 @@ from fedecider.lora.adapters import module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
 from idgen.backbones.families import family_of
+from idgen.quantized import keep_trainable, loading_options, quantize_of
 
 CONFIG_FILE = "adapter_config.json"
 ITEM_FILE = "item_ids.json"
@@ -128,9 +129,11 @@ def reload_difference(model: PeftModel, folder: Path, base_folder: Path, prompts
     expected = model.eval()(**inputs).logits.float()
     for module, training in modes.items():
         module.training = training
-    base = getattr(transformers, family.auto_class).from_pretrained(str(base_folder), use_safetensors=True)
-    dtype = next(model.parameters()).dtype
-    reloaded = load_adapter(base.to(device=device, dtype=dtype), folder).eval()
+    dtype, quantized = next(model.parameters()).dtype, loading_options(quantize_of(model), device)
+    auto_class = getattr(transformers, family.auto_class)
+    base = auto_class.from_pretrained(str(base_folder), dtype=dtype, use_safetensors=True, **quantized)
+    keep_trainable(base)
+    reloaded = load_adapter(base.to(device), folder).to(device).eval()
     actual = reloaded(**inputs).logits.float()
     if actual.shape != expected.shape or not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
         return float("inf")

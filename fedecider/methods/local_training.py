@@ -14,6 +14,7 @@ from fedecider.federation.method import Tree
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.lora.adapters import FACTORS, named_factors, read_adapters
 from fedecider.methods.recommender import Recommender
+from idgen.quantized import check_trainable
 from idgen.training import sequence_loss
 
 
@@ -54,6 +55,7 @@ def train_locally(
     """
     settings, started = recommender.training, time.perf_counter()
     model, name = recommender.model, recommender.names[client]
+    check_trainable(model)
     named = named_factors(model, factors)
     trained = list(named.values())
     groups: list[dict[str, Any]] = [{"params": list(trained), "lr": settings.learning_rate}]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 
 from fedecider.data.domain import Domain
 from fedecider.data.sample import sample_domains
@@ -81,7 +82,9 @@ def _whole(stage: Stage) -> Stage:
     return stage
 
 
-def make_recommender(settings: Settings, foundation: Foundation, device: torch.device) -> Recommender:
+def make_recommender(
+    settings: Settings, foundation: Foundation, device: torch.device, deepspeed: Accelerator | None = None
+) -> Recommender:
     """The student with adapters attached, and the clients' tasks."""
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
     student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
@@ -94,4 +97,5 @@ def make_recommender(settings: Settings, foundation: Foundation, device: torch.d
         ranking=settings.ranking,
         drop_seen=get_protocol(settings.run.protocol).drop_seen,
         device=device,
+        deepspeed=deepspeed,
     )

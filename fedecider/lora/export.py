@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedecider.federation.method import Tree
-from fedecider.lora.adapters import module_names
+from fedecider.lora.adapters import FACTORS, module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
 from idgen.backbones.families import family_of
@@ -98,6 +98,7 @@ def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str
     """Write one LoRA pair per layer (any common rank, scaling 1) in PEFT's own file format; ``task_type`` is PEFT's."""
     names = module_names(factors)
     rank = factors[f"{names[0]}.lora_a"].shape[0]
+    check_pairs(factors, rank)
     state = {}
     for name in names:
         state[f"base_model.model.{name}.lora_A.weight"] = factors[f"{name}.lora_a"].float().contiguous()
@@ -114,6 +115,18 @@ def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str
         inference_mode=True,
     )
     config.save_pretrained(str(folder))
+
+
+def check_pairs(factors: Tree, rank: int) -> None:
+    """``ValueError`` for factors that are no pair of matrices of ``rank``, such as the empty ones of ZeRO-3."""
+    for name in module_names(factors):
+        shape_a, shape_b = (tuple(factors[f"{name}.{factor}"].shape) for factor in FACTORS)
+        sound = len(shape_a) == len(shape_b) == 2 and shape_a[0] == shape_b[1] == rank and 0 not in (*shape_a, *shape_b)
+        if not sound:
+            raise ValueError(
+                f"got adapters of shapes {shape_a} and {shape_b} for {name}, expected ({rank}, inputs) and (outputs, "
+                f"{rank}); gather partitioned parameters before they are read"
+            )
 
 
 @torch.no_grad()

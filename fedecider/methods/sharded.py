@@ -1,4 +1,4 @@
-"""Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it (`docs/backbones.md`).
+"""Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it.
 
 One process: the clients of a run are shared out over its processes, so that a second one would train another client.
 ZeRO-2 works on the model of the run. ZeRO-3 partitions every weight for good, which ranking could not read afterwards:

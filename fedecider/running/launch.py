@@ -68,11 +68,14 @@ def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> La
         project_dir=project_dir or None,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],  # other processes wait for pre-training
     )
-    if sharded and accelerator.mixed_precision != "no":
-        raise ValueError(
-            f"got mixed_precision {accelerator.mixed_precision} with DeepSpeed, expected no: adapters stay in fp32. Set "
-            "--mixed_precision no for the launcher, and --precision bf16 for autocast of the frozen base"
-        )
+    if sharded:
+        plugin, precision = accelerator.state.deepspeed_plugin, accelerator.mixed_precision
+        plugin.zero3_init_flag, plugin.dschf = False, None  # else transformers would load every model in parts
+        if precision != "no":
+            raise ValueError(
+                f"got mixed_precision {precision} with DeepSpeed, expected no: adapters stay in fp32. Set "
+                "--mixed_precision no for the launcher, and --precision bf16 for autocast of the frozen base"
+            )
     processes = Processes(accelerator.process_index, accelerator.num_processes)
     asked = requested_processes(_ancestor_command_lines())
     if processes.index == 0 and asked is not None and asked != processes.count:

@@ -117,7 +117,7 @@ def measure(backbone: Path, format: str, steps: int, folder: Path) -> None:
 
 
 def distances(exact: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, float]:
-    """Of logits, relative and as the share of equal first tokens; of updates ``B A``, as cosines and ratios of norms."""
+    """Of logits: relative, and share of equal first tokens; of updates ``B A``: cosines, and ratios of norms."""
     logit_BWV, other_BWV = exact["logits"], found["logits"]
     names = module_names({name: tensor for name, tensor in exact.items() if name != "logits"})
     update, other = ([one[f"{n}.lora_b"] @ one[f"{n}.lora_a"] for n in names] for one in (exact, found))

@@ -5,10 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy_recommender import toy_recommender
+
+from fedecider.lora.adapters import adapter_shapes, initial_adapters
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.local_training import Pull, train_locally
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("sharded_program.py")
@@ -49,3 +55,16 @@ def test_two_rounds_through_deepspeed_equal_the_plain_ones(config, plain, tmp_pa
         for client, other in zip(record["clients"], wanted["clients"], strict=True):
             assert client["loss"] == pytest.approx(other["loss"], rel=1e-4)
     assert all(client["loss"] < client["first_loss"] for client in records[0]["clients"])
+
+
+def test_what_deepspeed_cannot_train_is_refused():
+    plugin = SimpleNamespace(zero_stage=3)
+    accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+    recommender = toy_recommender()._replace(deepspeed=accelerator)
+    start = initial_adapters(adapter_shapes(recommender.model), 0)
+    load_plain(recommender.model, start)
+    with pytest.raises(ValueError, match="proximal term under DeepSpeed"):
+        train_locally(recommender, 0, 1, pull=Pull(start, 0.1))
+    recommender.model.get_base_model().is_loaded_in_4bit = True
+    with pytest.raises(ValueError, match="quantised base with ZeRO-3"):
+        train_locally(recommender, 0, 1)

@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # one process needs none, and it takes a minute
     with start(1) as launch:
-        recommender = toy_recommender(local_epochs=3)._replace(deepspeed=launch.deepspeed)
+        recommender = toy_recommender(local_epochs=10)._replace(deepspeed=launch.deepspeed)
         assert (recommender.deepspeed is not None) == bool(os.environ.get("ACCELERATE_USE_DEEPSPEED"))
         method = METHODS["fedecider"].build(recommender, METHODS["fedecider"].config())
         state, records = run(method, recommender.num_clients, 2)

@@ -23,8 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import provenance
@@ -37,15 +38,25 @@ from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
-from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
+from fedecider.lora.adapters import (
+    LoraSettings,
+    adapter_shapes,
+    attach_lora,
+    base_hash,
+    initial_adapters,
+    named_factors,
+)
 from fedecider.lora.directions import update_norms
+from fedecider.lora.fusion import load_plain
 from fedecider.methods import METHODS
+from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender
-from idgen.backbone import train_backbone
+from idgen.backbone import load_backbone, train_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
 from idgen.prompts import prompt_texts
+from idgen.quantized import Quantize
 from idgen.ranking import RankingConfig, rank_task
 from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
@@ -53,7 +64,7 @@ from idgen.training import BackboneTraining
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOMAINS = ("crime", "comics", "children")
-PARTS = ("tests", "training", "fusion", "decode", "embedding", "run")
+PARTS = ("tests", "training", "fusion", "decode", "quantized", "embedding", "deepspeed", "run")
 SAMPLES = SampleConfig(user_wording="prefix")  # natural prompts, history 20, source 512: the papers' setting
 TESTS_S, RUN_S = 420, 720
 """Limits of the two subprocesses, seconds."""
@@ -376,6 +387,61 @@ def embedding_shapes(device: torch.device, shapes: str) -> Iterator[Row]:
         yield Row("embedding", shape, "-", f"{one['ours_s']:.2f} a round", f"{one['peak_gb']:.2f} (GB)", remark)
 
 
+def quantized(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
+    """Local training of one client on a base in full precision, 4 and 8 bits, after an evaluation."""
+    if find_spec("bitsandbytes") is None:
+        yield Row("quantized", "LoRA, nf4 and int8", "-", "-", "-", "bitsandbytes is not installed")
+        return
+    size, task = bench.size, first_users(bench.clients[0], bench.size.fusion_users, bench)
+    settings = LocalTraining(local_epochs=size.fusion_epochs, batch_size=size.batch_sizes[0], precision="bf16")
+    ranking = RankingConfig(num_beams=size.num_beams, eval_batch_size=size.decode_batches[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        backbone.save_pretrained(folder)
+        for quantize in get_args(Quantize):
+            reset_memory(bench.device)
+            base = load_backbone(folder, range(size.vocab_size), quantize, bench.device)  # as many tokens as rows
+            model = attach_lora(base, LoraSettings(rank=size.lora_rank))
+            recommender = build_recommender(
+                model, bench.tokenizer, [task], seed=0, training=settings, ranking=ranking, device=bench.device
+            )
+            load_plain(model, initial_adapters(adapter_shapes(model), 0))
+            before = base_hash(model)
+            recommender.positions(0, "valid")
+            log = train_locally(recommender, 0, 1).log
+            assert base_hash(model) == before, "training changed the frozen backbone"
+            assert log["finite"], "an adapter is not finite"
+            assert log["loss"] < log["first_loss"], f"the loss does not fall, {log['first_loss']} to {log['loss']}"
+            factors = named_factors(model).items()
+            assert all(bool(factor.any()) for name, factor in factors if name.endswith("lora_b")), "no gradients"
+            per_s = f"{size.fusion_epochs * recommender.num_examples(0) / log['seconds']:,.0f} samples"
+            remark = f"loss {log['first_loss']:.3f} to {log['loss']:.3f}; peak with loading and validation"
+            what = f"LoRA, base {quantize}, bf16, batch {size.batch_sizes[0]}"
+            yield Row("quantized", what, per_s, f"{log['seconds']:.1f}", peak_memory(bench), remark)
+
+
+def deepspeed_runs() -> Iterator[Row]:
+    """One federated round on the embedded sample by the plain loop, and through ZeRO-2 and ZeRO-3, in one process."""
+    if find_spec("deepspeed") is None:
+        yield Row("deepspeed", "ZeRO-2 and ZeRO-3", "-", "-", "-", "deepspeed is not installed")
+        return
+    script, losses = str(REPOSITORY / "scripts" / "federate.py"), {}
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"]
+    launcher += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("plain", "zero2", "zero3"):
+            config = str(REPOSITORY / "configs" / "deepspeed" / f"{name}.json")
+            words = [] if name == "plain" else ["--use_deepspeed", "--deepspeed_config_file", config]
+            run = ["--num_rounds", "1", "--output", f"{folder}/{name}", "--cache", f"{folder}/cache"]
+            done = call([*launcher, *words, script, "--domains", "crime,comics", *run], RUN_S)
+            assert done.returncode == 0, f"{name}: exit code {done.returncode}: {' '.join(done.stderr.split())[-300:]}"
+            (record,) = (json.loads(line) for line in Path(folder, name, "rounds.jsonl").read_text().splitlines())
+            losses[name] = np.array([client["loss"] for client in record["clients"]])
+            away = float(np.abs(losses[name] / losses["plain"] - 1).max())
+            assert away < 1e-3, f"{name}: losses {losses[name]}, plain {losses['plain']}"
+            remark = f"losses {100 * away:.4f} % away from the plain loop"
+            yield Row("deepspeed", f"one round, {name}", "-", f"{record['train_s']:.1f}", "-", remark)
+
+
 def federated_run(data: str, config: str, options: str) -> Iterator[Row]:
     """scripts/federate.py on prepared data; the test result of each domain goes into the remark."""
     if not data:
@@ -482,14 +548,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = set(arguments.parts)
     if "tests" in parts:
         do("tests", lambda: gpu_tests(arguments.tests))
-    if parts & {"training", "fusion", "decode"}:
+    if parts & {"training", "fusion", "decode", "quantized"}:
         bench = make_bench(size, device)
         do("training", lambda: training(bench))
-        for part, work in (("fusion", fusion), ("decode", decode)):
+        for part, work in (("fusion", fusion), ("decode", decode), ("quantized", quantized)):
             if part in parts and "backbone" in kept:
                 do(part, lambda work=work: work(bench, kept["backbone"]))
     if "embedding" in parts:
         do("embedding", lambda: embedding_shapes(device, "toy" if arguments.toy else arguments.shapes))
+    if "deepspeed" in parts:
+        do("deepspeed", deepspeed_runs)
     if "run" in parts:
         do("run", lambda: federated_run(arguments.data, arguments.config, arguments.options))
     print(f"{time.perf_counter() - started:.0f} s in all")

@@ -30,6 +30,7 @@ from idgen.backbones.checks import (
 )
 from idgen.backbones.families import family_of_config
 from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
+from idgen.quantized import Quantize, keep_trainable, loading_options
 from idgen.samples import Task, num_batches, train_batches
 from idgen.text_vectors import token_vectors
 from idgen.training import BackboneTraining, OnStep, epoch_generator, train_model
@@ -165,19 +166,28 @@ def _start_vectors(
     return token_vectors(item_vectors, {task.name: task.item_ids.token_ids for task in tasks}, len(tokenizer))
 
 
-def load_backbone(name_or_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A pre-trained model of a family that we know; see `build_backbone`."""
-    name = str(name_or_path)
+def load_backbone(
+    name_or_path: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    quantize: Quantize = "none",
+    device: torch.device | str = "cpu",
+) -> Any:
+    """A pre-trained model of a family that we know; see `build_backbone`.
+
+    ``quantize``: the format of its linear layers but the output; a quantised model is frozen and stays on ``device``.
+    """
+    name, quantized = str(name_or_path), loading_options(quantize, device)
     config = check_backbone(name, tokenizer)
     with loading(name):
         classes = family_of_config(config).model_classes
         model_class = classes[config.model_type if config.model_type in classes else ""]
         model, info = model_class.from_pretrained(
-            name, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+            name, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **quantized
         )
         if info["missing_keys"]:  # they would be drawn at random
             raise ValueError(f"no weights for {min(info['missing_keys'])}")
     cut_table(model, len(tokenizer))
+    keep_trainable(model)
     return model.eval()
 
 

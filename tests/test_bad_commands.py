@@ -311,6 +311,24 @@ def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, c
     assert files(inside / ".cache") == before
 
 
+def test_a_quantised_run_without_bitsandbytes_is_told_before_the_stages(inside, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    words = ("--config", "tiny.yaml", "--cache", str(cache), "--output", str(run), "--quantize", "nf4")
+    assert "pip install '.[gpu]'" in refused(capsys, "bitsandbytes is not installed", "federate", *words)
+    assert not cache.exists()
+    assert not run.exists()
+    refused(capsys, "quantize", "federate", *words[:-1], "fp4")
+
+
+def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeypatch):
+    monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
+    record = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "quantize", to="int8")))
+    for script, words in {"recommend": ("--domain", "crime", "--history", "x"), "evaluate": ()}.items():
+        refused(capsys, "bitsandbytes is not installed", script, "--run", str(copy), *words)
+
+
 def test_a_stage_without_its_teacher_is_told_before_the_rounds(inside, tmp_path, capsys):
     shutil.copytree(".cache", tmp_path / "cache")
     (stage,) = (tmp_path / "cache").glob("pretrain-*")

@@ -15,6 +15,7 @@ from idgen.draws import SampleConfig
 from idgen.id_generator import IDGeneratorConfig
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
+from idgen.quantized import Quantize
 from idgen.training import BackboneTraining
 
 
@@ -102,6 +103,9 @@ class RunConfig:
         lora_rank: The rank of every adapter.
         lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
             feed_forward and output (the table of the tokens as it is read at the end), or the ends of layers' names.
+        quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
+            evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
+            what is handed over, stay in full precision.
         export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
             to it by singular values. 0 keeps it, which is exact.
         backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
@@ -127,6 +131,7 @@ class RunConfig:
     participation: Participation = 1.0
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
+    quantize: Quantize = "none"
     export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
     backbone_name: str = ""
     num_threads: Threads = 0

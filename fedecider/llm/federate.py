@@ -33,7 +33,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     root, record = checked_run(settings.as_record(), hashes, config.domain_names)
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
-    recommender = make_recommender(settings, foundation, launch.device)
+    recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed)
     method = METHODS[config.method].build(recommender, settings.method)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]

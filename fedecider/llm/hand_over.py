@@ -27,6 +27,9 @@ from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder
 from idgen.samples import train_batches
 
+BASES = {"none": "full precision", "nf4": "4 bits (nf4)", "int8": "8 bits (int8)"}
+"""Format of the frozen layers -> the card's words for it."""
+
 
 def hand_over(
     settings: Settings,
@@ -59,6 +62,7 @@ def hand_over(
             "round": state.best_round,
             "lora_rank": settings.run.lora_rank,
             "seed": settings.run.seed,
+            "base while training and measuring": BASES[settings.run.quantize],
         }
         items = foundation.ids[name].items
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)

@@ -87,11 +87,13 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Lo
     verify_manifest(folder.root, [folder.backbone, adapter])
     with damage_names(folder.record):
         samples, ranking = record["config"]["run"]["pretrain"]["samples"], record["config"]["ranking"]
+        quantize = record["config"]["run"].get("quantize", "none")  # runs before there was the choice
     sample_config = from_plain(SampleConfig, samples, f"samples in {folder.record}")
     ranking_config = from_plain(RankingConfig, ranking, f"ranking in {folder.record}")
     items = read_item_ids(adapter)
     tokenizer = load_tokenizer(folder.backbone)
-    model = load_adapter(load_backbone(folder.backbone, tokenizer), adapter).to(device).eval()
+    base = load_backbone(folder.backbone, tokenizer, quantize, device)
+    model = load_adapter(base, adapter).to(device).eval()
     with damage_names(adapter / ITEM_FILE):
         item_ids = checked_ids(items, len(tokenizer))
         task = catalogue_task(domain, item_ids, tokenizer, sample_config)

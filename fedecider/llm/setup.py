@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 
 from fedecider.data.domain import Domain
 from fedecider.data.sample import sample_domains
@@ -19,6 +20,7 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import console
 from fedecider.running.stages import Stage, as_plain
 from idgen.backbone import check_backbone, linear_layers, load_backbone
+from idgen.quantized import check_quantize
 from idgen.ranking import RankingConfig
 from idgen.tokenizer import load_tokenizer
 
@@ -58,6 +60,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     Raises:
         ValueError: settings that could not be used afterwards, told before anything is built; or a damaged stage.
     """
+    check_quantize(config.quantize)
     domains = load_data(config)
     layer_names(config.lora_settings, linear_layers(config.pretrain.backbone))
     with launch.accelerator.main_process_first():
@@ -79,10 +82,12 @@ def _whole(stage: Stage) -> Stage:
     return stage
 
 
-def make_recommender(settings: Settings, foundation: Foundation, device: torch.device) -> Recommender:
+def make_recommender(
+    settings: Settings, foundation: Foundation, device: torch.device, deepspeed: Accelerator | None = None
+) -> Recommender:
     """The student with adapters attached, and the clients' tasks."""
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
-    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer)
+    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
     return build_recommender(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,
@@ -92,4 +97,5 @@ def make_recommender(settings: Settings, foundation: Foundation, device: torch.d
         ranking=settings.ranking,
         drop_seen=get_protocol(settings.run.protocol).drop_seen,
         device=device,
+        deepspeed=deepspeed,
     )

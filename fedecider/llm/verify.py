@@ -77,7 +77,8 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         adapter = folder.adapters / task.name
         if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
             raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
-        model = load_adapter(load_backbone(folder.backbone, tokenizer), adapter).to(device).eval()
+        base = load_backbone(folder.backbone, tokenizer, settings.run.quantize, device)
+        model = load_adapter(base, adapter).to(device).eval()
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
         position_U = rank_task(
             model, task, task.trie.to(device), split, None, settings.ranking, drop_seen, precision, device

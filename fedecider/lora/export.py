@@ -26,10 +26,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedecider.federation.method import Tree
-from fedecider.lora.adapters import module_names
+from fedecider.lora.adapters import FACTORS, module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
 from idgen.backbones.families import family_of
+from idgen.quantized import keep_trainable, loading_options, quantize_of
 
 CONFIG_FILE = "adapter_config.json"
 ITEM_FILE = "item_ids.json"
@@ -97,6 +98,7 @@ def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str
     """Write one LoRA pair per layer (any common rank, scaling 1) in PEFT's own file format; ``task_type`` is PEFT's."""
     names = module_names(factors)
     rank = factors[f"{names[0]}.lora_a"].shape[0]
+    check_pairs(factors, rank)
     state = {}
     for name in names:
         state[f"base_model.model.{name}.lora_A.weight"] = factors[f"{name}.lora_a"].float().contiguous()
@@ -115,6 +117,18 @@ def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str
     config.save_pretrained(str(folder))
 
 
+def check_pairs(factors: Tree, rank: int) -> None:
+    """``ValueError`` for factors that are no pair of matrices of ``rank``, such as the empty ones of ZeRO-3."""
+    for name in module_names(factors):
+        shape_a, shape_b = (tuple(factors[f"{name}.{factor}"].shape) for factor in FACTORS)
+        sound = len(shape_a) == len(shape_b) == 2 and shape_a[0] == shape_b[1] == rank and 0 not in (*shape_a, *shape_b)
+        if not sound:
+            raise ValueError(
+                f"got adapters of shapes {shape_a} and {shape_b} for {name}, expected ({rank}, inputs) and (outputs, "
+                f"{rank}); gather partitioned parameters before they are read"
+            )
+
+
 @torch.no_grad()
 def reload_difference(model: PeftModel, folder: Path, base_folder: Path, prompts: Mapping[str, Tensor]) -> float:
     """Largest absolute logit difference between ``model`` and what plain transformers + peft load, in fp32.
@@ -128,9 +142,11 @@ def reload_difference(model: PeftModel, folder: Path, base_folder: Path, prompts
     expected = model.eval()(**inputs).logits.float()
     for module, training in modes.items():
         module.training = training
-    base = getattr(transformers, family.auto_class).from_pretrained(str(base_folder), use_safetensors=True)
-    dtype = next(model.parameters()).dtype
-    reloaded = load_adapter(base.to(device=device, dtype=dtype), folder).eval()
+    dtype, quantized = next(model.parameters()).dtype, loading_options(quantize_of(model), device)
+    auto_class = getattr(transformers, family.auto_class)
+    base = auto_class.from_pretrained(str(base_folder), dtype=dtype, use_safetensors=True, **quantized)
+    keep_trainable(base)
+    reloaded = load_adapter(base.to(device), folder).to(device).eval()
     actual = reloaded(**inputs).logits.float()
     if actual.shape != expected.shape or not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
         return float("inf")

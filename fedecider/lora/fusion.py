@@ -58,12 +58,28 @@ class FusedLinear(LoraLinear):
         if self.disable_adapters or self.merged:
             return super().forward(x, *args, **kwargs)
         base = self.base_layer(x, *args, **kwargs)
+        if self.quantized:
+            base = base.clone()  # it may be a view made inside bitsandbytes, which nobody may write to
         own_a, own_b = self.own_pair()
         if self.bank is None:
             return _LowRank.apply(base, x, own_a, own_b, None, None, None)
         if self.bank.separate:
             return _LowRank.apply(base, x, own_a, own_b, self.bank.peer_a, self.bank.peer_bt, self.bank.weight_S())
         return _LowRank.apply(base, x, *self._mixed_factors(), None, None, None)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the frozen weights are codes of 4 or 8 bits (`idgen.quantized`)."""
+        return not cast(Tensor, self.get_base_layer().weight).is_floating_point()
+
+    def merge(self, *args: Any, **kwargs: Any) -> None:
+        """PEFT's merge; not into quantised weights, which would round the update away."""
+        if self.quantized:
+            raise ValueError(
+                "got quantised weights to merge an adapter into, expected full precision: merge the exported adapter "
+                "into the unquantised backbone"
+            )
+        super().merge(*args, **kwargs)
 
     def own_pair(self) -> tuple[nn.Parameter, nn.Parameter]:
         """The trainable (R, I) and (O, R) factors."""

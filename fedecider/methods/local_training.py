@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.lora.adapters import FACTORS, named_factors, read_adapters
+from fedecider.lora.adapters import FACTORS, adapter_shapes, check_adapters, named_factors, read_adapters
 from fedecider.methods.recommender import Recommender
+from fedecider.methods.sharded import deepspeed_steps
+from idgen.quantized import check_trainable
 from idgen.training import sequence_loss
 
 
@@ -54,40 +56,66 @@ def train_locally(
     """
     settings, started = recommender.training, time.perf_counter()
     model, name = recommender.model, recommender.names[client]
+    check_trainable(model)
     named = named_factors(model, factors)
     trained = list(named.values())
     groups: list[dict[str, Any]] = [{"params": list(trained), "lr": settings.learning_rate}]
     if alpha is not None and alpha.requires_grad:
         groups.append({"params": [alpha], "lr": alpha_learning_rate})
         trained.append(alpha)
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-    losses, steps = [], 0
-    anchors = [] if pull is None else [pull.anchor[name].to(recommender.device) for name in named]
+    losses, steps, shapes = [], 0, adapter_shapes(model)
     model.train()
-    with _global_seed(derive_seed(recommender.seed, "dropout", name, round), recommender.device):
+    seed = derive_seed(recommender.seed, "dropout", name, round)
+    with _global_seed(seed, recommender.device), _stepping(recommender, groups, alpha, named, pull) as step:
         for epoch in range(settings.local_epochs):
             total, count = torch.zeros((), device=recommender.device), 0
             for batch in recommender.batches(client, stream(recommender.seed, "batches", name, round, epoch)):
-                total += _step(recommender, optimizer, trained, batch, anchors, pull.strength if pull else 0.0)
+                total += step({key: tensor.to(recommender.device, non_blocking=True) for key, tensor in batch.items()})
                 count += 1
             losses.append(float(total) / max(count, 1))
             steps += count
     model.eval()
     finite = all(bool(torch.isfinite(parameter).all()) for parameter in trained)
     log = {"loss": losses[-1], "first_loss": losses[0], "steps": steps, "finite": finite}
-    return Trained(read_adapters(model), {**log, "seconds": time.perf_counter() - started})
+    adapters = read_adapters(model)
+    check_adapters(adapters, shapes)  # partitioned ones would be empty
+    return Trained(adapters, {**log, "seconds": time.perf_counter() - started})
+
+
+@contextmanager
+def _stepping(
+    recommender: Recommender,
+    groups: list[dict[str, Any]],
+    alpha: nn.Parameter | None,
+    named: dict[str, nn.Parameter],
+    pull: Pull | None,
+) -> Iterator[Callable[[dict[str, Tensor]], Tensor]]:
+    """One step of AdamW on a batch that is on the device: batch -> its loss."""
+    if recommender.deepspeed is not None:
+        if pull is not None:
+            raise ValueError(
+                "got a method with a proximal term under DeepSpeed, which keeps the gradients to itself, expected "
+                "another method. Run it without --use_deepspeed"
+            )
+        training = recommender.training
+        with deepspeed_steps(recommender.deepspeed, recommender.model, groups, alpha, training) as step:
+            yield step
+        return
+    trained = [parameter for group in groups for parameter in group["params"]]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+    anchors = [] if pull is None else [pull.anchor[name].to(recommender.device) for name in named]
+    yield lambda inputs: _step(recommender, optimizer, trained, inputs, anchors, pull.strength if pull else 0.0)
 
 
 def _step(
     recommender: Recommender,
     optimizer: torch.optim.Optimizer,
     trained: list[nn.Parameter],
-    batch: dict[str, Any],
-    anchors: list[torch.Tensor],
+    inputs: dict[str, Tensor],
+    anchors: list[Tensor],
     strength: float,
-) -> torch.Tensor:
+) -> Tensor:
     device, settings = recommender.device, recommender.training
-    inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
         loss = sequence_loss(recommender.model, inputs)
     optimizer.zero_grad(set_to_none=True)

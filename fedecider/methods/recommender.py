@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
+from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 
@@ -65,6 +66,8 @@ class Recommender(NamedTuple):
     """client, split -> (U,) int64 places of the held-out items under the model as it is loaded now."""
     num_examples: Callable[[int], int]
     """client -> training samples, the client weight of sample-weighted means."""
+    deepspeed: Accelerator | None = None
+    """Trains through DeepSpeed (`fedecider.methods.sharded`), where it was launched so."""
 
     @property
     def num_clients(self) -> int:
@@ -81,6 +84,7 @@ def build_recommender(
     ranking: RankingConfig,
     drop_seen: bool = True,
     device: torch.device | str = "cpu",
+    deepspeed: Accelerator | None = None,
 ) -> Recommender:
     """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``."""
     device = torch.device(device)
@@ -116,6 +120,7 @@ def build_recommender(
         batches=batches,
         positions=positions,
         num_examples=lambda client: num_samples(tasks[client]),
+        deepspeed=deepspeed,
     )
 
 

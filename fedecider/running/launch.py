@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import psutil
@@ -29,6 +31,11 @@ class Launch(NamedTuple):
     def is_main(self) -> bool:
         return self.processes.index == 0
 
+    @property
+    def deepspeed(self) -> Accelerator | None:
+        """The accelerator, when it was launched with a DeepSpeed config."""
+        return self.accelerator if self.accelerator.state.deepspeed_plugin is not None else None
+
     def __enter__(self) -> Launch:
         return self
 
@@ -46,17 +53,29 @@ def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> La
         project_dir: where that tracker writes.
 
     Raises:
-        ValueError: accelerate does not know the tracker, or its package is not installed.
+        ValueError: accelerate does not know the tracker, or its package is not installed; DeepSpeed is asked for and
+            not installed, in more than one process, or would train in another format than fp32.
     """
     check_tracker(trackers)
+    sharded = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if sharded:
+        check_deepspeed(int(os.environ.get("WORLD_SIZE", "1")))
     if num_threads > 0:
         torch.set_num_threads(num_threads)
     accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),
+        cpu=not torch.cuda.is_available() and not sharded,  # accelerate drops DeepSpeed where the CPU is asked for
         log_with=trackers or None,
         project_dir=project_dir or None,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],  # other processes wait for pre-training
     )
+    if sharded:
+        plugin, precision = accelerator.state.deepspeed_plugin, accelerator.mixed_precision
+        plugin.zero3_init_flag, plugin.dschf = False, None  # else transformers would load every model in parts
+        if precision != "no":
+            raise ValueError(
+                f"got mixed_precision {precision} with DeepSpeed, expected no: adapters stay in fp32. Set "
+                "--mixed_precision no for the launcher, and --precision bf16 for autocast of the frozen base"
+            )
     processes = Processes(accelerator.process_index, accelerator.num_processes)
     asked = requested_processes(_ancestor_command_lines())
     if processes.index == 0 and asked is not None and asked != processes.count:
@@ -68,6 +87,20 @@ def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> La
         )
     device = accelerator.device if torch.cuda.is_available() else torch.device("cpu")
     return Launch(accelerator, processes, device)
+
+
+def check_deepspeed(num_processes: int) -> None:
+    """``ValueError`` when DeepSpeed is not installed, or for more processes than the one that a client trains in."""
+    if find_spec("deepspeed") is None:
+        raise ValueError(
+            "got --use_deepspeed, but deepspeed is not installed, expected it to be there. Run: pip install '.[gpu]'"
+        )
+    if num_processes != 1:
+        raise ValueError(
+            f"got {num_processes} processes with DeepSpeed, expected 1: processes share out clients, not the training "
+            "of one, and on CPUs accelerate would stop at DeepSpeed's check of the batch size. Set --num_processes 1, "
+            "or leave out --use_deepspeed"
+        )
 
 
 def check_tracker(name: str) -> None:

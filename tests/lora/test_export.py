@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from lora_toys import RANK, adapted, batch, random_stack, tiny_t5
+from lora_toys import RANK, adapted, batch, random_adapters, random_stack, tiny_t5
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.lora.card import Card, PromptLayout
-from fedecider.lora.export import ItemTable, export_adapter, read_item_ids
+from fedecider.lora.export import ItemTable, export_adapter, read_item_ids, save_peft_folder
 from fedecider.lora.fusion import load_fusion
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
@@ -62,6 +62,16 @@ def test_the_export_leaves_the_model_as_it_was(tmp_path):
         prompts=batch(),
     )
     assert all(module.training for module in model.modules())
+
+
+def test_empty_factors_are_not_saved(tmp_path):
+    """ZeRO-3 leaves such ones where nobody gathers them."""
+    factors = random_adapters(adapted(), 1)
+    save_peft_folder(factors, tmp_path, "x", "SEQ_2_SEQ_LM")
+    for key, wrong in {"lora_a": torch.empty(0), "lora_b": torch.ones(10, RANK + 1)}.items():
+        name = f"encoder.block.0.layer.0.SelfAttention.q.{key}"
+        with pytest.raises(ValueError, match="gather partitioned parameters"):
+            save_peft_folder({**factors, name: wrong}, tmp_path, "x", "SEQ_2_SEQ_LM")
 
 
 def test_another_backbone_is_refused_and_nothing_is_left(tmp_path):

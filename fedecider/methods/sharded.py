@@ -1,0 +1,87 @@
+"""Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it.
+
+One process: the clients of a run are shared out over its processes, so that a second one would train another client.
+ZeRO-2 works on the model of the run. ZeRO-3 partitions every weight for good, which ranking could not read afterwards:
+it works on a copy, and what was trained is gathered from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from fedecider.methods.recommender import LocalTraining
+from idgen.quantized import quantize_of
+from idgen.training import sequence_loss
+
+
+class Objective(nn.Module):
+    """The loss as a module that knows all that is trained: DeepSpeed wraps modules, and finds parameters in them."""
+
+    def __init__(self, model: nn.Module, alpha: nn.Parameter | None, precision: str) -> None:
+        super().__init__()
+        self.model, self.alpha, self.precision = model, alpha, precision
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        with torch.autocast(batch["input_ids"].device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return sequence_loss(self.model, batch)
+
+
+@contextmanager
+def deepspeed_steps(
+    accelerator: Accelerator,
+    model: nn.Module,
+    groups: list[dict[str, Any]],
+    alpha: nn.Parameter | None,
+    settings: LocalTraining,
+) -> Iterator[Callable[[dict[str, Tensor]], Tensor]]:
+    """A function that takes one step of AdamW on a batch and returns its loss; ``model`` has the result at the end.
+
+    ``groups``: AdamW's, of parameters of ``model`` and ``alpha``. Clipping and batch size of the DeepSpeed config are
+    those of ``settings``.
+
+    Raises:
+        ValueError: a quantised base under ZeRO-3.
+    """
+    plugin, objective = accelerator.state.deepspeed_plugin, Objective(model, alpha, settings.precision)
+    trained = [parameter for group in groups for parameter in group["params"]]
+    copies: dict[int, Any] = {id(parameter): parameter for parameter in trained}
+    if plugin.zero_stage == 3:
+        if quantize_of(model) != "none":
+            raise ValueError("got a quantised base with ZeRO-3, expected ZeRO-2: packed weights cannot be partitioned")
+        copies = {}
+        objective = copy.deepcopy(objective, copies)
+    groups = [{**group, "params": [copies[id(parameter)] for parameter in group["params"]]} for group in groups]
+    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = settings.batch_size
+    plugin.deepspeed_config["gradient_clipping"] = settings.clip_norm if math.isfinite(settings.clip_norm) else 0.0
+    engine, _ = accelerator.prepare(objective, torch.optim.AdamW(groups, weight_decay=0.0))
+
+    def step(batch: dict[str, Tensor]) -> Tensor:
+        loss = engine(batch)
+        accelerator.backward(loss)  # and a step, and gradients back to zero
+        return loss.detach().float()
+
+    try:
+        yield step
+        _gather(trained, [copies[id(parameter)] for parameter in trained], plugin.zero_stage)
+    finally:
+        engine.destroy()
+        accelerator.free_memory()
+
+
+def _gather(trained: list[nn.Parameter], copies: list[nn.Parameter], stage: int) -> None:
+    """Whole values of partitioned copies into the model of the run: a partitioned parameter reads as an empty one."""
+    if stage < 3:
+        return
+    from deepspeed import zero
+
+    with zero.GatheredParameters(copies), torch.no_grad():
+        for parameter, whole in zip(trained, copies, strict=True):
+            parameter.copy_(whole)

@@ -1,0 +1,145 @@
+"""Adapters over layers of bitsandbytes: gradients, the fusion, roles, and exports on either base."""
+
+import pytest
+import torch
+import transformers
+from lora_toys import batch, random_adapters, random_stack, tiny_t5
+from peft import PeftModel
+from peft.utils.integrations import dequantize_bnb_weight
+from test_export import ALPHA, CARD, ITEMS
+from tiny_causal import tiny_causal
+
+bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes (the extra gpu) is not installed")
+
+from bitsandbytes.functional import has_avx512bf16  # noqa: E402
+
+from fedecider.lora.adapters import (  # noqa: E402
+    LoraSettings,
+    adapter_shapes,
+    attach_lora,
+    base_hash,
+    named_factors,
+)
+from fedecider.lora.export import export_adapter  # noqa: E402
+from fedecider.lora.fusion import fused_layers, load_fusion, load_plain  # noqa: E402
+from idgen.backbone import load_backbone  # noqa: E402
+from idgen.backbones.families import family_of  # noqa: E402
+from idgen.quantized import check_trainable, quantize_of  # noqa: E402
+from idgen.training import sequence_loss  # noqa: E402
+
+TARGETS = ("attention", "feed_forward", "output")
+MODELS = {"llama": lambda: tiny_causal(attention_bias=True), "t5": tiny_t5}
+LAYERS = {"nf4": "Linear4bit", "int8": "Linear8bitLt"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("backbones")
+    for name, make in MODELS.items():
+        make().save_pretrained(root / name)
+    return root
+
+
+def adapted(folder, quantize, targets=TARGETS):
+    tokenizer = type("Tokenizer", (), {"__len__": lambda self: 40})()
+    return attach_lora(load_backbone(folder, tokenizer, quantize), LoraSettings(3, targets))
+
+
+@pytest.mark.parametrize("quantize", LAYERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_roles_mean_the_same_and_the_output_keeps_its_precision(folders, name, quantize):
+    plain, model = (adapted(folders / name, format) for format in ("none", quantize))
+    assert adapter_shapes(model) == adapter_shapes(plain)
+    kinds = {path: type(layer.get_base_layer()).__name__ for path, layer in fused_layers(model).items()}
+    whole = {path for path in kinds if path.endswith(("lm_head", ".wo"))}  # transformers keeps wo of a T5 in fp32
+    assert {path for path, kind in kinds.items() if kind == "Linear"} == whole
+    assert {kind for path, kind in kinds.items() if path not in whole} == {LAYERS[quantize]}
+    assert not isinstance(model.get_input_embeddings(), bitsandbytes.nn.Embedding4bit)
+    assert {parameter.dtype for parameter in named_factors(model).values()} == {torch.float32}
+    assert (quantize_of(plain), quantize_of(model)) == ("none", quantize)
+
+
+@pytest.mark.parametrize("quantize", LAYERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_arrive_after_an_evaluation_and_the_loss_falls(folders, name, quantize):
+    model = adapted(folders / name, quantize)
+    load_plain(model, random_adapters(model, 3, 0.1))
+    before = base_hash(model)
+    with torch.no_grad():
+        start = sequence_loss(model.eval(), batch())
+    named = named_factors(model.train())
+    optimizer = torch.optim.AdamW(named.values(), lr=1e-2)
+    for _ in range(8):
+        loss = sequence_loss(model, batch())
+        optimizer.zero_grad()
+        loss.backward()
+        assert [path for path, parameter in named.items() if not bool(parameter.grad.any())] == []
+        optimizer.step()
+    with torch.no_grad():
+        assert sequence_loss(model.eval(), batch()) < start - 0.1
+    assert base_hash(model) == before
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("quantize", LAYERS)
+def test_own_pair_and_peers_add_the_dense_sum(folders, quantize, training):
+    model = adapted(folders / "llama", quantize, ("attention", "feed_forward")).train(training)
+    stack, own = random_stack(model, 3), 1
+    alpha = load_fusion(model, stack, own, ALPHA)
+    for path, layer in fused_layers(model).items():
+        update = sum(
+            weight * b @ a for weight, a, b in zip(ALPHA, stack[f"{path}.lora_a"], stack[f"{path}.lora_b"], strict=True)
+        )
+        x = torch.randn(5, 2, update.shape[1], generator=torch.Generator().manual_seed(1)).requires_grad_()
+        found, base = layer(x), layer.base_layer(x)
+        torch.testing.assert_close(found - base, x @ update.t(), rtol=1e-4, atol=1e-4)
+        (grad,) = torch.autograd.grad(found.sum(), x)
+        weight = dequantize_bnb_weight(layer.base_layer.weight, state=getattr(layer.base_layer, "state", None))
+        wanted = (weight.float() + update).sum(0).expand_as(x)
+        torch.testing.assert_close(grad, wanted, rtol=1e-2, atol=1e-2)
+        layer(x).square().sum().backward()
+    assert bool((alpha.grad != 0).all())
+
+
+@pytest.mark.parametrize("quantize", LAYERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_loads_with_plain_peft_on_either_base(folders, tmp_path, name, quantize):
+    model = adapted(folders / name, quantize, ("attention",)).eval()
+    load_fusion(model, random_stack(model, 3), 0, ALPHA)
+    options = {"base_folder": folders / name, "base_name": "x", "items": ITEMS, "card": CARD, "prompts": batch()}
+    assert export_adapter(model, tmp_path / "crime", **options) <= 1e-5
+    family = family_of(model)
+    auto_class = getattr(transformers, family.auto_class)
+    plain = PeftModel.from_pretrained(auto_class.from_pretrained(folders / name), tmp_path / "crime").eval()
+    wanted = adapted(folders / name, "none", ("attention",)).eval()
+    load_fusion(wanted, random_stack(wanted, 3), 0, ALPHA)
+    inputs = family.plain_inputs(batch())
+    with torch.no_grad():
+        found, exact, quantized = (one(**inputs).logits for one in (plain, wanted, model))
+        bare = adapted(folders / name, "none", ("attention",)).eval()(**inputs).logits
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+    assert 0 < (quantized - found).norm() < (bare - found).norm()  # the adapters move more than the rounding
+
+
+@pytest.mark.parametrize("quantize", LAYERS)
+def test_nothing_is_merged_into_quantised_weights(folders, quantize):
+    with pytest.raises(ValueError, match="unquantised backbone"):
+        adapted(folders / "t5", quantize, ("attention",)).merge_adapter()
+
+
+def test_packed_weights_never_appear_and_would_be_refused(tmp_path):
+    tiny_causal(hidden_size=64, intermediate_size=64, num_key_value_heads=4).save_pretrained(tmp_path)
+    model = adapted(tmp_path, "nf4")
+    layers = [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
+    assert [layer for layer in layers if layer.support_avx512bf16_for_cpu] == []
+    with torch.no_grad():
+        sequence_loss(model.eval(), batch())
+    check_trainable(model)
+    if not has_avx512bf16():
+        pytest.skip("only CPUs with AVX512-BF16 pack")
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = True
+    with torch.no_grad():
+        sequence_loss(model.eval(), batch())
+    with pytest.raises(ValueError, match="pass no gradients"):
+        check_trainable(model)

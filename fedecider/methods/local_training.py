@@ -16,7 +16,7 @@ from fedecider.lora.adapters import FACTORS, adapter_shapes, check_adapters, nam
 from fedecider.methods.recommender import Recommender
 from fedecider.methods.sharded import deepspeed_steps
 from idgen.quantized import check_trainable
-from idgen.training import sequence_loss
+from idgen.training import checkpointed, sequence_loss
 
 
 class Pull(NamedTuple):
@@ -66,7 +66,11 @@ def train_locally(
     losses, steps, shapes = [], 0, adapter_shapes(model)
     model.train()
     seed = derive_seed(recommender.seed, "dropout", name, round)
-    with _global_seed(seed, recommender.device), _stepping(recommender, groups, alpha, named, pull) as step:
+    with (
+        _global_seed(seed, recommender.device),
+        checkpointed(model, settings.gradient_checkpointing),
+        _stepping(recommender, groups, alpha, named, pull) as step,
+    ):
         for epoch in range(settings.local_epochs):
             total, count = torch.zeros((), device=recommender.device), 0
             for batch in recommender.batches(client, stream(recommender.seed, "batches", name, round, epoch)):

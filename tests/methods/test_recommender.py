@@ -1,5 +1,7 @@
 """The recommender over real tasks: batches, positions through constrained search, all of it under a fusion."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toy_recommender import run
@@ -12,8 +14,10 @@ from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, i
 from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
 from fedecider.methods.fedecider import fedecider
 from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.backbone import BackboneConfig, build_backbone
+from idgen.backbones.families import unwrap
 from idgen.decode import score_catalogue
 from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
@@ -121,6 +125,24 @@ def test_rounds_over_real_tasks(parts):
     state, records = run(fedecider(recommender, FedeciderConfig()), 2, 2)
     assert all(log["finite"] for record in records for log in record["clients"])
     assert state.local["alpha"].shape == (2, 2)
+
+
+def test_layers_that_are_computed_again_train_the_same_adapters(parts):
+    found, calls = [], []
+    for wanted in (False, True):
+        torch.manual_seed(0)  # of the adapters
+        recommender = recommender_of(parts)
+        training = replace(recommender.training, gradient_checkpointing=wanted)
+        recommender = recommender._replace(training=training)
+        block = unwrap(recommender.model).decoder.block[0].layer[-1]
+        handle = block.register_forward_pre_hook(lambda *_: calls.append(1))
+        found.append(train_locally(recommender, 0, 1))
+        handle.remove()
+        calls.append(0)
+    steps = found[0].log["steps"]
+    assert calls == [1] * steps + [0] + [1] * 2 * steps + [0]
+    assert found[0].log["loss"] == pytest.approx(found[1].log["loss"], abs=1e-6)
+    assert all(torch.allclose(found[0].adapters[name], value, atol=1e-6) for name, value in found[1].adapters.items())
 
 
 def test_bf16_training_and_ranking(parts):

@@ -105,7 +105,7 @@ def backbone_curve(row: str, args: argparse.Namespace, domains: Mapping[str, Dom
             done = min(spent / budget, 1.0)
             factor = learning_rate_factor(int(done * 1000), 1000, config)
             for group in optimiser.param_groups:
-                group["lr"] = config.learning_rate * factor
+                group["lr"] = group["full_lr"] * factor
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
                 loss = sequence_loss(model, batch)
             optimiser.zero_grad(set_to_none=True)

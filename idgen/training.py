@@ -36,6 +36,8 @@ class BackboneTraining:
 
     Args:
         learning_rate: The largest learning rate, reached at the end of the warm-up.
+        table_rate: The factor on the learning rate of the token embeddings. A table of item tokens has to move much
+            further than layers that start well.
         batch_size: The number of samples of one optimiser step.
         epochs: The number of passes over the data.
         max_steps: The number of optimiser steps; 0 takes as many as epochs says.
@@ -56,6 +58,7 @@ class BackboneTraining:
     """
 
     learning_rate: Positive = 1e-3
+    table_rate: Positive = 1.0
     batch_size: OneOrMore = 64
     epochs: ZeroOrMore = 1
     max_steps: ZeroOrMore = 0
@@ -112,7 +115,11 @@ def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -
 
 
 def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[str, Any]]:
-    """Trainable parameters of ``model`` for AdamW: weights with decay; norms and biases, by class, without."""
+    """Trainable parameters of ``model`` for AdamW: weights with decay; norms and biases, by class, without.
+
+    Token embeddings are a group of their own where ``table_rate`` is not 1.
+    """
+    table = model.get_input_embeddings().weight if config.table_rate != 1.0 else None  # type: ignore[operator]
     kept_whole = {
         id(parameter)
         for module in model.modules()
@@ -122,10 +129,15 @@ def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[st
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter is not table:
             whole = id(parameter) in kept_whole or name.endswith("bias")
             (kept if whole else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    tables = [table] if table is not None and table.requires_grad else []
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+        {"params": tables, "weight_decay": config.weight_decay, "lr": config.learning_rate * config.table_rate},
+    ]
     return [group for group in groups if group["params"]]
 
 

@@ -162,6 +162,23 @@ def test_norms_have_no_weight_decay():
     assert id(model.shared.weight) not in {id(parameter) for parameter in decayed["params"]}
 
 
+def test_the_table_has_a_rate_of_its_own():
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    config = BackboneTraining(learning_rate=1e-4, table_rate=10.0, max_steps=3, warmup_share=0.0, schedule="constant")
+    groups = parameter_groups(model, config)
+    assert [id(parameter) for parameter in groups[2]["params"]] == [id(model.shared.weight)]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    train_backbone(model, TASK, config, 0)
+    moved = {
+        name: float((parameter.detach() - before[name]).abs().max()) for name, parameter in model.named_parameters()
+    }
+    assert 2e-3 < moved.pop("shared.weight") < 4e-3  # three steps of AdamW
+    assert max(moved.values()) < 4e-4
+    model.shared.weight.requires_grad_(False)
+    assert len(parameter_groups(model, config)) == 2
+
+
 def test_one_step_is_adamw_with_clipping_by_hand():
     """First AdamW step: decay, then the learning rate times g / (|g| + eps) of the clipped gradient."""
     model = torch.nn.Linear(2, 1, bias=False)

@@ -21,6 +21,7 @@ from fedecider.data.sample import sample_domains
 from fedecider.llm.recommend import load, recommend
 from fedecider.running.cli import run
 from idgen.backbone import check_backbone, load_backbone
+from idgen.samples import empty_prompt
 from idgen.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -249,6 +250,31 @@ class Killed(BaseException):
 @pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("qwen2", True)])
 def test_a_run_from_a_folder_is_resumed_handed_over_and_evaluated(family, tied, inside, monkeypatch):
     save_decoder(inside / "decoder", TOKENIZER, family, tie_word_embeddings=tied)
+    resumed_and_handed_over(monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_a_run_with_lists_is_resumed_handed_over_and_evaluated(inside, monkeypatch):
+    """Titles below a heading, several samples a row, layers that are computed again, first and last layers kept."""
+    pretrain, samples = TINY["pretrain"], TINY["pretrain"]["samples"]
+    lists = {"templates": "list", "closed_by": "newline", "max_source_tokens": 200, "packed_tokens": 400}
+    changed = {
+        "keywords": {"min_words": 2, "max_words": 6, "word_order": "as_written"},
+        "id_limits": {"max_id_tokens": 40},
+        "samples": {**samples, **lists},
+        "train": {**pretrain["train"], "gradient_checkpointing": True, "table_rate": 5.0},
+    }
+    distill = {"epochs": 1, "keep": "first_last", "report_batches": 1, "finetune": {"epochs": 1}}
+    settings = {**TINY, "gradient_checkpointing": True, "pretrain": {**pretrain, **changed}, "distill": distill}
+    (inside / "tiny.yaml").write_text(yaml.safe_dump(settings))
+    save_decoder(inside / "decoder", TOKENIZER, num_hidden_layers=4)
+    resumed_and_handed_over(monkeypatch)
+    student = json.loads(Path("runs/whole/backbone/config.json").read_text())
+    assert student["num_hidden_layers"] == 2
+
+
+def resumed_and_handed_over(monkeypatch):
     assert main("federate", "--output", "runs/whole") == 0
     with monkeypatch.context() as patch:
         patch.setattr("fedecider.federation.state.save_file", dies_in_round_2)
@@ -282,7 +308,8 @@ def scores_of_plain_peft(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "backbone", use_safetensors=True)
     model = PeftModel.from_pretrained(model, str(folder / "adapters" / "crime")).eval()
     end = loaded.task.trie.eos_token_id
-    prompt = [token for item in history for token in (*loaded.items.token_ids[item], end)]
+    prompt = empty_prompt(loaded.task)[0][0].tolist() if loaded.task.config.templates == "list" else []
+    prompt += [token for item in history for token in (*loaded.items.token_ids[item], end)]
     for item in ranked:
         target = [*loaded.items.token_ids[list(loaded.items.keys).index(item.key)], end]
         with torch.no_grad():

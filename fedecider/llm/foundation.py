@@ -285,7 +285,15 @@ def _valid_metrics(
     for task in tasks:
         users = eval_users(task, "valid", NUM_REPORT_USERS, stream(config.seed, "eval_users", task.name))
         position_U = rank_task(
-            model, task, task.trie.to(device), "valid", users, RankingConfig(), drop_seen, "fp32", device
+            model,
+            task,
+            task.trie.to(device),
+            "valid",
+            users,
+            RankingConfig(),
+            drop_seen,
+            config.distill.precision,
+            device,
         )
         metrics = mean_metrics(position_U)
         found[task.name] = {name: metrics[name] for name in ("hit@10", "ndcg@10")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.lora.adapters import FACTORS, adapter_shapes, check_adapters, named_factors, read_adapters
+from fedecider.lora.adapters import FACTORS, ROLES, adapter_shapes, check_adapters, named_factors, read_adapters
 from fedecider.methods.recommender import Recommender
 from fedecider.methods.sharded import deepspeed_steps
 from idgen.quantized import check_trainable
@@ -45,7 +46,7 @@ def train_locally(
     factors: Collection[str] = FACTORS,
     pull: Pull | None = None,
 ) -> Trained:
-    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, constant rate, no decay, global clipping.
+    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, constant rates, no decay, global clipping.
 
     The loss is the model's token cross-entropy over labels that are not -100. Sample order, prompt templates and
     dropout draw from streams keyed by the domain's name, the round and the epoch. ``alpha`` trains beside the factors
@@ -59,7 +60,10 @@ def train_locally(
     check_trainable(model)
     named = named_factors(model, factors)
     trained = list(named.values())
-    groups: list[dict[str, Any]] = [{"params": list(trained), "lr": settings.learning_rate}]
+    groups: list[dict[str, Any]] = [
+        {"params": [named[name] for name in names], "lr": settings.learning_rate * rate}
+        for rate, names in groupby(named, lambda name: settings.table_rate if _of_output(name) else 1.0)
+    ]
     if alpha is not None and alpha.requires_grad:
         groups.append({"params": [alpha], "lr": alpha_learning_rate})
         trained.append(alpha)
@@ -84,6 +88,11 @@ def train_locally(
     adapters = read_adapters(model)
     check_adapters(adapters, shapes)  # partitioned ones would be empty
     return Trained(adapters, {**log, "seconds": time.perf_counter() - started})
+
+
+def _of_output(name: str) -> bool:
+    """Whether a factor belongs to an adapter of the output."""
+    return name.split(".")[-2] in ROLES["output"]
 
 
 @contextmanager

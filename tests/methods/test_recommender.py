@@ -51,10 +51,10 @@ def parts():
     return tokenizer, tasks
 
 
-def recommender_of(parts, drop_seen=True, **ranking):
+def recommender_of(parts, drop_seen=True, targets=("attention",), **ranking):
     tokenizer, tasks = parts
     config = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=6, d_ff=24, dropout=0.1)
-    model = attach_lora(build_backbone(config, tokenizer, seed=1), LoraSettings(rank=2))
+    model = attach_lora(build_backbone(config, tokenizer, seed=1), LoraSettings(rank=2, targets=targets))
     return build_recommender(
         model,
         tokenizer,
@@ -143,6 +143,20 @@ def test_layers_that_are_computed_again_train_the_same_adapters(parts):
     assert calls == [1] * steps + [0] + [1] * 2 * steps + [0]
     assert found[0].log["loss"] == pytest.approx(found[1].log["loss"], abs=1e-6)
     assert all(torch.allclose(found[0].adapters[name], value, atol=1e-6) for name, value in found[1].adapters.items())
+
+
+def test_adapters_of_the_output_have_a_rate_of_their_own(parts):
+    moved = {}
+    for rate in (1.0, 8.0):
+        recommender = recommender_of(parts, targets=("attention", "output"))
+        training = replace(recommender.training, learning_rate=1e-3, table_rate=rate)
+        adapters = train_locally(recommender._replace(training=training), 0, 1).adapters
+        moved[rate] = {name: float(value.abs().max()) for name, value in adapters.items() if "lora_b" in name}
+    steps = 3
+    for name, by_rate in moved[8.0].items():
+        most = (8e-3 if "lm_head" in name else 1e-3) * steps
+        assert 0.3 * most < by_rate < 1.1 * most, name  # AdamW moves each by its rate, B starts at 0
+    assert moved[1.0]["lm_head.lora_b"] < 1.1e-3 * steps
 
 
 def test_bf16_training_and_ranking(parts):

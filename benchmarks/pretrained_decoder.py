@@ -57,20 +57,20 @@ def ranked(model: Any, task: Task, split: Split, weight: float, settings: Settin
     return position_U
 
 
-def measured(model: Any, tasks: list[Task], weights: list[float], settings: Settings) -> Scores:
+def measured(model: Any, tasks: list[Task], weights: list[float], splits: list[Split], settings: Settings) -> Scores:
     """Metrics by weight, split and domain, and what decoding took."""
     found: Scores = {}
     model = model.to(torch.bfloat16)  # no row trains it any further
     priors = [node_priors(model, *empty_prompt(task), task.trie) if any(weights) else None for task in tasks]
     for weight in weights:
         started = time.process_time()
-        for split in ("valid", "test"):
+        for split in splits:
             by_domain = {}
             for task, prior_N in zip(tasks, priors, strict=True):
                 position_U = ranked(model, task, split, weight, settings, prior_N)
                 by_domain[task.name] = mean_metrics(position_U, (10,))
             found[f"{split} {weight:g}"] = {**by_domain, "macro": macro(list(by_domain.values()))}
-        users = 2 * sum(len(task.sequences) for task in tasks)
+        users = len(splits) * sum(len(task.sequences) for task in tasks)
         found[f"seconds a user {weight:g}"] = (time.process_time() - started) / users
     return found
 
@@ -103,7 +103,7 @@ def table(args: argparse.Namespace, domains: Mapping[str, Domain]) -> list[str]:
     words += ["--pretrain.backbone.name_or_path", args.model, "--pretrain.text_encoder", args.encoder]
     settings, folder = parse_settings("", [*words, *args.set]), Path(args.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = [float(weight) for weight in args.weights.split(",")]
+    weights, splits = [float(weight) for weight in args.weights.split(",")], args.splits.split(",")
     lines = [
         "| row | prior weight | valid ndcg@10 | test hit@10 | test ndcg@10 | by domain | CPU s a user |",
         "|---|---:|---:|---:|---:|---|---:|",
@@ -116,14 +116,15 @@ def table(args: argparse.Namespace, domains: Mapping[str, Domain]) -> list[str]:
             made = begin(settings.run, domains, CPU)
             model, report = model_of(row, made, settings, folder)
             tasks = client_tasks(domains, made.ids, made.tokenizer, settings.run.pretrain)
-            write_json(path, {"scores": measured(model, tasks, weights, settings), "training": report})
+            write_json(path, {"scores": measured(model, tasks, weights, splits, settings), "training": report})
         found = read_json(path)
         for weight in weights:
-            test, valid = found["scores"][f"test {weight:g}"], found["scores"][f"valid {weight:g}"]
+            test, valid = found["scores"][f"test {weight:g}"], found["scores"].get(f"valid {weight:g}")
             seconds = found["scores"][f"seconds a user {weight:g}"]
+            chosen = f"{valid['macro']['ndcg@10']:.4f}" if valid else ""
             by_domain = ", ".join(f"{test[name]['ndcg@10']:.4f}" for name in domains)
             lines.append(
-                f"| {row} | {weight:g} | {valid['macro']['ndcg@10']:.4f} | {test['macro']['hit@10']:.4f} "
+                f"| {row} | {weight:g} | {chosen} | {test['macro']['hit@10']:.4f} "
                 f"| {test['macro']['ndcg@10']:.4f} | {by_domain} | {seconds:.2f} |"
             )
         print("\n".join(lines[-len(weights) :]), flush=True)
@@ -137,6 +138,7 @@ def main() -> None:
     parser.add_argument("--domains", default="movies_tv,cds_vinyl,video_games")
     parser.add_argument("--rows", default="prompt,trained,uniform,first_last")
     parser.add_argument("--weights", default="0,0.5", help="prior weights, separated by commas")
+    parser.add_argument("--splits", default="valid,test", help="valid,test or test alone")
     parser.add_argument("--encoder", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

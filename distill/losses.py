@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from distill.pairing import Pair
 from idgen.backbones.families import family_of
 from idgen.backbones.family import TokenBatch
+from idgen.training import mean_in_pieces
 
 
 class BlockCall(NamedTuple):
@@ -77,14 +78,20 @@ def finetune_loss(teacher: Any, student: Any, batch: TokenBatch, kl_weight: floa
     """Cross-entropy of the chained student plus ``kl_weight`` times KL(teacher || student) per target token."""
     family = family_of(student)
     hidden_RD, target_R = family.predictions(student, batch)
-    logit_RV = family.token_logits(student, hidden_RD)
-    loss = F.cross_entropy(logit_RV, target_R)
-    if kl_weight > 0:
+    with torch.no_grad():
+        wanted_RD = family.predictions(teacher, batch).hidden_RD if kl_weight > 0 else hidden_RD.detach()
+
+    def loss(rows_RD: Tensor, targets_R: Tensor, wanted_rows_RD: Tensor) -> Tensor:
+        logit_RV = family.token_logits(student, rows_RD)
+        entropy = F.cross_entropy(logit_RV, targets_R)
+        if kl_weight == 0:
+            return entropy
         with torch.no_grad():
-            hidden_RD, _ = family.predictions(teacher, batch)
-            wanted_RV = family.token_logits(teacher, hidden_RD).log_softmax(-1)
-        loss = loss + kl_weight * F.kl_div(logit_RV.log_softmax(-1), wanted_RV, reduction="batchmean", log_target=True)
-    return loss
+            wanted_RV = family.token_logits(teacher, wanted_rows_RD).log_softmax(-1)
+        given_RV = logit_RV.log_softmax(-1)
+        return entropy + kl_weight * F.kl_div(given_RV, wanted_RV, reduction="batchmean", log_target=True)
+
+    return mean_in_pieces(loss, student.config.vocab_size, hidden_RD, target_R, wanted_RD)
 
 
 def _hidden(output: Any) -> Tensor:

@@ -66,11 +66,11 @@ def pairs_of(teacher: Any, keep: Keep = "uniform") -> list[Pair]:
 
 
 def build_student(teacher: Any, init: Init = "first", keep: Keep = "uniform") -> Any:
-    """A student of half depth that starts from the teacher's weights, on the teacher's device, in evaluation mode.
+    """A student, of half depth unless all layers are kept; on the teacher's device, in evaluation mode.
 
-    A layer that stands for several (`spans`) starts from the "first" of them, the last ("second") or their mean;
-    embeddings, final norms and T5's position bias, which only layer 0 of a stack holds, are the teacher's. The model is
-    built from its config, so that layer numbers and depths agree everywhere.
+    A layer that stands for several (`spans`) starts from the "first" of them, the last ("second") or their mean; all
+    else, embeddings, final norms and T5's position bias, which only layer 0 of a stack holds, is the teacher's. The
+    model is built from its config, so that layer numbers and depths agree everywhere.
     Source: FeDecider (WWW 2026), appendix B.2, which does not say how g_i starts; "first" is ours.
     """
     if init not in ("first", "second", "mean"):
@@ -78,7 +78,8 @@ def build_student(teacher: Any, init: Init = "first", keep: Keep = "uniform") ->
     pairs_of(teacher, keep)
     family = family_of(teacher)
     kept = {stack: spans(layers, keep) for stack, layers in family.depths(teacher.config).items()}
-    half = family.with_depths(teacher.config, {stack: len(layers) for stack, layers in kept.items()})
+    starts = {stack: [last if init == "second" else first for first, last in layers] for stack, layers in kept.items()}
+    half = family.with_layers(teacher.config, starts)
     with torch.random.fork_rng(devices=[]):  # the drawn weights are all overwritten
         student = type(teacher)(half)
     if teacher.get_output_embeddings().weight is not teacher.get_input_embeddings().weight:

@@ -51,7 +51,8 @@ class DistillConfig:
     Args:
         keep: Which layers the student has. "uniform": one for every two (paper); "first_last": the first and the last
             quarter, one of which learns all that lies between; "all": every one, no student of half depth.
-        init: What a student block starts from: the "first" or the "second" of its two teacher blocks, or their "mean".
+        init: What a student block starts from: the "first" or the last ("second") of its teacher blocks, or their
+            "mean".
         epochs: The number of passes over the public data; 0 leaves the student as it starts.
         learning_rate: The largest learning rate of AdamW (no weight decay).
         batch_size: The number of samples of one step.

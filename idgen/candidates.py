@@ -44,7 +44,7 @@ def token_log_probs(
     """Log-probabilities (B, M, T) of the tokens of given items, 0 behind an ID; candidates of -1 count as item 0.
 
     Teacher-forced on the cache of the prompt, which is read once a user: all candidates of a user stand side by side as
-    the beams of a search do. Memory grows with users x candidates x vocabulary: for some hundred candidates.
+    the beams of a search do. Memory of the cache grows with users x candidates x tokens: for some hundred candidates.
     """
     model, trie, family = unwrap(model), trie.to(input_ids_BS.device), family_of(model)
     num_users, num_candidates = candidate_BM.shape
@@ -72,8 +72,8 @@ def token_log_probs(
 def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, trie: Trie) -> Tensor:
     """log p(token | its beginning, a prompt without a history) at every node of the trie, (N,); 0 at the root.
 
-    A language model gives much probability to short and common titles, whoever asks. Given to the search times a
-    negative weight w, it ranks by log p(ID | history) - w log p(ID | nothing): at w = 1 by how much the history speaks
+    A language model gives much probability to short and common titles, whoever asks. Given to the search times -w, it
+    ranks by log p(ID | history) - w log p(ID | nothing): at w = 1 by how much the history speaks
     for an item. Cost: one pass over all tokens of the catalogue.
     """
     prior_N = torch.zeros(len(trie.token_N), device=input_ids_1S.device)

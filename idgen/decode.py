@@ -49,8 +49,8 @@ def constrained_beam_search(
     ``node_score_N``: added to the sum of a beam at each node of the trie, for instance a prior that counts against it
     (`idgen.candidates.node_priors`). A finished ID enters the list when it is among the ``num_beams`` best candidates
     of its step, as in the ``generate`` of transformers; a user's search stops when no running beam can enter the list
-    any more. Differs from the paper: batched, and that stopping rule is exact where the default of ``generate``
-    guesses.
+    any more, with ``node_score_N`` when no beam runs. Differs from the paper: batched, and that stopping rule is exact
+    where the default of ``generate`` guesses.
     """
     if num_beams < 1:
         raise ValueError(f"num_beams is {num_beams}; expected at least 1, and at least the largest k of hit@k")

@@ -183,15 +183,29 @@ def is_target(events: EventTable) -> np.ndarray:
     return (event_E > events.first_E) & (event_E < events.train_end_E)
 
 
-def window_ends(events: EventTable, longest: int) -> np.ndarray:
-    """Last targets of windows of ``longest`` + 1 events that cover every training part, the newest events first.
+def window_ends(events: EventTable, longest: int, cost_E: np.ndarray, room: int) -> np.ndarray:
+    """Last targets of windows that cover every training part, the newest events first; in ascending order.
 
-    Two windows of a user share one event, the last target of the one being the first item of the other: behind a first
+    A window has at most ``longest`` + 1 events, which cost at most ``room`` tokens together; two always fit. Two
+    windows of a user share one event, the last target of the one being the first item of the other: behind a first
     item every event with a history is a target once.
     """
+    total_E1 = np.concatenate([[0], np.cumsum(cost_E)])
+    ends = []
+    for first, last in zip(*_training_parts(events), strict=True):
+        end = last
+        while end > first:
+            ends.append(end)
+            fits = int(np.searchsorted(total_E1, total_E1[end + 1] - room))  # the earliest start within the room
+            end = min(max(first, end - longest, fits), end - 1)
+    return np.array(sorted(ends), dtype=np.int64)
+
+
+def _training_parts(events: EventTable) -> tuple[list[int], list[int]]:
+    """First and last event of every training part that is not empty."""
     event_E = np.arange(len(events.item_E))
-    left_E = events.train_end_E - 1 - event_E
-    return np.flatnonzero(is_target(events) & (left_E % longest == 0))
+    starts = event_E[(event_E == events.first_E) & (events.train_end_E > events.first_E)]
+    return starts.tolist(), (events.train_end_E[starts] - 1).tolist()
 
 
 def histories(events: EventTable, target_N: np.ndarray, longest: int) -> np.ndarray:

@@ -75,7 +75,7 @@ def keyword_candidates(item_texts: Sequence[str], config: KeywordConfig, num_var
     item_count = Counter(word for item in items for word in item.words)
     titles = [clean_words(item.fields.get("title", "")) for item in items]
     if config.word_order == "as_written":
-        return _title_starts(items, titles, item_count, config)
+        return _title_starts(items, titles, item_count, config, num_variants)
     title_count = Counter(word for title in titles for word in set(title))
     return [_candidates(item, item_count, title_count, config, num_variants) for item in items]
 
@@ -116,19 +116,25 @@ def _candidates(
 
 
 def _title_starts(
-    items: Sequence[_Item], titles: Sequence[list[str]], item_count: Mapping[str, int], config: KeywordConfig
+    items: Sequence[_Item],
+    titles: Sequence[list[str]],
+    item_count: Mapping[str, int],
+    config: KeywordConfig,
+    num_variants: int,
 ) -> list[list[str]]:
     """The shortest start of each title that no other one has, then longer ones, then a word of another field too."""
-    count = Counter(tuple(title[:number]) for title in titles for number in range(1, len(title) + 1))
+    written = [title or item.words for item, title in zip(items, titles, strict=True)]
+    count = Counter(tuple(words[:number]) for words in written for number in range(1, len(words) + 1))
     found = []
-    for item, title in zip(items, titles, strict=True):
-        words = title[: config.max_words] or item.words[: config.max_words]
+    for item, title in zip(items, written, strict=True):
+        words = title[: config.max_words]
         least = min(config.min_words, len(words))
         alone = (number for number in range(least, len(words)) if count[tuple(words[:number])] == 1)
         shortest = next(alone, len(words))
         others = sorted((word for word in item.words if word not in words), key=lambda word: item_count[word])
         starts = [words[:number] for number in range(shortest, len(words) + 1)]
-        found.append([" ".join(start) for start in [*starts, *([*words, word] for word in others)] if start])
+        starts += [[*words[: config.max_words - 1], word] for word in others[:num_variants]]
+        found.append([" ".join(start) for start in starts if start])
     return found
 
 

@@ -120,6 +120,7 @@ def build_task(
         newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
         end_token=end_token,
+        targets=config.targets,
     )
     has_text_U = np.fromiter(map(bool, user_tokens), bool, len(user_tokens))
     return Task(
@@ -149,6 +150,7 @@ def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerB
         newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
         end_token=end_token,
+        targets=config.targets,
     )
     trie = Trie.build(item_ids.token_ids, end_token)
     nobody = event_table([], True, np.zeros(0, bool), config.user_wording)
@@ -159,7 +161,7 @@ def num_samples(tasks: Task | Sequence[Task]) -> int:
     """Training samples of one epoch: every position of the training parts but the first of each user, or every window
     where all its positions are targets; and the catalogue walks."""
     tasks = _as_list(tasks)
-    return sum(map(len, _sampled_events(merge_events([task.train for task in tasks]), tasks[0].config))) if tasks else 0
+    return sum(map(len, _sampled_events(*merge_tasks(tasks), tasks[0].config))) if tasks else 0
 
 
 def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
@@ -181,7 +183,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     parts, events = merge_tasks(tasks)
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     config = tasks[0].config
-    order = np.concatenate(_sampled_events(events, config))
+    order = np.concatenate(_sampled_events(parts, events, config))
     if len(order) == 0:
         raise ValueError(
             f"no training samples in {[task.name for task in tasks]}; expected users with two training events. "
@@ -327,10 +329,13 @@ def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) 
     return _labels(parts, _item_segments(parts, events, target_B), events.task_E[target_B])
 
 
-def _sampled_events(events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
+def _sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
     """Target events of one epoch, and a place of `A_WALK` for every catalogue walk."""
     if config.targets == "every":
-        target_N = window_ends(events, config.max_history)
+        length_G = parts.segments.length_G
+        cost_E = length_G[_item_segments(parts, events, np.arange(len(events.item_E)))] + length_G[parts.end_K].max()
+        room = config.max_source_tokens - int(length_G[parts.before_PL[1::2]].sum(1).max())  # wordings without a user
+        target_N = window_ends(events, config.max_history, cost_E, room)
     else:
         target_N = np.flatnonzero(is_target(events))
     target_N = np.repeat(target_N, config.samples_per_position)

@@ -7,7 +7,7 @@ length, K tasks, P prompt wordings, L parts of a wording before (after) the hist
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -80,6 +80,7 @@ def make_parts(
     newest_first: bool,
     max_source_tokens: int,
     end_token: int | None,
+    targets: Literal["last", "every"] = "last",
 ) -> PromptParts:
     """Tokenise the words of all prompts of one domain and number the segments.
 
@@ -106,7 +107,10 @@ def make_parts(
     parts = PromptParts(
         segments=make_segments([*fixed, *item_tokens, *user_tokens]),
         before_PL=_table(
-            [[*(number[part] for part in before), *([2] if is_row and before else [])] for before, _ in split]
+            [
+                [*(number[part] for part in before), *([2] if is_row and before and USER not in before else [])]
+                for before, _ in split
+            ]
         ),
         after_PL=_table([[number[part] for part in after] + [2] for _, after in split]),
         separator_K=np.array([1]),
@@ -117,7 +121,7 @@ def make_parts(
         max_source_tokens=max_source_tokens,
         padding=int(tokenizer.pad_token_id),
     )
-    _check_room(parts, domain)
+    _check_room(parts, domain, num_items=2 if targets == "every" else 1)
     return parts
 
 
@@ -196,19 +200,21 @@ def join(segments: Segments, segment_BW: np.ndarray, padding: int) -> tuple[np.n
     return token_BS, length_B
 
 
-def _check_room(parts: PromptParts, domain: str) -> None:
+def _check_room(parts: PromptParts, domain: str, num_items: int) -> None:
+    """``num_items``: a row of which every item but the first is a target holds two at least."""
     length_G = parts.segments.length_G
     first_item, first_user = int(parts.first_item_K[0]), int(parts.first_user_K[0])
     longest_item = int(length_G[first_item:first_user].max(initial=0))
     longest_user = int(length_G[first_user:].max(initial=0))
     tables = np.concatenate([parts.before_PL, parts.after_PL], 1)
     words_P = np.where(tables == THE_USER, longest_user, length_G[tables]).sum(1)
-    needed = int(words_P.max()) + longest_item
+    mark = int(length_G[parts.separator_K].max())
+    needed = int(words_P.max()) + num_items * (longest_item + mark) - mark
     if needed > parts.max_source_tokens:
         raise ValueError(
-            f"max_source_tokens is {parts.max_source_tokens}, but a prompt of domain {domain!r} with a single item "
-            f"needs up to {needed} (longest item ID {longest_item}, longest user text {longest_user}). "
-            f"Set max_source_tokens to {needed} or more"
+            f"max_source_tokens is {parts.max_source_tokens}, but a prompt of domain {domain!r} with "
+            f"{'a single item' if num_items == 1 else 'two items'} needs up to {needed} (longest item ID "
+            f"{longest_item}, longest user text {longest_user}). Set max_source_tokens to {needed} or more"
         )
 
 

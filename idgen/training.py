@@ -97,21 +97,28 @@ def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
     ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
-    `MAX_LOGITS` exist at a time: those of a large vocabulary are computed again in the backward pass.
+    `MAX_LOGITS` exist at a time.
     """
     family, base = family_of(model), unwrap(model)
     hidden_RD, target_R = family.predictions(base, batch)
 
     def loss(rows_RD: Tensor, targets_R: Tensor) -> Tensor:
-        logit_RV = family.token_logits(base, rows_RD)
-        return F.cross_entropy(logit_RV, targets_R, label_smoothing=label_smoothing, reduction="sum")
+        return F.cross_entropy(family.token_logits(base, rows_RD), targets_R, label_smoothing=label_smoothing)
 
-    rows_at_once = max(1, MAX_LOGITS // base.config.vocab_size)
-    if len(target_R) <= rows_at_once:
-        return F.cross_entropy(family.token_logits(base, hidden_RD), target_R, label_smoothing=label_smoothing)
-    pieces = zip(hidden_RD.split(rows_at_once), target_R.split(rows_at_once), strict=True)
-    losses = [cast(Tensor, checkpoint(loss, *piece, use_reentrant=False)) for piece in pieces]
-    return torch.stack(losses).sum() / len(target_R)
+    return mean_in_pieces(loss, base.config.vocab_size, hidden_RD, target_R)
+
+
+def mean_in_pieces(loss: Callable[..., Tensor], vocab_size: int, *rows: Tensor) -> Tensor:
+    """``loss(*rows)``, a mean over their R rows, with at most `MAX_LOGITS` logits at a time.
+
+    More are computed piece by piece, and again in the backward pass.
+    """
+    rows_at_once = max(1, MAX_LOGITS // vocab_size)
+    if len(rows[0]) <= rows_at_once:
+        return loss(*rows)
+    pieces = zip(*(part.split(rows_at_once) for part in rows), strict=True)
+    means = [cast(Tensor, checkpoint(loss, *piece, use_reentrant=False)) * len(piece[0]) for piece in pieces]
+    return torch.stack(means).sum() / len(rows[0])
 
 
 def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from fedecider.data.sample import sample_domains
 from fedecider.llm.recommend import load, recommend
 from fedecider.running.cli import run
 from idgen.backbone import check_backbone, load_backbone
+from idgen.quantized import quantize_of
 from idgen.samples import empty_prompt
 from idgen.tokenizer import load_tokenizer
 
@@ -116,6 +117,8 @@ REFUSED = {
     "a vocabulary cut": (config_says(vocab_size=ROWS + 50), [f"{ROWS} token embeddings", f"Set vocab_size to {ROWS}"]),
     "a larger tokenizer": (other_rows(-1), [f"{ROWS - 8} token embeddings but the tokenizer {ROWS - 7} tokens"]),
     "a far smaller tokenizer": (other_rows(5000), ["token embeddings but the tokenizer"]),
+    "scaled logits": (config_says(logit_scale=0.5), ["got logit_scale 0.5", "what lm_head returns"]),
+    "a short window": (config_says(sliding_window=90), ["expected at most 90", "reads 90 tokens (sliding_window)"]),
     "a short context": (config_says(max_position_embeddings=95), ["got max_source_tokens 96, expected at most 95"]),
 }
 
@@ -272,6 +275,20 @@ def test_a_run_with_lists_is_resumed_handed_over_and_evaluated(inside, monkeypat
     resumed_and_handed_over(monkeypatch)
     student = json.loads(Path("runs/whole/backbone/config.json").read_text())
     assert student["num_hidden_layers"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+def test_a_run_on_a_quantised_base_is_evaluated_and_recommends(quantize, inside):
+    pytest.importorskip("bitsandbytes")
+    assert main("federate", "--output", "runs/whole", "--quantize", quantize) == 0
+    assert main("evaluate", "--run", "runs/whole") == 0
+    loaded = load(Path("runs/whole"), "crime")
+    assert quantize_of(loaded.model) == quantize
+    assert len(recommend(loaded, loaded.items.keys[:3], k=3)) == 3
+    plain = AutoModelForCausalLM.from_pretrained("runs/whole/backbone", use_safetensors=True)
+    assert quantize_of(plain) == "none"
 
 
 def resumed_and_handed_over(monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedecider.llm.config import RunConfig
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings
+from fedecider.lora.adapters import ROLES
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.cli import REPOSITORY, build_parser, from_plain, parse, peek
@@ -65,6 +66,12 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
     settings = Settings(*parse(parser, words, *classes))
+    targets, output = settings.run.lora_settings.targets, ROLES["output"]
+    if settings.training.output_rate != 1.0 and not {"output", *output} & set(targets):
+        raise ValueError(
+            f"got output_rate {settings.training.output_rate} with lora_targets {','.join(targets)}, expected output "
+            "among them: no other adapter has that rate. Add output to lora_targets"
+        )
     if settings.run.method != method:
         raise ValueError(
             f"got method {settings.run.method} from a file after --method {method}, expected --config before --method: "

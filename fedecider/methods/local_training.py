@@ -62,7 +62,7 @@ def train_locally(
     trained = list(named.values())
     groups: list[dict[str, Any]] = [
         {"params": [named[name] for name in names], "lr": settings.learning_rate * rate}
-        for rate, names in groupby(named, lambda name: settings.table_rate if _of_output(name) else 1.0)
+        for rate, names in groupby(named, lambda name: settings.output_rate if _of_output(name) else 1.0)
     ]
     if alpha is not None and alpha.requires_grad:
         groups.append({"params": [alpha], "lr": alpha_learning_rate})

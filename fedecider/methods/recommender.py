@@ -32,7 +32,7 @@ class LocalTraining:
         local_epochs: The number of passes over a client's training samples in a round.
         batch_size: The number of samples of a local step.
         learning_rate: The constant learning rate of the LoRA factors (AdamW); the state is fresh in every round.
-        table_rate: The factor on the learning rate of the adapters of the output, which say what items mean: they may
+        output_rate: The factor on the learning rate of the adapters of the output, which say what items mean: they may
             have to move much further than those of layers that start well.
         clip_norm: The largest global norm of a step's gradient.
         precision: The number format: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are
@@ -44,7 +44,7 @@ class LocalTraining:
     local_epochs: OneOrMore = 5
     batch_size: OneOrMore = 64
     learning_rate: Positive = 1e-3
-    table_rate: Positive = 1.0
+    output_rate: Positive = 1.0
     clip_norm: PositiveOrInfinite = 1.0
     precision: Precision = "fp32"
     gradient_checkpointing: bool = False

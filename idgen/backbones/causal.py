@@ -66,7 +66,8 @@ class Causal(Family):
 
     def start(self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> CausalState:
         """What all prompts of the batch begin with, such as a heading, is read for one of them."""
-        cache, head = DynamicCache(config=model.config), _common_head(input_ids_BS, attention_mask_BS)
+        # Without the config every layer keeps all keys, also those behind a sliding window, which no prompt exceeds.
+        cache, head = DynamicCache(), _common_head(input_ids_BS, attention_mask_BS)
         if head:
             model.model(input_ids=input_ids_BS[:1, :head], past_key_values=cache, use_cache=True)
             cache.batch_repeat_interleave(len(input_ids_BS))
@@ -129,11 +130,11 @@ class Causal(Family):
     def depths(self, config: Any) -> dict[str, int]:
         return {"decoder": config.num_hidden_layers}
 
-    def with_depths(self, config: Any, depths: dict[str, int]) -> Any:
+    def with_layers(self, config: Any, layers: dict[str, list[int]]) -> Any:
         changed = copy.deepcopy(config)
-        changed.num_hidden_layers = depths["decoder"]
-        if getattr(changed, "layer_types", None) is not None:
-            changed.layer_types = changed.layer_types[: depths["decoder"]]
+        changed.num_hidden_layers = len(layers["decoder"])
+        if getattr(changed, "layer_types", None) is not None:  # of attention, for instance with a sliding window
+            changed.layer_types = [config.layer_types[number] for number in layers["decoder"]]
         return changed
 
     def dropout(self, config: Any) -> float:

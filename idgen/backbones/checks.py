@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from fedecider.bounds import is_out_of_memory
 from idgen.backbones.families import family_of_config
 
+CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""What some decoder-only models (Gemma 2, Granite, Cohere) do to logits behind the output layer."""
 TABLES = ("shared.weight", "embed_tokens.weight")
 """How the names of token embeddings end in the files of T5 and of decoder-only models."""
 
@@ -52,7 +55,7 @@ def known_config(name: str) -> Any:
 def empty_model(config: Any) -> Any:
     """A model of one layer a stack and without weights, to see what its parts are called."""
     family = family_of_config(config)
-    single = family.with_depths(config, dict.fromkeys(family.stacks, 1))
+    single = family.with_layers(config, {stack: [0] for stack in family.stacks})
     classes = family.model_classes
     with torch.device("meta"):
         return classes[single.model_type](single) if single.model_type in classes else classes[""].from_config(single)
@@ -65,7 +68,14 @@ def check_parts(name: str, config: Any) -> None:
     if not family_of_config(config).fits(model):
         raise ValueError(
             f"cannot use {name!r} as a backbone: got a {type(model).__name__}, expected layers in model.layers and the "
-            "output in lm_head, as those of Llama, Qwen, Gemma and SmolLM are. Choose such a model"
+            "output in lm_head, as those of Llama, Qwen, Mistral and SmolLM are. Choose such a model"
+        )
+    changed = [field for field in CHANGES_LOGITS if getattr(config, field, None) not in (None, 0, 1)]
+    if changed:
+        raise ValueError(
+            f"cannot use {name!r} as a backbone: got {changed[0]} {getattr(config, changed[0])} in config.json, "
+            "expected a model whose logits are what lm_head returns, as those of Llama, Qwen, Mistral and SmolLM. "
+            "Choose such a model"
         )
 
 
@@ -108,17 +118,22 @@ def check_tokenizer(name: str, config: Any, tokenizer: PreTrainedTokenizerBase) 
 def check_context(name: str, config: Any, source_tokens: int, id_tokens: int = 1) -> None:
     """Refuse prompts of ``source_tokens`` that leave no room for the longest item ID in a decoder-only model's context.
 
-    The last token of an ID is written and never read. A T5 has relative positions, hence no such limit.
+    The last token of an ID is written and never read. A sliding window of some layers counts as the context. A T5 has
+    relative positions, hence no such limit.
     """
-    context = getattr(config, "max_position_embeddings", None)
-    if not family_of_config(config).continues_prompt or context is None:
+    fields = ["max_position_embeddings"]
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"]):
+        fields.append("sliding_window")
+    limits = {field: int(getattr(config, field)) for field in fields if getattr(config, field, None)}
+    if not family_of_config(config).continues_prompt or not limits:
         return
+    field, context = min(limits.items(), key=itemgetter(1))
     room = context - id_tokens + 1
     if source_tokens > room:
         raise ValueError(
             f"got max_source_tokens {source_tokens}, expected at most {max(room, 1)}: prompt and item ID are one row, "
             f"the longest ID takes at least {id_tokens}, and the backbone {name!r} reads {context} tokens "
-            "(max_position_embeddings). Lower pretrain.samples.max_source_tokens"
+            f"({field}). Lower pretrain.samples.max_source_tokens"
         )
 
 

@@ -115,8 +115,8 @@ class Family(ABC):
         """Layers of each stack."""
 
     @abstractmethod
-    def with_depths(self, config: Any, depths: dict[str, int]) -> Any:
-        """A copy of ``config`` with other numbers of layers."""
+    def with_layers(self, config: Any, layers: dict[str, list[int]]) -> Any:
+        """A copy of ``config`` for a model whose layers are those of these numbers, stack by stack."""
 
     @abstractmethod
     def dropout(self, config: Any) -> float:

@@ -146,9 +146,9 @@ class T5(Family):
     def depths(self, config: Any) -> dict[str, int]:
         return {"encoder": config.num_layers, "decoder": config.num_decoder_layers or config.num_layers}
 
-    def with_depths(self, config: Any, depths: dict[str, int]) -> Any:
+    def with_layers(self, config: Any, layers: dict[str, list[int]]) -> Any:
         changed = copy.deepcopy(config)
-        changed.num_layers, changed.num_decoder_layers = depths["encoder"], depths["decoder"]
+        changed.num_layers, changed.num_decoder_layers = len(layers["encoder"]), len(layers["decoder"])
         return changed
 
     def dropout(self, config: Any) -> float:

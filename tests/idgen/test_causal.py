@@ -4,7 +4,10 @@ import pytest
 import torch
 from tiny_causal import FAMILIES, tiny_causal
 
+from distill.pairing import build_student
 from idgen.backbones.causal import Causal, rows
+from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.trie import Trie
 
 CAUSAL = Causal()
 PROMPTS = torch.tensor([[5, 9, 12, 7], [8, 3, 0, 0]])
@@ -46,6 +49,39 @@ def test_beams_are_rows_of_their_own(family):
             before = int(parent_3[user, beam])
             path = [int(first[user, parent[user, before]]), int(second[user, before]), int(third[user, beam])]
             assert torch.allclose(hidden_3[user, beam], plain_hidden(model, [*prompt, *path]), atol=1e-5)
+
+
+def tiny_with_windows(window, num_layers=4):
+    """Qwen2 whose second half of layers sees a window."""
+    windows = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": num_layers // 2}
+    return tiny_causal("qwen2", num_hidden_layers=num_layers, **windows)
+
+
+def test_the_search_goes_through_layers_with_a_sliding_window():
+    """A row fits into the window; what all beams have read does not."""
+    model, trie = tiny_with_windows(9), Trie.build([[3, 4, 9], [3, 4, 7], [7, 8, 3], [12, 5, 5], [13, 2, 9]], 1)
+    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, 5)
+    best_BK, order_BK = score_catalogue(model, PROMPTS, MASK, trie).sort(1, descending=True)
+    assert item_BK.tolist() == order_BK.tolist()
+    assert torch.allclose(score_BK, best_BK, atol=1e-4)
+
+
+@torch.no_grad()
+def test_kept_layers_keep_their_kind_of_attention():
+    teacher = tiny_with_windows(3)
+    assert teacher.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * 2
+    assert build_student(teacher, keep="all").config.layer_types == teacher.config.layer_types
+    student = build_student(teacher, keep="first_last")  # 0 for 0 .. 2, and 3
+    assert student.config.layer_types == ["full_attention", "sliding_attention"]
+    tokens, calls = torch.arange(2, 12)[None], {}
+    for name, layer in (("teacher", teacher.model.layers[3]), ("student", student.model.layers[1])):
+        layer.register_forward_hook(lambda _, __, output, name=name: calls.update({name: output}))
+    for layer in (*teacher.model.layers[:3], student.model.layers[0]):  # let everything through
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    student.model(input_ids=tokens, use_cache=False)
+    teacher.model(input_ids=tokens, use_cache=False)
+    assert torch.allclose(calls["teacher"], calls["student"], atol=1e-5)
 
 
 def test_a_prompt_and_its_target_are_one_row():

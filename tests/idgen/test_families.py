@@ -74,7 +74,14 @@ def test_a_common_heading_changes_nothing(name):
     model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
     heading = torch.tensor([[13, 27, 6]]).expand(len(PROMPTS), -1)
     prompts, mask = torch.cat([heading, PROMPTS], 1), torch.cat([torch.ones_like(heading), MASK], 1)
+    read, calls = model.get_input_embeddings(), []
+    handle = read.register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0].shape))
     item_BK, score_BK = constrained_beam_search(model, prompts, mask, trie, 4)
+    handle.remove()
+    if name != "t5":
+        assert calls[:2] == [(1, 3), (3, 4)]  # the heading for one user, the rest for all
+    same_BK = constrained_beam_search(model, prompts[:1].expand(2, -1), mask[:1].expand(2, -1), trie, 4)[1]
+    assert torch.allclose(same_BK, score_BK[:1].expand(2, -1), atol=1e-4)
     for row in range(len(prompts)):
         length = int(mask[row].sum())
         alone = constrained_beam_search(model, prompts[row : row + 1, :length], mask[row : row + 1, :length], trie, 4)

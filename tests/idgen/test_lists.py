@@ -89,5 +89,9 @@ def test_titles_are_cut_where_no_other_one_starts_alike():
     assert found[4][0] == "a b"
     assert found[5][0] == "maker 5"
     assert keyword_candidates(texts, KeywordConfig(1, 6, "as_written"))[4][0] == "a"
+    alike = keyword_candidates(
+        ["title: a b c d e f; brand: zeta", "title: a b c d e f"], KeywordConfig(2, 4, "as_written")
+    )
+    assert alike == [["a b c d", "a b c zeta", "a b c e", "a b c f"], ["a b c d", "a b c e", "a b c f"]]
     with pytest.raises(ValueError, match="as_written with lead series"):
         KeywordConfig(2, 6, "as_written", lead="series")

@@ -7,7 +7,7 @@ import torch
 from tiny_causal import FAMILIES, tiny_causal
 from tiny_t5 import tiny_t5
 
-from distill.losses import pair_losses
+from distill.losses import finetune_loss, pair_losses
 from distill.pairing import build_student, pairs_of
 from fedecider.lora.adapters import LoraSettings, adapter_parameters, attach_lora
 from idgen.backbones.family import num_samples_of, num_targets
@@ -116,6 +116,26 @@ def test_adapters_get_gradients_through_layers_that_are_computed_again():
             sequence_loss(model, batch).backward()
         found.append([parameter.grad.clone() for parameter in adapter_parameters(model)])
     assert all(torch.allclose(one, two, atol=1e-6) and bool(one.any()) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 0.5])
+def test_fine_tuning_in_pieces_gives_the_same_gradients(kl_weight, monkeypatch):
+    teacher, student, batch = tiny_causal(seed=1), tiny_causal(), batch_of()
+
+    def found():
+        student.zero_grad()
+        loss = finetune_loss(teacher, student, batch, kl_weight=kl_weight)
+        loss.backward()
+        return float(loss.detach()), [parameter.grad.clone() for parameter in student.parameters()]
+
+    expected, calls = found(), []
+    monkeypatch.setattr("idgen.training.MAX_LOGITS", 4 * 40)
+    for model in (teacher, student):
+        model.lm_head.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
+    pieces = found()
+    assert max(calls) == 4
+    assert pieces[0] == pytest.approx(expected[0], abs=1e-5)
+    assert all(torch.allclose(one, two, atol=1e-5) for one, two in zip(pieces[1], expected[1], strict=True))
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

@@ -49,7 +49,8 @@ def test_every_event_with_a_history_is_a_target_once():
 def test_windows_cover_the_training_parts(lengths, longest):
     events = event_table([list(range(n)) for n in lengths], True, np.zeros(len(lengths), bool), "none")
     covered = []
-    for end in window_ends(events, longest):
+    free = np.zeros(len(events.item_E), np.int64)
+    for end in window_ends(events, longest, free, 0):
         first = max(int(events.first_E[end]), end - longest)
         covered += range(first + 1, end + 1)
     expected = [
@@ -58,6 +59,31 @@ def test_windows_cover_the_training_parts(lengths, longest):
         for place in range(1, n - 2)
     ]
     assert sorted(covered) == expected
+
+
+@pytest.mark.parametrize("room", [9, 12, 30])
+def test_windows_hold_what_fits(room):
+    cost = np.array([3, 4, 2, 4, 4, 1, 2, 4, 3, 3, 4, 2])
+    events = event_table([list(range(7)), list(range(5))], False, np.zeros(2, bool), "none")
+    targets = []
+    for end in window_ends(events, 3, cost, room):
+        first = end
+        while first > events.first_E[end] and end - first < 3 and cost[first - 1 : end + 1].sum() <= room:
+            first -= 1
+        assert first < end
+        targets += range(first + 1, end + 1)
+    assert targets == [1, 2, 3, 4, 5, 6, 8, 9, 10, 11]
+
+
+def test_no_target_is_lost_where_rows_are_short():
+    ids = make_ids(DOMAIN, TOKENIZER)
+    longest = max(map(len, ids.token_ids)) + 1
+    found = sum(
+        labels.count(TOKENIZER.eos_token_id) for _, labels in rows_of(task_of(ids, max_source_tokens=2 * longest))
+    )
+    assert found == sum(len(sequence) - 3 for sequence in DOMAIN.clients.sequences)
+    with pytest.raises(ValueError, match="with two items needs up to"):
+        task_of(ids, max_source_tokens=2 * longest - 1)
 
 
 def test_rows_are_the_users_own_items_in_order():

@@ -149,7 +149,7 @@ def test_adapters_of_the_output_have_a_rate_of_their_own(parts):
     moved = {}
     for rate in (1.0, 8.0):
         recommender = recommender_of(parts, targets=("attention", "output"))
-        training = replace(recommender.training, learning_rate=1e-3, table_rate=rate)
+        training = replace(recommender.training, learning_rate=1e-3, output_rate=rate)
         adapters = train_locally(recommender._replace(training=training), 0, 1).adapters
         moved[rate] = {name: float(value.abs().max()) for name, value in adapters.items() if "lora_b" in name}
     steps = 3

@@ -25,8 +25,8 @@ FRAGMENT_SHARE = 0.25  # of a word vocabulary, for the fragments that spell unkn
 
 
 def clean_words(text: str) -> list[str]:
-    """The words of a text as IDs may use them: lower case, compatibility forms folded, letters, digits and _ only."""
-    return re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower())
+    """The words of a text as IDs may use them: lower case, compatibility forms folded, letters and digits only."""
+    return re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).lower())
 
 
 def train_tokenizer(

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
+from idgen.keywords import KeywordConfig
+from idgen.phrases import unique_phrases
 from idgen.tokenizer import clean_words, decode_ids, encode_ids, load_tokenizer, train_tokenizer
 
 _WORDS = "river lantern garden murder harbour winter atlas copper señor été fox kitten engine 1984 x_2 straße"
@@ -94,8 +96,19 @@ def test_more_characters_than_pieces(kind):
     assert decode_ids(tokenizer, encode_ids(tokenizer, ["copper fox"])) == ["copper fox"]
 
 
+def test_a_phrase_is_one_token_whatever_its_words_are_made_of():
+    keys, texts = (
+        {"office": ["a", "b", "c"]},
+        {"office": ["title: acc_121 dect_6", "title: ½ été_2", "title: z24_p5 x-y"]},
+    )
+    phrases = unique_phrases(keys, texts, KeywordConfig(2, 6, "title"))["office"]
+    tokenizer = train_tokenizer(texts["office"], 0, "word", phrases)
+    assert [len(tokens) for tokens in encode_ids(tokenizer, phrases)] == [1, 1, 1]
+    assert decode_ids(tokenizer, encode_ids(tokenizer, phrases)) == phrases
+
+
 def test_clean_words():
-    assert clean_words("Harry's  ½-Blood: Été_2 (3rd)") == ["harry", "s", "1", "2", "blood", "été_2", "3rd"]
+    assert clean_words("Harry's  ½-Blood: Été_2 (3rd)") == ["harry", "s", "1", "2", "blood", "été", "2", "3rd"]
     assert clean_words("— ! …") == []
 
 

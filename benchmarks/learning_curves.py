@@ -207,6 +207,14 @@ def table(args: argparse.Namespace, domains: Mapping[str, Domain]) -> list[str]:
     return lines
 
 
+def sizes_of(domains: Mapping[str, Domain]) -> str:
+    return "; ".join(
+        f"{name}: {len(domain.clients.users):,} clients, {len(domain.public.users):,} public, "
+        f"{len(domain.item_keys):,} items"
+        for name, domain in domains.items()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True)
@@ -227,12 +235,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     domains = load_domains(args.data, args.domains.split(","))
-    sizes = "; ".join(
-        f"{name}: {len(domain.clients.users):,} clients, {len(domain.public.users):,} public, "
-        f"{len(domain.item_keys):,} items"
-        for name, domain in domains.items()
-    )
-    lines = ["# Learning curves of backbones", "", *heading("learning_curves.py", args.threads), f"- Data: {sizes}", ""]
+    lines = [
+        "# Learning curves of backbones",
+        "",
+        *heading("learning_curves.py", args.threads),
+        f"- Data: {sizes_of(domains)}",
+        "",
+    ]
     lines += [f"Events: {args.events}. Macro mean over the domains, protocol strict, whole catalogue.", ""]
     text = "\n".join([*lines, *table(args, domains)]) + "\n"
     print(text)

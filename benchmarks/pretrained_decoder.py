@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learning_curves import METRICS, baselines, macro
+from learning_curves import METRICS, baselines, macro, sizes_of
 from provenance import heading
 
 from distill.train import distill
@@ -149,12 +149,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     domains = load_domains(args.data, args.domains.split(","))
-    sizes = "; ".join(
-        f"{name}: {len(domain.clients.users):,} clients, {len(domain.public.users):,} public, "
-        f"{len(domain.item_keys):,} items"
-        for name, domain in domains.items()
-    )
-    lines = ["# A pretrained decoder", "", *heading("pretrained_decoder.py", args.threads), f"- Data: {sizes}", ""]
+    lines = [
+        "# A pretrained decoder",
+        "",
+        *heading("pretrained_decoder.py", args.threads),
+        f"- Data: {sizes_of(domains)}",
+        "",
+    ]
     text = "\n".join([*lines, f"Macro mean of {', '.join(METRICS)}.", "", *table(args, domains)]) + "\n"
     print(text)
     if args.output:

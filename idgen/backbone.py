@@ -232,20 +232,29 @@ def linear_layers(config: BackboneConfig) -> set[str]:
 
     For a name of the hub, which is not asked, those of every kind of model from scratch.
     """
-    t5 = [T5Config(vocab_size=4, feed_forward_proj=kind, **SMALL_T5) for kind in ("relu", "gated-gelu")]
-    llama = LlamaConfig(vocab_size=4, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=2)
-    llama.architectures = ["LlamaForCausalLM"]
-    if config.name_or_path is None:
-        kinds: list[Any] = [llama] if config.kind == "decoder" else [t5[config.feed_forward != "relu"]]
-    elif Path(config.name_or_path).is_dir():
-        kinds = [known_config(config.name_or_path)]
-    else:
-        kinds = [*t5, llama]
     names: set[str] = set()
-    for kind in kinds:
+    for kind in _kinds(config):
         modules = empty_model(kind).named_modules()
         names |= {name.rsplit(".", 1)[-1] for name, module in modules if isinstance(module, nn.Linear)}
     return names
+
+
+def has_tied_output(config: BackboneConfig) -> bool:
+    """Whether a backbone's output reads the table of its embeddings, as far as its configuration tells."""
+    return all(kind.tie_word_embeddings for kind in _kinds(config))
+
+
+def _kinds(config: BackboneConfig) -> list[Any]:
+    """Configurations that have the layers of the backbone; for a name of the hub, all that it may be."""
+    t5 = [T5Config(vocab_size=4, feed_forward_proj=kind, **SMALL_T5) for kind in ("relu", "gated-gelu")]
+    sizes = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = LlamaConfig(vocab_size=4, tie_word_embeddings=True, **sizes)
+    llama.architectures = ["LlamaForCausalLM"]
+    if config.name_or_path is None:
+        return [llama] if config.kind == "decoder" else [t5[config.feed_forward != "relu"]]
+    if Path(config.name_or_path).is_dir():
+        return [known_config(config.name_or_path)]
+    return [*t5, llama]
 
 
 def train_backbone(

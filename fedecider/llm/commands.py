@@ -67,10 +67,10 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     parser.set_defaults(blocks.get(method, {}))
     settings = Settings(*parse(parser, words, *classes))
     targets, output = settings.run.lora_settings.targets, ROLES["output"]
-    if settings.training.output_rate != 1.0 and not {"output", *output} & set(targets):
+    if settings.training.output_rate != 1.0 and not {"output", "table", *output} & set(targets):
         raise ValueError(
             f"got output_rate {settings.training.output_rate} with lora_targets {','.join(targets)}, expected output "
-            "among them: no other adapter has that rate. Add output to lora_targets"
+            "or table among them: no other adapter has that rate. Add one to lora_targets"
         )
     if settings.run.method != method:
         raise ValueError(

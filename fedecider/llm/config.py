@@ -102,7 +102,8 @@ class RunConfig:
         participation: The share of the clients that take part in a round.
         lora_rank: The rank of every adapter.
         lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
-            feed_forward and output (the table of the tokens as it is read at the end), or the ends of layers' names.
+            feed_forward, output (the table of the tokens as it is read at the end) and table (the same, and the
+            embeddings that are tied to it), or the ends of layers' names.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.

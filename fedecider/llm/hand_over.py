@@ -64,6 +64,8 @@ def hand_over(
             "seed": settings.run.seed,
             "base while training and measuring": BASES[settings.run.quantize],
         }
+        if "table" in settings.run.lora_settings.targets:
+            details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
         items = foundation.ids[name].items
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
         cut = truncate_loaded(recommender.model, settings.run.export_rank) if settings.run.export_rank else None

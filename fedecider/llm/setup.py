@@ -19,7 +19,7 @@ from fedecider.methods.recommender import LocalTraining, Recommender, build_reco
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
 from fedecider.running.stages import Stage, as_plain
-from idgen.backbone import check_backbone, linear_layers, load_backbone
+from idgen.backbone import check_backbone, has_tied_output, linear_layers, load_backbone
 from idgen.quantized import check_quantize
 from idgen.ranking import RankingConfig
 from idgen.tokenizer import load_tokenizer
@@ -63,6 +63,11 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     check_quantize(config.quantize)
     domains = load_data(config)
     layer_names(config.lora_settings, linear_layers(config.pretrain.backbone))
+    if "table" in config.lora_settings.targets and not has_tied_output(config.pretrain.backbone):
+        raise ValueError(
+            "got the target table for a backbone whose output has a table of its own, expected one that is tied to the "
+            "embeddings. Write output instead of table in lora_targets"
+        )
     with launch.accelerator.main_process_first():
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
         distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))

@@ -23,6 +23,7 @@ from fedecider.bounds import LoraRank, check
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 from fedecider.lora.fusion import FusedLinear, fused_layers
+from fedecider.lora.tied_table import tie_adapter
 from idgen.backbones.families import family_of
 
 FACTORS = ("lora_a", "lora_b")
@@ -31,8 +32,10 @@ ROLES = {
     "attention": ("q", "k", "v", "o", "q_proj", "k_proj", "v_proj", "o_proj"),
     "feed_forward": ("wi", "wi_0", "wi_1", "wo", "gate_proj", "up_proj", "down_proj"),
     "output": ("lm_head",),
+    "table": ("lm_head",),
 }
-"""What linear layers are for -> their names in the backbones that we know."""
+"""What linear layers are for -> their names in the backbones that we know; table is the output and, by the same pair of
+factors, the embeddings that are tied to it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class LoraSettings:
         check(self)
         if not self.targets:
             raise ValueError("got no LoRA targets, expected at least one, for instance attention")
+        outputs = [target for target in self.targets if ROLES.get(target, (target,)) == ROLES["output"]]
+        if len(outputs) > 1:
+            raise ValueError(f"got LoRA targets {outputs}, expected one of them: they stand for the same layer")
 
 
 class AdapterShape(NamedTuple):
@@ -66,6 +72,9 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
 
     ``lora_alpha`` equals the rank, so that ``dW = B A`` (Hu et al., 2022, with alpha / r = 1). The values are PEFT's
     until ``load_plain`` or ``load_fusion`` writes others.
+
+    Raises:
+        ValueError: a target that the model does not have, or the target table where nothing is tied to the output.
     """
     names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     config = LoraConfig(
@@ -78,9 +87,12 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     )
     config._register_custom_module({nn.Linear: FusedLinear})
     with warnings.catch_warnings():
-        # An adapter of a tied output table changes how the table is read at the end, not the embeddings: as intended.
+        # An adapter of a tied output changes how the table is read at the end alone, but for the role table.
         warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
-        return cast(PeftModel, get_peft_model(model, config))
+        peft_model = cast(PeftModel, get_peft_model(model, config))
+    if "table" in settings.targets:
+        tie_adapter(peft_model.get_base_model())
+    return peft_model
 
 
 def layer_names(settings: LoraSettings, names: Collection[str]) -> list[str]:

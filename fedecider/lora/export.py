@@ -29,6 +29,7 @@ from fedecider.federation.method import Tree
 from fedecider.lora.adapters import FACTORS, module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
+from fedecider.lora.tied_table import HEAD, adapted_embeddings
 from idgen.backbones.families import family_of
 from idgen.quantized import keep_trainable, loading_options, quantize_of
 
@@ -76,8 +77,11 @@ def export_adapter(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        task_type = family_of(model).task_type
-        save_peft_folder(fused_factors(model) if factors is None else factors, scratch, base_name, task_type)
+        written, tables = (
+            fused_factors(model) if factors is None else factors,
+            adapted_embeddings(model.get_base_model()),
+        )
+        save_peft_folder(written, scratch, base_name, family_of(model).task_type, tables)
         _write_items(scratch, items, card.prompt.end_token)
         text = model_card(card, base_name, tuple(items.titles[:2]))
         (scratch / "README.md").write_text(text, encoding="utf-8")
@@ -94,8 +98,12 @@ def export_adapter(
     return difference
 
 
-def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str) -> None:
-    """Write one LoRA pair per layer (any common rank, scaling 1) in PEFT's own file format; ``task_type`` is PEFT's."""
+def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str, tables: Sequence[str] = ()) -> None:
+    """Write one LoRA pair per layer (any common rank, scaling 1) in PEFT's own file format; ``task_type`` is PEFT's.
+
+    ``tables``: embeddings that get the pair of the output as well, in PEFT's form of it: ``dE = (B_e A_e)^T`` with
+    ``A_e = B^T`` (R, V) and ``B_e = A^T`` (D, R).
+    """
     names = module_names(factors)
     rank = factors[f"{names[0]}.lora_a"].shape[0]
     check_pairs(factors, rank)
@@ -103,13 +111,16 @@ def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str
     for name in names:
         state[f"base_model.model.{name}.lora_A.weight"] = factors[f"{name}.lora_a"].float().contiguous()
         state[f"base_model.model.{name}.lora_B.weight"] = factors[f"{name}.lora_b"].float().contiguous()
+    for table in tables:
+        state[f"base_model.model.{table}.lora_embedding_A"] = factors[f"{HEAD}.lora_b"].float().t().contiguous()
+        state[f"base_model.model.{table}.lora_embedding_B"] = factors[f"{HEAD}.lora_a"].float().t().contiguous()
     save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = LoraConfig(
         r=rank,
         lora_alpha=rank,
         lora_dropout=0.0,
         bias="none",
-        target_modules=sorted({name.rsplit(".", 1)[-1] for name in names}),
+        target_modules=sorted({name.rsplit(".", 1)[-1] for name in (*names, *tables)}),
         task_type=TaskType(task_type),
         base_model_name_or_path=base_name,
         inference_mode=True,

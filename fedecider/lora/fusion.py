@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel
 from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
@@ -95,6 +96,19 @@ class FusedLinear(LoraLinear):
         mixed_a = weight_S[0] * own_a + torch.tensordot(weight_S[1:], peer_a, 1)
         mixed_b = weight_S[0] * own_b + torch.tensordot(weight_S[1:], peer_bt, 1).t()
         return mixed_a, mixed_b
+
+    def update_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows of the update at some outputs, ``dW[token_ids]`` (*, I), differentiable in the own pair and alpha."""
+        own_a, own_b = self.own_pair()
+        if self.bank is None:
+            return F.embedding(token_ids, own_b) @ own_a
+        if not self.bank.separate:
+            mixed_a, mixed_b = self._mixed_factors()
+            return F.embedding(token_ids, mixed_b) @ mixed_a
+        weight = self.bank.weight_S().repeat_interleave(own_a.shape[0])
+        peer_b = self.bank.peer_bt[:, token_ids.flatten()].t().view(*token_ids.shape, -1)
+        row_b = torch.cat([F.embedding(token_ids, own_b), peer_b], -1) * weight
+        return row_b @ torch.cat([own_a, self.bank.peer_a])
 
     @torch.no_grad()
     def factors(self) -> tuple[Tensor, Tensor]:

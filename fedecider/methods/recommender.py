@@ -32,8 +32,8 @@ class LocalTraining:
         local_epochs: The number of passes over a client's training samples in a round.
         batch_size: The number of samples of a local step.
         learning_rate: The constant learning rate of the LoRA factors (AdamW); the state is fresh in every round.
-        output_rate: The factor on the learning rate of the adapters of the output, which say what items mean: they may
-            have to move much further than those of layers that start well.
+        output_rate: The factor on the learning rate of the adapter of the output or the table, which says what items
+            mean: it may have to move much further than those of layers that start well.
         clip_norm: The largest global norm of a step's gradient.
         precision: The number format: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are
             fp32 in both.

@@ -17,7 +17,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from fedecider.lora.tied_table import adapted_embeddings
 from fedecider.methods.recommender import LocalTraining
+from idgen.backbones.families import unwrap
 from idgen.quantized import quantize_of
 from idgen.training import sequence_loss
 
@@ -48,7 +50,7 @@ def deepspeed_steps(
     those of ``settings``.
 
     Raises:
-        ValueError: a quantised base under ZeRO-3.
+        ValueError: a quantised base, or an adapter of a tied table, under ZeRO-3.
     """
     plugin, objective = accelerator.state.deepspeed_plugin, Objective(model, alpha, settings.precision)
     trained = [parameter for group in groups for parameter in group["params"]]
@@ -56,6 +58,11 @@ def deepspeed_steps(
     if plugin.zero_stage == 3:
         if quantize_of(model) != "none":
             raise ValueError("got a quantised base with ZeRO-3, expected ZeRO-2: packed weights cannot be partitioned")
+        if adapted_embeddings(unwrap(model)):
+            raise ValueError(
+                "got lora_targets table with ZeRO-3, expected ZeRO-2: embeddings cannot read the partitioned adapter "
+                "of the output. Take the target output, or configs/deepspeed/zero2.json"
+            )
         copies = {}
         objective = copy.deepcopy(objective, copies)
     groups = [{**group, "params": [copies[id(parameter)] for parameter in group["params"]]} for group in groups]

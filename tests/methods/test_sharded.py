@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_causal import tiny_causal
 from toy_recommender import toy_recommender
 
-from fedecider.lora.adapters import adapter_shapes, initial_adapters
+from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import Pull, train_locally
 
@@ -68,3 +69,6 @@ def test_what_deepspeed_cannot_train_is_refused():
     recommender.model.get_base_model().is_loaded_in_4bit = True
     with pytest.raises(ValueError, match="quantised base with ZeRO-3"):
         train_locally(recommender, 0, 1)
+    table = attach_lora(tiny_causal(tie_word_embeddings=True), LoraSettings(2, ("table",)))
+    with pytest.raises(ValueError, match="lora_targets table with ZeRO-3"):
+        train_locally(recommender._replace(model=table), 0, 1)

@@ -1,0 +1,160 @@
+"""The target table: one pair of factors that changes a tied table in both places where it is read."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from lora_toys import batch, random_adapters, random_stack, tiny_t5
+from tiny_causal import tiny_causal
+
+from fedecider.lora.adapters import LoraSettings, attach_lora, named_factors
+from fedecider.lora.export import load_adapter, save_peft_folder
+from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
+from fedecider.lora.tied_table import adapted_embeddings, tied_embeddings
+from idgen.backbones.families import family_of
+from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.training import sequence_loss
+from idgen.trie import Trie
+
+RANK = 3
+
+
+def base_of(family):
+    return tiny_t5() if family == "t5" else tiny_causal(family, tie_word_embeddings=True)
+
+
+def inputs_of(family):
+    found = batch()
+    return found if family == "t5" else {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+def adapted_table(family, *others):
+    return attach_lora(base_of(family), LoraSettings(RANK, ("table", *others)))
+
+
+def with_dense_table(family, update_VD):
+    """A plain model whose one tied table is W + dW."""
+    model = base_of(family)
+    with torch.no_grad():
+        model.get_input_embeddings().weight += update_VD
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    return model
+
+
+def _loss(model, inputs):
+    """Of positions that are no padding: what padding says of the table, nobody asks."""
+    logits = model(**inputs).logits
+    return logits.square().mean() if "labels" in inputs else logits[inputs["attention_mask"] != 0].square().mean()
+
+
+FAMILIES = pytest.mark.parametrize("family", ["t5", "llama", "qwen2"])
+
+
+@FAMILIES
+@pytest.mark.parametrize("separate", [True, False])
+def test_logits_are_those_of_one_table_that_was_changed(family, separate):
+    model = adapted_table(family)
+    weight_K = torch.tensor([1.5, -0.5, 2.0])
+    load_fusion(model, random_stack(model, 3), 1, weight_K, separate=separate)
+    factors = fused_factors(model)
+    dense = with_dense_table(family, factors["lm_head.lora_b"] @ factors["lm_head.lora_a"])
+    expected = dense(**inputs_of(family)).logits
+    torch.testing.assert_close(model(**inputs_of(family)).logits, expected, rtol=1e-4, atol=1e-4)
+    outputs = attach_lora(base_of(family), LoraSettings(RANK, ("output",)))
+    load_fusion(outputs, random_stack(outputs, 3), 1, weight_K, separate=separate)
+    assert (outputs(**inputs_of(family)).logits - expected).abs().max() > 0.01  # the output alone is another model
+
+
+@FAMILIES
+def test_gradients_are_those_of_the_dense_table(family):
+    model, inputs = adapted_table(family), inputs_of(family)
+    alpha = load_fusion(model, random_stack(model, 2), 0, torch.tensor([1.0, 0.5]))
+    named = named_factors(model)
+    _loss(model, inputs).backward()
+    dense = with_dense_table(family, torch.zeros(()))
+    table = dense.get_input_embeddings().weight
+    factors = fused_factors(model)
+    with torch.no_grad():
+        table += factors["lm_head.lora_b"] @ factors["lm_head.lora_a"]
+    _loss(dense, inputs).backward()
+    grad_VD = table.grad
+    own_a, own_b = named["lm_head.lora_a"], named["lm_head.lora_b"]
+    torch.testing.assert_close(own_a.grad, own_b.detach().t() @ grad_VD, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(own_b.grad, grad_VD @ own_a.detach().t(), rtol=1e-3, atol=1e-4)
+    # d loss / d alpha_j = <dL/dW, B_j A_j>; slots are own first, then the other
+    pairs = [random_stack(model, 2)[f"lm_head.{factor}"] for factor in ("lora_b", "lora_a")]
+    expected = torch.stack([(grad_VD * (pairs[0][client] @ pairs[1][client])).sum() for client in range(2)])
+    torch.testing.assert_close(alpha.grad, expected, rtol=1e-3, atol=1e-3)
+
+
+@FAMILIES
+def test_plain_peft_reads_the_exported_pair_in_both_places(family, tmp_path):
+    model = adapted_table(family, "attention")
+    load_fusion(model, random_stack(model, 2), 0, torch.tensor([1.0, 0.5]))
+    tables = adapted_embeddings(model.get_base_model())
+    assert tables
+    save_peft_folder(fused_factors(model), tmp_path, "base", family_of(model).task_type, tables)
+    reloaded = load_adapter(base_of(family), tmp_path).eval()
+    expected = model(**inputs_of(family)).logits
+    torch.testing.assert_close(reloaded(**inputs_of(family)).logits, expected, rtol=1e-5, atol=1e-5)
+    save_peft_folder(fused_factors(model), tmp_path, "base", family_of(model).task_type)
+    half = load_adapter(base_of(family), tmp_path).eval()
+    assert (half(**inputs_of(family)).logits - expected).abs().max() > 0.01
+
+
+@FAMILIES
+def test_disabled_and_merged_adapters_are_not_counted_twice(family):
+    model = adapted_table(family)
+    load_plain(model, random_adapters(model, 1))
+    expected, plain = model(**inputs_of(family)).logits, base_of(family)(**inputs_of(family)).logits
+    with model.disable_adapter():
+        torch.testing.assert_close(model(**inputs_of(family)).logits, plain)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Model with `tie_word_embeddings=True`")  # merged once is right here
+        model.merge_adapter()
+    torch.testing.assert_close(model(**inputs_of(family)).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@FAMILIES
+def test_decoding_gives_the_exact_scores(family):
+    model = adapted_table(family, "attention")
+    load_plain(model, random_adapters(model, 2))
+    ids = [[5, 7], [5, 8, 9], [6], [11, 12], [13, 5]]
+    trie = Trie.build(ids, 1)
+    prompt = {name: inputs_of(family)[name] for name in ("input_ids", "attention_mask")}
+    item_BK, score_BK = constrained_beam_search(model, *prompt.values(), trie, num_beams=len(ids))
+    score_BI = score_catalogue(model, *prompt.values(), trie)
+    torch.testing.assert_close(score_BK, score_BI.gather(1, item_BK), rtol=1e-4, atol=1e-4)
+
+
+def test_a_copy_reads_its_own_adapter():
+    model = adapted_table("llama")
+    load_plain(model, random_adapters(model, 1))
+    before = model(**inputs_of("llama")).logits
+    other = copy.deepcopy(model)
+    load_plain(other, random_adapters(other, 2))
+    assert (other(**inputs_of("llama")).logits - before).abs().max() > 0.01
+    torch.testing.assert_close(model(**inputs_of("llama")).logits, before, rtol=0, atol=0)
+
+
+def test_training_moves_items_of_the_history_too():
+    model = adapted_table("llama")
+    load_plain(model, {name: 0.1 * tensor for name, tensor in random_adapters(model, 3).items()})
+    named = named_factors(model)
+    rows = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    sequence_loss(model, {**rows, "row_labels": torch.tensor([[-100, -100, 7]])}).backward()
+    grad_V = named["lm_head.lora_b"].grad.abs().sum(1)
+    with torch.no_grad():
+        model.get_base_model().lm_head.base_layer.weight.zero_()  # then only histories could give a gradient
+    assert (grad_V[[5, 6]] > 0).all()
+
+
+def test_what_cannot_be_tied_is_refused():
+    with pytest.raises(ValueError, match="not tied to its embeddings"):
+        attach_lora(tiny_causal("llama", tie_word_embeddings=False), LoraSettings(RANK, ("table",)))
+    with pytest.raises(ValueError, match=r"\['output', 'table'\], expected one of them"):
+        LoraSettings(RANK, ("attention", "output", "table"))
+    with pytest.raises(ValueError, match="expected one of them"):
+        LoraSettings(RANK, ("lm_head", "table"))
+    assert list(tied_embeddings(tiny_causal("llama", tie_word_embeddings=True))) == ["model.embed_tokens"]

@@ -97,15 +97,18 @@ def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
     ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
-    `MAX_LOGITS` exist at a time.
+    `MAX_LOGITS` exist at a time: all of the vocabulary, or the tokens of ``catalogue`` in the batch.
     """
     family, base = family_of(model), unwrap(model)
     hidden_RD, target_R = family.predictions(base, batch)
+    token_C = batch.get("catalogue")
+    if token_C is not None:
+        target_R = torch.searchsorted(token_C, target_R)
 
     def loss(rows_RD: Tensor, targets_R: Tensor) -> Tensor:
-        return F.cross_entropy(family.token_logits(base, rows_RD), targets_R, label_smoothing=label_smoothing)
+        return F.cross_entropy(family.token_logits(base, rows_RD, token_C), targets_R, label_smoothing=label_smoothing)
 
-    return mean_in_pieces(loss, base.config.vocab_size, hidden_RD, target_R)
+    return mean_in_pieces(loss, base.config.vocab_size if token_C is None else len(token_C), hidden_RD, target_R)
 
 
 def mean_in_pieces(loss: Callable[..., Tensor], vocab_size: int, *rows: Tensor) -> Tensor:

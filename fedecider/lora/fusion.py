@@ -110,6 +110,11 @@ class FusedLinear(LoraLinear):
         row_b = torch.cat([F.embedding(token_ids, own_b), peer_b], -1) * weight
         return row_b @ torch.cat([own_a, self.bank.peer_a])
 
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows ``W0[token_ids] + dW[token_ids]`` (C, I) of the layer: what some outputs are the products with."""
+        rows = F.embedding(token_ids, cast(Tensor, self.get_base_layer().weight))
+        return rows if self.disable_adapters or self.merged else rows + self.update_rows(token_ids).to(rows.dtype)
+
     @torch.no_grad()
     def factors(self) -> tuple[Tensor, Tensor]:
         """Everything the layer adds, as one LoRA pair with the weights folded into B: (S*R, I) and (O, S*R)."""

@@ -62,7 +62,7 @@ def train_locally(
     trained = list(named.values())
     groups: list[dict[str, Any]] = [
         {"params": [named[name] for name in names], "lr": settings.learning_rate * rate}
-        for rate, names in groupby(named, lambda name: settings.output_rate if _of_output(name) else 1.0)
+        for rate, names in groupby(named, lambda name: settings.output_rate if _rows_of_output(name) else 1.0)
     ]
     if alpha is not None and alpha.requires_grad:
         groups.append({"params": [alpha], "lr": alpha_learning_rate})
@@ -90,9 +90,10 @@ def train_locally(
     return Trained(adapters, {**log, "seconds": time.perf_counter() - started})
 
 
-def _of_output(name: str) -> bool:
-    """Whether a factor belongs to an adapter of the output."""
-    return name.split(".")[-2] in ROLES["output"]
+def _rows_of_output(name: str) -> bool:
+    """Whether a factor holds a row for every token: B of an adapter of the output."""
+    layer, factor = name.split(".")[-2:]
+    return layer in ROLES["output"] and factor == FACTORS[1]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
@@ -32,8 +32,10 @@ class LocalTraining:
         local_epochs: The number of passes over a client's training samples in a round.
         batch_size: The number of samples of a local step.
         learning_rate: The constant learning rate of the LoRA factors (AdamW); the state is fresh in every round.
-        output_rate: The factor on the learning rate of the adapter of the output or the table, which says what items
-            mean: it may have to move much further than those of layers that start well.
+        output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
+            items mean: they may have to move much further than layers that start well (A is shared by all items).
+        softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
+            item IDs are one token each. Then adapters of the output have no part in other catalogues.
         clip_norm: The largest global norm of a step's gradient.
         precision: The number format: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are
             fp32 in both.
@@ -45,6 +47,7 @@ class LocalTraining:
     batch_size: OneOrMore = 64
     learning_rate: Positive = 1e-3
     output_rate: Positive = 1.0
+    softmax: Literal["vocabulary", "catalogue"] = "vocabulary"
     clip_norm: PositiveOrInfinite = 1.0
     precision: Precision = "fp32"
     gradient_checkpointing: bool = False
@@ -67,7 +70,7 @@ class Recommender(NamedTuple):
     training: LocalTraining
     ranking: RankingConfig
     batches: Callable[[int, torch.Generator], Iterator[dict[str, Tensor]]]
-    """client, generator -> one epoch of ``input_ids`` (B, S), ``attention_mask`` (B, S), ``labels`` (B, T)."""
+    """client, generator -> one epoch of batches, `idgen.backbones.family.TokenBatch`."""
     positions: Callable[[int, str], Tensor]
     """client, split -> (U,) int64 places of the held-out items under the model as it is loaded now."""
     num_examples: Callable[[int], int]
@@ -97,8 +100,12 @@ def build_recommender(
     model.to(device)
     tries = [task.trie.to(device) for task in tasks]
 
+    catalogues = [task.one_token_catalogue() if training.softmax == "catalogue" else None for task in tasks]
+
     def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
-        return train_batches(tasks[client], training.batch_size, generator)
+        token_C = catalogues[client]
+        for batch in train_batches(tasks[client], training.batch_size, generator):
+            yield batch if token_C is None else {**batch, "catalogue": token_C}
 
     def positions(client: int, split: str) -> Tensor:
         users = eval_users(tasks[client], split, ranking.num_eval_users, stream(seed, "eval_users", tasks[client].name))

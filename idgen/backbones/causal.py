@@ -112,8 +112,8 @@ class Causal(Family):
     def start_token(self, model: Any) -> int:
         return 0  # step 0 reads none
 
-    def token_logits(self, model: Any, hidden_RD: Tensor) -> Tensor:
-        return model.lm_head(hidden_RD).float()
+    def token_logits(self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None) -> Tensor:
+        return self.read_out(model.lm_head, hidden_RD, token_C)
 
     def teacher_forced(
         self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idgen.trie import IGNORED_LABEL
@@ -20,7 +21,7 @@ TokenBatch = dict[str, Tensor]
 """``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
 decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order. With
 ``position_ids`` (B, S) beside them a row holds several samples, each of which starts at position 0 and sees itself
-alone."""
+alone. With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone."""
 
 
 def labels_of(batch: TokenBatch) -> Tensor:
@@ -97,8 +98,8 @@ class Family(ABC):
         """The token of step 0."""
 
     @abstractmethod
-    def token_logits(self, model: Any, hidden_RD: Tensor) -> Tensor:
-        """Logits (R, V) in fp32."""
+    def token_logits(self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None) -> Tensor:
+        """Logits (R, V) in fp32; with ``token_C`` those of these tokens alone, (R, C)."""
 
     @abstractmethod
     def teacher_forced(
@@ -125,6 +126,14 @@ class Family(ABC):
     @abstractmethod
     def width(self, config: Any) -> int:
         """D."""
+
+    @staticmethod
+    def read_out(head: Any, hidden_RD: Tensor, token_C: Tensor | None) -> Tensor:
+        """What the output layer gives for all tokens or for some; an adapted layer has ``output_rows`` of its own."""
+        if token_C is None:
+            return head(hidden_RD).float()
+        rows_CD = head.output_rows(token_C) if hasattr(head, "output_rows") else F.embedding(token_C, head.weight)
+        return F.linear(hidden_RD, rows_CD).float()
 
     def layers(self, model: Any) -> dict[str, nn.ModuleList]:
         """Stack -> its layers."""

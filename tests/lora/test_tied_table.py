@@ -158,3 +158,31 @@ def test_what_cannot_be_tied_is_refused():
     with pytest.raises(ValueError, match="expected one of them"):
         LoraSettings(RANK, ("lm_head", "table"))
     assert list(tied_embeddings(tiny_causal("llama", tie_word_embeddings=True))) == ["model.embed_tokens"]
+
+
+@FAMILIES
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("target", ["table", "output", "attention"])
+def test_the_loss_over_a_catalogue_is_that_of_its_logits(family, separate, target):
+    model = attach_lora(base_of(family), LoraSettings(RANK, (target,)))
+    load_fusion(model, random_stack(model, 2), 0, torch.tensor([1.0, 0.5]), separate=separate)
+    named = named_factors(model)
+    token_C = torch.tensor([4, 7, 9, 11, 30])
+    label_BT = torch.tensor([[-100, 4, 30], [-100, 11, -100], [-100, -100, 7]])
+    rows = {"input_ids": torch.tensor([[5, 4, 30], [9, 11, 2], [7, 7, 7]]), "attention_mask": torch.ones(3, 3).long()}
+    labels = {"labels": label_BT} if family == "t5" else {"row_labels": label_BT}
+    loss = sequence_loss(model, {**rows, **labels, "catalogue": token_C})
+    loss.backward()
+    found = {name: factor.grad.clone() for name, factor in named.items()}
+    model.zero_grad()
+    hidden_RD, target_R = family_of(model).predictions(model.get_base_model(), {**rows, **labels})
+    logit_RC = family_of(model).token_logits(model.get_base_model(), hidden_RD)[:, token_C]
+    expected = torch.nn.functional.cross_entropy(logit_RC, torch.searchsorted(token_C, target_R))
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    expected.backward()
+    for name, factor in named.items():
+        torch.testing.assert_close(found[name], factor.grad, rtol=1e-3, atol=1e-5)
+    if target == "output":  # what is not in the catalogue is not touched
+        outside_V = torch.ones(40, dtype=torch.bool).index_fill(0, token_C, False)
+        assert not found["lm_head.lora_b"][outside_V].any()
+        assert found["lm_head.lora_b"][token_C].any(1).all()

@@ -26,7 +26,7 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import compare_table, distinguishable_winners, verdict
 from fedecider.federation.record import read_records
 from fedecider.federation.streams import stream
-from fedecider.llm.baselines import COUNTS, STUDENT, TEACHER
+from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
 from fedecider.report.rows import CANARY, result_rows
 from fedecider.report.tables import ResultTable, markdown_table
 
@@ -86,7 +86,7 @@ def report(runs: Path, labels: Sequence[str], notes: Mapping[str, str]) -> str:
     first = folders[labels[0]]
     rows = result_rows(
         {f"{label} ({len(folders[label])} seeds)": row for label, row in methods.items()},
-        {name: positions(first, name) for name in (TEACHER, STUDENT, *COUNTS, CANARY)},
+        {name: positions(first, name) for name in (TEACHER, STUDENT, *UNTRAINED, CANARY)},
     )
     record = json.loads((first[0] / "run.json").read_text())
     header = [

@@ -322,6 +322,15 @@ def test_a_quantised_run_without_bitsandbytes_is_told_before_the_stages(inside, 
     refused(capsys, "quantize", "federate", *words[:-1], "fp4")
 
 
+def test_an_encoder_that_is_not_there_is_told_before_the_stages(inside, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda package: None)
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    words = ("--config", "tiny.yaml", "--cache", str(cache), "--output", str(run), "--pretrain.text_encoder", "minilm")
+    assert "or choose tfidf" in refused(capsys, "got encoder minilm", "federate", *words)
+    assert not files(cache)
+    assert not run.exists()
+
+
 def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeypatch):
     monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
     record = json.loads((copy / "run.json").read_text())

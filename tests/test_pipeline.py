@@ -16,6 +16,7 @@ import yaml
 from peft import AutoPeftModelForSeq2SeqLM, PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
+from fedecider.evaluation.per_user import read_per_user
 from fedecider.llm.manifest import write_manifest
 from fedecider.llm.recommend import load, recommend
 from idgen.samples import encode_histories
@@ -77,12 +78,18 @@ def test_a_run_leaves_everything_behind(playground):
     for split in ("valid", "test"):
         rows = metrics["domains"]["crime"][split]
         assert {metrics["reported"], "popularity", "memoriser", "last-item co-occurrence"} <= set(rows)
+        assert rows["text neighbours + counts"]["hit@10"]["mean"] > rows["popularity"]["hit@10"]["mean"]
+        assert rows["text neighbours"]["hit@10"]["low"] > metrics["domains"]["crime"]["chance_hit@10"]
         assert rows["popularity"]["hit@10"]["low"] <= rows["popularity"]["hit@10"]["mean"]
     weights = json.loads((run / "fusion_weights.json").read_text())
     assert torch.tensor(weights["alpha"]).shape == (3, 3, 3)
     assert (torch.tensor(weights["alpha"])[-1] != 2).all()
+    views = {one.view for one in read_per_user(run / "per_user.parquet")}
+    assert views == set(crime)
     printed = (playground / "stdout.txt").read_text()
     assert "strict" in printed
+    for text in (printed, (run / "results.md").read_text(), (run / "report.html").read_text()):
+        assert f"item texts as vectors of {metrics['text_encoder']}" in " ".join(text.split())
     assert printed.count("adapter: ") == 3
 
 

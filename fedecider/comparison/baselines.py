@@ -1,12 +1,15 @@
 """Rows of a comparison that are not federated, on the same events: public pool and the clients' train parts.
 
-SASRec is trained once a domain and seed and kept; counting baselines and zero-shot backbones stand in every run.
+SASRec is trained once a domain and seed and kept; rows without training and zero-shot backbones stand in every run.
+
+Shape legend: S seeds, U users, I items, D dims of the item table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,26 +21,50 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import read_json, write_json
-from fedecider.llm.baselines import COUNTS, STUDENT, TEACHER
+from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
+from fedecider.llm.item_texts import encoded_texts, encoder_digest
 from fedecider.report.rows import CANARY
 from fedecider.running.progress import say
 from fedecider.running.stages import as_plain, cached_stage
+from idgen.text_vectors import item_vectors
 
-BASELINES = (TEACHER, STUDENT, *COUNTS, "sasrec", CANARY)
-"""All but ``sasrec`` are views in ``per_user.parquet`` of every run."""
+SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
+BASELINES = (TEACHER, STUDENT, *UNTRAINED, SASREC, SASREC_TEXT, CANARY)
+"""All but the two of SASRec are views in ``per_user.parquet`` of every run."""
+
+
+class TextStart(NamedTuple):
+    """What an item table starts from."""
+
+    vector_ID: Tensor
+    """Rows of length 1."""
+    source: list[str]
+    """What decides them: the encoder and all catalogues."""
 
 
 def sasrec(
-    domains: Mapping[str, Domain], protocol: str, seeds: int, tune: int, cache: Path, device: str = "cpu"
+    domains: Mapping[str, Domain],
+    protocol: str,
+    seeds: int,
+    tune: int,
+    cache: Path,
+    device: str = "cpu",
+    text_encoder: str | None = None,
 ) -> dict[str, Tensor]:
     """domain -> (S, U) test positions of SASRec with seeds 0, 1, ...
 
     Chosen like a row of the table: the one of its first ``tune`` settings with the best validation ndcg@10 at seed 0,
-    mean over domains.
+    mean over domains. With a ``text_encoder`` the item tables start from the vectors of its item texts, cut down to
+    their width as those of a backbone are (`idgen.text_vectors`), and are trained on.
     """
 
     def folders(setting: dict, seed: int) -> dict[str, Path]:
-        return {name: _trained(domain, protocol, setting, seed, cache, device) for name, domain in domains.items()}
+        config = SasrecConfig(**setting)
+        starts = {} if text_encoder is None else _text_starts(domains, text_encoder, cache, config.embedding_size)
+        return {
+            name: _trained(domain, protocol, config, seed, cache, device, starts.get(name))
+            for name, domain in domains.items()
+        }
 
     best = max(GRID[:tune], key=lambda setting: sum(_valid(folder) for folder in folders(setting, 0).values()))
     per_seed = [folders(best, seed) for seed in range(seeds)]
@@ -51,13 +78,30 @@ def _valid(folder: Path) -> float:
     return read_json(folder / "info.json")["valid"]
 
 
-def _trained(domain: Domain, protocol: str, setting: dict, seed: int, cache: Path, device: str) -> Path:
-    config = SasrecConfig(**setting)
+def _text_starts(domains: Mapping[str, Domain], encoder: str, cache: Path, width: int) -> dict[str, TextStart]:
+    """By domain; the texts of a small catalogue may span fewer dimensions than the table has."""
+    vectors = item_vectors(encoded_texts(domains, encoder, str(cache)), width, zero_fill=True)
+    source = [encoder_digest(encoder), *(domain.content_hash() for domain in domains.values())]
+    return {name: TextStart(vector_ID, source) for name, vector_ID in vectors.items()}
+
+
+def _trained(
+    domain: Domain,
+    protocol: str,
+    config: SasrecConfig,
+    seed: int,
+    cache: Path,
+    device: str,
+    start: TextStart | None,
+) -> Path:
     sequences, num_items = domain.clients.sequences, len(domain.item_keys)
 
     def build(folder: Path) -> None:
         valid, public = validation_ndcg(sequences, num_items), domain.public.sequences
-        model = train(sequences, num_items, config, seed=seed, device=device, valid=valid, extra=public)
+        start_ID = None if start is None else start.vector_ID
+        model = train(
+            sequences, num_items, config, seed=seed, device=device, valid=valid, extra=public, start_ID=start_ID
+        )
         ranked = {
             split: rank_held_out(scores(model, sequences, split), sequences, num_items, split, get_protocol(protocol))
             for split in ("valid", "test")
@@ -71,8 +115,10 @@ def _trained(domain: Domain, protocol: str, setting: dict, seed: int, cache: Pat
         "protocol": protocol,
         "data": domain.content_hash(),
         "device": device,
+        **({} if start is None else {"start": start.source}),
     }
     stage = cached_stage(cache, f"sasrec-{domain.name}", inputs, build)
     if not stage.reused:
-        say(f"sasrec, {domain.name}, seed {seed}: validation ndcg@10 {_valid(stage.folder):.4f}")
+        label = SASREC if start is None else SASREC_TEXT
+        say(f"{label}, {domain.name}, seed {seed}: validation ndcg@10 {_valid(stage.folder):.4f}")
     return stage.folder

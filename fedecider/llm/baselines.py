@@ -1,4 +1,7 @@
-"""The baselines that stand in every run of the LLM track: models without any adapter, counts, and the canary."""
+"""The baselines that stand in every run of the LLM track: models without any adapter, counts, item texts, the canary.
+
+Shape legend: U users.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.counts import decayed_cooccurrence, last_item_cooccurrence, popularity
+from fedecider.baselines.text_neighbours import text_and_count_scores, text_neighbour_scores
 from fedecider.evaluation.canary import memoriser
-from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.streams import stream
+from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters
 from fedecider.lora.fusion import load_plain
@@ -26,6 +31,9 @@ COUNTS = {
     "decayed co-occurrence": decayed_cooccurrence,
 }
 """Counting baselines by the name of their row."""
+TEXT, TEXT_AND_COUNTS = "text neighbours", "text neighbours + counts"
+UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
+"""Rows that need no training: a model that is not above them has learnt nothing that is worth its training."""
 
 
 def zero_shot(
@@ -50,13 +58,23 @@ def zero_shot(
 
 
 def counting_positions(settings: Settings, foundation: Foundation, split: str = "test") -> dict[str, Positions]:
-    """Positions of the counting baselines (public pool and the clients' train parts of the domain) and the canary."""
+    """Positions of the rows that need no training and of the canary.
+
+    Counts are those of the public pool and of the clients' train parts of the domain; item texts are vectors of
+    ``pretrain.text_encoder``, and texts and counts are added up with one weight for all data.
+    """
     protocol = get_protocol(settings.run.protocol)
-    found: dict[str, Positions] = {name: {} for name in (*COUNTS, CANARY)}
+    found: dict[str, Positions] = {name: {} for name in (*UNTRAINED, CANARY)}
+    vectors = encoded_texts(foundation.domains, settings.run.pretrain.text_encoder, settings.run.cache)
     for name, domain in foundation.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
         for label, count in COUNTS.items():
             found[label][name] = count(sequences, num_items, split, protocol, extra=domain.public.sequences)
+        for label, score in {
+            TEXT: text_neighbour_scores(vectors[name], sequences, split),
+            TEXT_AND_COUNTS: text_and_count_scores(vectors[name], sequences, split, domain.public.sequences),
+        }.items():
+            found[label][name] = rank_held_out(score, sequences, num_items, split, protocol)
         generator = stream(settings.run.seed, CANARY, name)
         found[CANARY][name] = memoriser(sequences, num_items, split, protocol, generator=generator)
     return found

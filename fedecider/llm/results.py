@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
@@ -15,7 +16,7 @@ from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
-from fedecider.llm.baselines import Positions, counting_positions, zero_shot
+from fedecider.llm.baselines import COUNTS, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
@@ -26,7 +27,7 @@ from fedecider.methods.recommender import Recommender
 from fedecider.report.costs import WAYS, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.rows import ResultRow, result_rows, rows_data, view_labels
-from fedecider.report.tables import ResultTable, markdown_table, rich_table
+from fedecider.report.tables import ResultTable, markdown_table, rich_table, shown_domains
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder
@@ -67,7 +68,8 @@ def write_results(
     write_per_user(folder.per_user, records)
     _write_rounds(settings, method, recommender, state, folder)
     table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
-    console.print(rich_table(table, title=f"Test results of {folder.root.name}, round {state.best_round}"))
+    shown = table._replace(rows=printed_rows(rows), notes=[*table.notes, f"all rows: {folder.results}"])
+    console.print(rich_table(shown, title=f"Test results of {folder.root.name}, round {state.best_round}"))
     for name in recommender.names:
         say(f"adapter: {folder.adapters / name}")
     texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
@@ -76,6 +78,14 @@ def write_results(
         say(f"report: {page}")
     text = markdown_table(table, title=f"Test, round {state.best_round}")
     write_text(folder.results, text)  # last: a run whose table stands there is finished
+
+
+def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """The rows for a terminal, in their order: of the counting rows the one with the best ndcg@10 stands for all."""
+    scope = shown_domains(rows)[-1]
+    counts = [row for row in rows if row.label in COUNTS]
+    best = max(counts, key=lambda row: row.values[scope]["ndcg@10"].mean)
+    return [row for row in rows if row.label not in COUNTS or row is best]
 
 
 def _evaluate(
@@ -106,6 +116,7 @@ def _write_metrics(
         "best_valid_ndcg@10": state.best_score,
         "num_beams": settings.ranking.num_beams,
         "length_penalty": settings.ranking.length_penalty,
+        "text_encoder": encoder_label(settings.run.pretrain.text_encoder),
         "domains": {},
     }
     for name, domain in foundation.domains.items():
@@ -203,4 +214,5 @@ def _notes(settings: Settings, method: FederatedMethod, state: RunState) -> list
         f"round {state.best_round} of {settings.run.num_rounds} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {method.views[0]}",
         f"beam search with {settings.ranking.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+        f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
     ]

@@ -150,6 +150,7 @@ def _results(files: RunFiles) -> list[Section]:
         "Expected hit@10 of random scores: "
         + ", ".join(f"{name} {domain['chance_hit@10']:.4f}" for name, domain in metrics["domains"].items())
         + ".",
+        *(f"Text neighbours: item texts as vectors of {one}." for one in [metrics.get("text_encoder")] if one),
     ]
     return [Section("Results", paragraphs, tables, [interval_bars(metrics)])]
 

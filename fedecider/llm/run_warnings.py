@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.llm.baselines import COUNTS
+from fedecider.llm.baselines import UNTRAINED
 from fedecider.report.rows import CANARY
 
 TIED = 0.01
@@ -29,7 +29,7 @@ def run_warnings(
     return [
         *_protocol(metrics),
         *_clients(rounds, list(metrics["domains"])),
-        *_counts(metrics),
+        *_untrained(metrics),
         *(warning for name, card in cards.items() for warning in _data(name, card)),
         *_origin(record, metrics, rounds),
     ]
@@ -75,11 +75,11 @@ def _clients(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
     ]
 
 
-def _counts(metrics: Mapping[str, Any]) -> list[str]:
+def _untrained(metrics: Mapping[str, Any]) -> list[str]:
     found = []
     for name, domain in metrics["domains"].items():
         test, reported = domain["test"], domain["test"][metrics["reported"]]["ndcg@10"]["mean"]
-        better = {label: test[label]["ndcg@10"]["mean"] for label in COUNTS if label in test}
+        better = {label: test[label]["ndcg@10"]["mean"] for label in UNTRAINED if label in test}
         best = max(better, key=lambda label: better[label], default=None)
         if best is not None and better[best] > reported:
             found.append(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedecider.evaluation.metrics import MACRO
-from fedecider.llm.baselines import COUNTS
+from fedecider.llm.baselines import UNTRAINED
 from fedecider.report.page import PageTable, Section
 
 GLOSSARY = (
@@ -24,25 +24,28 @@ GLOSSARY = (
     ("hit@10", "share of users whose held-out item is among the first ten recommendations"),
     ("ndcg@10", "the same, but a place further down counts less: 1 for the first, 0.29 for the tenth"),
     ("95 % interval", "where the mean would lie for other users like these; overlapping intervals settle nothing"),
-    ("baseline", "a row that is not federated, such as counts of what is often bought together"),
+    (
+        "baseline",
+        "a row that is not federated, such as counts of what is often bought together, or items with near texts",
+    ),
     ("canary, memoriser", "a row that learns nothing; if it is above chance, the evaluation gives the answer away"),
     ("zero-shot", "the shared model as it is before any client has trained"),
 )
 
 
 def opening(metrics: Mapping[str, Any], num_rounds: int) -> list[str]:
-    """What was run, what came out, and whether it is better than the best counting baseline."""
+    """What was run, what came out, and whether it is better than the best row that needs no training."""
     test, where = _test(metrics)
     model = test[metrics["reported"]]
     domains, rounds = list(metrics["domains"]), f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
     chance = sum(domain["chance_hit@10"] for domain in metrics["domains"].values()) / len(domains)
-    found = {label: test[label]["ndcg@10"] for label in COUNTS if label in test}
+    found = {label: test[label]["ndcg@10"] for label in UNTRAINED if label in test}
     return [
         f"The method {metrics['method']} trained a recommender for {_parties(domains)} in {rounds}. Shown is the model "
         f"after round {metrics['best_round']}, the best one on validation items.",
         f"For {model['hit@10']['mean']:.1%} of the users{where}, the item that they took next is among its first ten "
         f"recommendations out of the whole catalogue (hit@10); guessing would find it for {chance:.1%}.",
-        *([_against_counts(model["ndcg@10"], found, where)] if found else []),
+        *([_against_untrained(model["ndcg@10"], found, where)] if found else []),
     ]
 
 
@@ -64,14 +67,14 @@ def _parties(domains: list[str]) -> str:
     return f"each of {len(domains)} domains ({', '.join(domains)}), every one a client with data of its own,"
 
 
-def _against_counts(model: Mapping[str, float], counts: Mapping[str, Mapping[str, float]], where: str) -> str:
-    name = max(counts, key=lambda label: counts[label]["mean"])
-    best = counts[name]
+def _against_untrained(model: Mapping[str, float], found: Mapping[str, Mapping[str, float]], where: str) -> str:
+    name = max(found, key=lambda label: found[label]["mean"])
+    best = found[name]
     apart = model["low"] > best["high"] or best["low"] > model["high"]
     sure = "the 95 % intervals do not overlap" if apart else "but the 95 % intervals overlap, so it may be chance"
-    numbers = f"ndcg@10{where}: {model['mean']:.4f} against {best['mean']:.4f} of {name}, the best of the counts"
+    numbers = f"ndcg@10{where}: {model['mean']:.4f} against {best['mean']:.4f} of {name}, the best of these rows"
     if model["mean"] > best["mean"]:
-        return f"It is better than counting ({numbers}); {sure}."
+        return f"It is better than what needs no training ({numbers}); {sure}."
     if model["mean"] < best["mean"]:
-        return f"It is not better than counting ({numbers}); {sure}."
-    return f"It is as good as counting ({numbers})."
+        return f"It is not better than what needs no training ({numbers}); {sure}."
+    return f"It is as good as what needs no training ({numbers})."

@@ -14,6 +14,7 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.config import RunConfig
 from fedecider.llm.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.llm.item_texts import encoded_texts
 from fedecider.lora.adapters import attach_lora, layer_names
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
@@ -69,6 +70,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
             "embeddings. Write output instead of table in lora_targets"
         )
     with launch.accelerator.main_process_first():
+        encoded_texts(domains, config.pretrain.text_encoder, config.cache)  # read again for the table after the rounds
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
         distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
     if launch.is_main:

@@ -41,7 +41,7 @@ from fedecider.methods.recommender import Recommender, client_positions
 VIEWS = ("post_broadcast", "pre_upload")
 UNWANTED = "unwanted"
 """Flags of the directions that a client does not download: in its upload (K,), at the server (K, K); uint8."""
-GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": 0.4}, {"alpha_init": 0.2}, {"alpha_init": 1.0})
+GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": "auto"}, {"alpha_init": "auto", "alpha_peers": 0.3})
 """What to choose from on validation, the paper's settings first: the start of the weights decides how far the first
 fusion moves the model (``docs/papers.md``)."""
 
@@ -53,8 +53,10 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
     scalars). Download: K directions; in round 1 the common start. Views: ``post_broadcast`` (the paper's final model)
     and ``pre_upload``, the model as it was trained. Differs from the paper: untrained and non-finite updates are
     handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that the first broadcast changes nothing there;
-    ``alpha_per`` and ``skip_below`` are ours. A skipped direction stays away for good: while it is absent its weight
-    has no gradient, so nothing could tell that it is wanted again.
+    ``alpha_init auto``, ``alpha_per`` and ``skip_below`` are ours. With ``auto`` the first training of every client is
+    plain LoRA, also where it comes in a later round; after it the client sets its weights from the norms of its own
+    update (`_started`), for which nothing is sent. Until then its model is the shared student. A skipped direction
+    stays away for good: while it is absent its weight has no gradient, so nothing could tell that it is wanted again.
     """
     num_clients = recommender.num_clients
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
@@ -149,11 +151,13 @@ def _update(
     recommender: Recommender, config: FedeciderConfig, round: int, download: Download, own: Tree, client: int
 ) -> tuple[Tree, Tree, dict[str, Any]]:
     """Train one client -> what to upload, its new local row, its log."""
+    directions, alpha = download.shared if round == 1 else _received(download.shared, own), None
+    starts = config.starts_from_norms and not _has_trained(own)
     if round == 1:
-        directions, alpha = download.shared, None
         load_plain(recommender.model, directions)
+    elif starts:
+        load_plain(recommender.model, without_prefix(own, "own"))
     else:
-        directions = _received(download.shared, own)
         alpha = load_view(recommender, config, "post_broadcast", download, own, client)
     trained = train_locally(recommender, client, round, alpha=alpha, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.log["finite"]:
@@ -161,7 +165,11 @@ def _update(
     trained_alpha = own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client)
     stacked = stack_trees([trained.adapters])
     norm_M = update_norms(stacked)[0]
-    next_alpha = _absorbed(trained_alpha, norm_M, client) if config.own_slot == "absorb" else trained_alpha.clone()
+    next_alpha = trained_alpha.clone()
+    if starts:
+        next_alpha = _started(config, trained_alpha, norm_M, client)
+    elif config.own_slot == "absorb":
+        next_alpha = _absorbed(trained_alpha, norm_M, client)
     new_own = {
         "alpha": next_alpha,
         "upload_alpha": own["upload_alpha"] if alpha is None else trained_alpha,
@@ -174,7 +182,7 @@ def _update(
     if config.normalises and config.normalize_at == "client":
         pair = take_row(normalise(stacked, balanced=config.balanced).tree, 0)
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
-    # the two kinds of weights differ under absorb only
+    # the two kinds of weights differ under absorb, and where auto has just set them
     weights = {**_weight_log("alpha", next_alpha), **_weight_log("trained_alpha", trained_alpha)}
     skipped = {"skipped": new_own["away"].nonzero().flatten().tolist()} if config.skip_below else {}
     log = {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M), **skipped}
@@ -203,6 +211,25 @@ def _flags(own: Tree) -> Tree:
     return {UNWANTED: own["away"].to(torch.uint8)} if "away" in own else {}
 
 
+def _has_trained(own: Tree) -> bool:
+    """Whether a client has an update of its own: until then it holds the common start, whose B is zero."""
+    return any(bool(tensor.any()) for key, tensor in without_prefix(own, "own").items() if key.endswith(".lora_b"))
+
+
+def _started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
+    """Weights like ``alpha`` as they start with ``auto``: the own one ``g``, the others ``alpha_peers g``.
+
+    ``g`` is the geometric mean of the own norms, or with weights per layer each layer's own norm (that mean where a
+    layer is untrained): the own direction times ``g`` is the own update again, exactly so per layer. With ``own_slot
+    raw`` the own slot keeps its size by itself, so its weight is 1.
+    """
+    mean = geometric_mean_norm(norm_M)
+    size_M = torch.full((), mean) if alpha.dim() == 1 else torch.where(norm_M < EPSILON, mean, norm_M).to(alpha)
+    started = (config.alpha_peers * size_M[..., None]).expand_as(alpha).clone()
+    started[..., client] = 1.0 if config.own_slot == "raw" else size_M
+    return started
+
+
 def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
     """``alpha`` with the norms that normalising takes from the own pair: their geometric mean, or each layer's own."""
     next_alpha = alpha.clone()
@@ -214,9 +241,14 @@ def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
 
 
 def _initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
-    """(K, K): ``alpha_init``, 1/K without personal weights; own weights 1 where the own pair keeps its size."""
+    """(K, K): ``alpha_init``, 1/K without personal weights; own weights 1 where the own pair keeps its size.
+
+    With ``auto`` the own pair alone, until the client has trained.
+    """
     if config.ablation == "wo_per":
         return torch.full((num_clients, num_clients), 1.0 / num_clients)
+    if isinstance(config.alpha_init, str):
+        return torch.eye(num_clients)
     alpha_KK = torch.full((num_clients, num_clients), config.alpha_init)
     if config.own_slot != "normalized":
         alpha_KK.fill_diagonal_(1.0)

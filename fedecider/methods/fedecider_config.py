@@ -7,13 +7,19 @@ from typing import Annotated, Literal
 
 from fedecider.bounds import NotNegative, above, check
 
+AUTO = "auto"
+"""``alpha_init`` by which a client's weights start from the norm of its first own update."""
+
 
 @dataclass(frozen=True)
 class FedeciderConfig:
     """Settings of FeDecider and of its ablations.
 
     Args:
-        alpha_init: The start value of every fusion weight, at the first round after a broadcast (paper: 2).
+        alpha_init: Where the fusion weights start, at the first round after a broadcast: a number for every weight
+            (paper: 2); auto: the own weight is the norm of the client's first own update, so that the first broadcast
+            leaves the own part as large as it was, and the others are alpha_peers times that.
+        alpha_peers: With alpha_init auto, the start of the weights of the other clients as a share of the own norm.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         train_alpha: If false, the fusion weights stay where they started.
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
@@ -31,7 +37,8 @@ class FedeciderConfig:
         sep_factors: The factors that wo_sep combines, raw (as printed) or normalized.
     """
 
-    alpha_init: float = 2.0
+    alpha_init: float | Literal["auto"] = 2.0
+    alpha_peers: NotNegative = 0.0
     alpha_learning_rate: Annotated[float, above(0, hint="train_alpha false keeps the weights fixed")] = 1e-3
     train_alpha: bool = True
     alpha_per: Literal["client", "module"] = "client"
@@ -52,6 +59,16 @@ class FedeciderConfig:
             raise ValueError("got own_slot absorb with wo_per, which has no fusion weights; use raw or normalized")
         if self.alpha_per == "module" and self.ablation == "wo_per":
             raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
+        if self.starts_from_norms and self.ablation != "none":
+            raise ValueError(
+                f"got alpha_init auto with {self.ablation}, expected no ablation: only there a weight is the size of a "
+                "direction of norm 1. Give alpha_init a number"
+            )
+        if self.alpha_peers and not self.starts_from_norms:
+            raise ValueError(
+                f"got alpha_peers {self.alpha_peers} with alpha_init {self.alpha_init}, which is the start of every "
+                "weight; set alpha_init auto, or drop alpha_peers"
+            )
         if self.skip_below and not self.learns_alpha:
             raise ValueError(
                 f"got skip_below {self.skip_below} with fusion weights that do not learn, so that nothing tells which "
@@ -62,6 +79,11 @@ class FedeciderConfig:
     def normalises(self) -> bool:
         """Whether directions are broadcast, not raw pairs."""
         return self.ablation in ("none", "wo_per") or (self.ablation == "wo_sep" and self.sep_factors == "normalized")
+
+    @property
+    def starts_from_norms(self) -> bool:
+        """Whether every client sets its own start of the weights, after its first local training."""
+        return self.alpha_init == AUTO
 
     @property
     def learns_alpha(self) -> bool:

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedecider.federation.record import plain, write_text
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c6d31")  # Okabe and Ito
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = (*OKABE_ITO, "#8c6d31", "#7f7f7f", "#9467bd")
 """Of rows of a table (models, baselines), in the order of their table."""
 DOMAIN_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")  # Paul Tol
 """Of domains, in client order: other ones, since a colour means one thing on a page."""

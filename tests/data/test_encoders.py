@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedecider.data import encoders
-from fedecider.data.encoders import load_encoder, tfidf_vectors
+from fedecider.data.encoders import encoder_label, load_encoder, tfidf_vectors
 
 TEXTS = ["Red fox", "red owl", "blue sea, blue"]
 COMMON, RARE = math.log(4 / 3) + 1, math.log(4 / 2) + 1  # idf of a word in 2 and in 1 of 3 texts
@@ -74,6 +74,16 @@ def test_auto_takes_the_packaged_model_where_it_is_installed(fake_models, monkey
     assert FakeModel.sources == [("/packaged/model", "cpu")]
     monkeypatch.setattr(encoders, "find_spec", lambda name: None)
     assert load_encoder("auto").name == "TF-IDF + SVD"
+
+
+def test_a_label_is_the_name_of_the_encoder_and_loads_nothing(fake_models, tmp_path):
+    folder = tmp_path / "gtr-t5-base"
+    folder.mkdir()
+    names = ["auto", "minilm", "tfidf", "group/model", str(folder)]
+    labels = [encoder_label(name) for name in names]
+    assert labels == ["all-MiniLM-L6-v2", "all-MiniLM-L6-v2", "TF-IDF + SVD", "group/model", "gtr-t5-base"]
+    assert FakeModel.sources == []
+    assert labels == [load_encoder(name).name for name in names]
 
 
 def test_missing_packages_are_named(monkeypatch):

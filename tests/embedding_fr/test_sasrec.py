@@ -156,6 +156,20 @@ def test_scores_depend_on_the_seed_and_not_on_the_protocol_or_the_callers_genera
     assert not torch.equal(first, fit(SEQUENCES, 9, STRICT, config, seed=4)(USERS))
 
 
+def test_a_start_from_vectors_is_trained_on():
+    start_ID = torch.nn.functional.normalize(torch.randn(9, 8, generator=torch.Generator().manual_seed(1)), dim=1)
+    config = SasrecConfig(**{**SMALL, "embedding_size": 8, "num_epochs": 1, "learning_rate": 1e-9})
+    still = train(SEQUENCES, 9, config, seed=3, start_ID=start_ID)
+    torch.testing.assert_close(still.item_ID.data, start_ID, rtol=0, atol=1e-5)
+    plain = train(SEQUENCES, 9, config, seed=3)
+    torch.testing.assert_close(still.position_LD, plain.position_LD, rtol=0, atol=1e-6)  # all else starts as it did
+    config = SasrecConfig(**{**SMALL, "embedding_size": 8})
+    moved = train(SEQUENCES, 9, config, seed=3, start_ID=start_ID)
+    assert (moved.item_ID - start_ID).abs().max() > 1e-3
+    with pytest.raises(ValueError, match=r"got item vectors of the shape \(9, 7\), expected \(9, 8\)"):
+        train(SEQUENCES, 9, config, seed=3, start_ID=start_ID[:, :7])
+
+
 def test_the_best_validated_epoch_is_kept_and_patience_ends_training():
     figures = iter([0.1, 0.6, 0.5, 0.2, 0.9])
     calls = []

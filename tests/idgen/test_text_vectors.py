@@ -34,6 +34,14 @@ def test_the_sign_does_not_depend_on_the_decomposition():
     assert torch.allclose(item_vectors(texts, 3)["a"], item_vectors(mirrored, 3)["a"], atol=1e-5)
 
 
+def test_columns_beyond_what_the_texts_span_may_be_zero():
+    texts = {"a": encoded(5, 8, 0)}  # centred, five texts span four dimensions
+    filled_ID = item_vectors(texts, 6, zero_fill=True)["a"]
+    assert torch.equal(filled_ID[:, :4], item_vectors(texts, 4)["a"])
+    assert not filled_ID[:, 4:].any()
+    assert torch.equal(item_vectors(texts, 3, zero_fill=True)["a"], item_vectors(texts, 3)["a"])
+
+
 def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="no domains"):
         item_vectors({}, 4)

@@ -158,7 +158,10 @@ def test_the_page_opens_with_what_came_out_in_plain_words(folder):
     assert "in 3 rounds" in first
     assert "For 19.1% of the users, mean over domains," in first
     assert "guessing would find it for 5.0%" in first
-    assert "It is better than counting (ndcg@10, mean over domains: 0.1913 against 0.0862 of popularity" in first
+    assert (
+        "It is better than what needs no training (ndcg@10, mean over domains: 0.1913 against 0.0862 of popularity"
+        in first
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,30 +170,43 @@ def test_the_page_opens_with_what_came_out_in_plain_words(folder):
         (
             0.30,
             0.20,
-            "It is better than counting (ndcg@10: 0.3000 against 0.2000 of popularity, the best of the counts); "
-            "the 95 % intervals do not overlap.",
+            "It is better than what needs no training (ndcg@10: 0.3000 against 0.2000 of popularity, the best of these "
+            "rows); the 95 % intervals do not overlap.",
         ),
         (
             0.30,
             0.29,
-            "It is better than counting (ndcg@10: 0.3000 against 0.2900 of popularity, the best of the counts); "
-            "but the 95 % intervals overlap, so it may be chance.",
+            "It is better than what needs no training (ndcg@10: 0.3000 against 0.2900 of popularity, the best of these "
+            "rows); but the 95 % intervals overlap, so it may be chance.",
         ),
         (
             0.10,
             0.20,
-            "It is not better than counting (ndcg@10: 0.1000 against 0.2000 of popularity, the best of the "
-            "counts); the 95 % intervals do not overlap.",
+            "It is not better than what needs no training (ndcg@10: 0.1000 against 0.2000 of popularity, the best of "
+            "these rows); the 95 % intervals do not overlap.",
         ),
     ],
 )
-def test_the_opening_says_whether_the_model_is_better_than_counting(model, count, said):
+def test_the_opening_says_whether_the_training_was_worth_it(model, count, said):
     metrics = {**METRICS, "domains": {"crime": domain(model, count)}}
     del metrics["macro"]
     assert opening(metrics, 1)[-1] == said
     assert "the domain crime in 1 round." in opening(metrics, 1)[0]
     for words in ("hit@10", "ndcg@10", "baseline", "canary", "fusion weights"):
         assert any(words in term for term, _ in GLOSSARY)
+
+
+def test_text_neighbours_are_among_what_a_model_is_held_to(folder):
+    crime = domain(0.30, 0.20)
+    crime["test"]["text neighbours + counts"] = intervals(0.40)
+    metrics = {**METRICS, "domains": {"crime": crime}, "text_encoder": "TF-IDF + SVD"}
+    del metrics["macro"]
+    assert "0.3000 against 0.4000 of text neighbours + counts" in opening(metrics, 1)[-1]
+    said = "crime: text neighbours + counts has a higher test ndcg@10 (0.4000) than the model (0.3000)"
+    assert said in run_warnings(RECORD, metrics, QUIET, {})
+    assert "as vectors of" not in body(folder)  # runs of before
+    folder.metrics.write_text(json.dumps({**METRICS, "text_encoder": "TF-IDF <SVD>"}))
+    assert "Text neighbours: item texts as vectors of TF-IDF &lt;SVD&gt;." in body(folder)
 
 
 def test_one_thing_has_one_colour_on_the_page(folder):

@@ -1,0 +1,118 @@
+"""Rows beside the methods in every run: texts and counts, what they may read, and which are printed."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedecider.baselines.text_neighbours import text_and_count_scores, text_neighbour_scores
+from fedecider.comparison import baselines as comparison
+from fedecider.comparison.baselines import BASELINES, SASREC, SASREC_TEXT
+from fedecider.data.sample import sample_domains
+from fedecider.evaluation.protocols import rank_held_out
+from fedecider.evaluation.statistics import Interval
+from fedecider.llm.baselines import COUNTS, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.item_texts import encoded_texts
+from fedecider.llm.results import printed_rows
+from fedecider.llm.setup import Foundation
+from fedecider.report.rows import CANARY, ResultRow
+from fedecider.running.stages import Stage
+
+NAMES = ("crime", "comics")
+
+
+@pytest.fixture(scope="module")
+def domains():
+    return sample_domains(NAMES, 0)
+
+
+def settings_of(cache, encoder="tfidf"):
+    return parse_settings("", ["--cache", str(cache), "--pretrain.text_encoder", encoder])
+
+
+def foundation(domains):
+    return Foundation(domains, {}, Stage(None, True), Stage(None, True))
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_text_rows_stand_in_every_run(domains, tmp_path, split):
+    found = counting_positions(settings_of(tmp_path), foundation(domains), split)
+    assert list(found) == [*COUNTS, TEXT, TEXT_AND_COUNTS, CANARY]
+    vectors = encoded_texts(domains, "tfidf", str(tmp_path))
+    for name, domain in domains.items():
+        sequences, num_items = domain.clients.sequences, len(domain.item_keys)
+        text = text_neighbour_scores(vectors[name], sequences, split)
+        both = text_and_count_scores(vectors[name], sequences, split, domain.public.sequences)
+        for label, score in ((TEXT, text), (TEXT_AND_COUNTS, both)):
+            assert torch.equal(found[label][name], rank_held_out(score, sequences, num_items, split))
+        assert not torch.equal(found[TEXT][name], found[TEXT_AND_COUNTS][name])
+    assert len(list(tmp_path.glob("text-vectors-*"))) == 1  # encoded once
+
+
+def with_other_ends(domain):
+    """The same data but for the validation and test items of every client user but the first."""
+    size = len(domain.item_keys)
+    first, *others = domain.clients.sequences
+    changed = [[*sequence[:-2], *((item + 7) % size for item in sequence[-2:])] for sequence in others]
+    return dataclasses.replace(domain, clients=domain.clients._replace(sequences=[first, *changed]))
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
+    settings = settings_of(tmp_path)
+    other = {name: with_other_ends(domain) for name, domain in domains.items()}
+    before, after = (counting_positions(settings, foundation(one), split) for one in (domains, other))
+    for label in UNTRAINED:
+        for name in NAMES:
+            assert before[label][name][0] == after[label][name][0]
+            assert not torch.equal(before[label][name], after[label][name])  # the places of the changed items differ
+
+
+def row(label, score):
+    values = {"hit@10": Interval(0.5, 0.4, 0.6), "ndcg@10": Interval(score, 0.0, 1.0)}
+    low = {**values, "ndcg@10": Interval(1.0 - score, 0.0, 1.0)}
+    return ResultRow(label, {"crime": low, "comics": low, "macro": values})
+
+
+def test_the_best_counts_stand_for_all_counts_in_the_terminal():
+    scores = {"fedecider": 0.3, "popularity": 0.1, "decayed co-occurrence": 0.5, "last-item co-occurrence": 0.4}
+    rows = [row(label, score) for label, score in {**scores, TEXT: 0.2, TEXT_AND_COUNTS: 0.6, CANARY: 0.0}.items()]
+    labels = [one.label for one in printed_rows(rows)]
+    assert labels == ["fedecider", "decayed co-occurrence", TEXT, TEXT_AND_COUNTS, CANARY]
+
+
+def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeypatch):
+    assert BASELINES[-3:] == (SASREC, SASREC_TEXT, CANARY)
+    assert set(UNTRAINED) < set(BASELINES)
+    calls = []
+
+    def train(sequences, num_items, config, *, start_ID, extra, **settings):
+        calls.append((sequences, num_items, config.embedding_size, start_ID, extra))
+        return real(
+            sequences, num_items, dataclasses.replace(config, num_epochs=1), start_ID=start_ID, extra=extra, **settings
+        )
+
+    real = comparison.train
+    monkeypatch.setattr(comparison, "train", train)
+    plain = comparison.sasrec(domains, "strict", 1, 1, tmp_path)
+    for _ in range(2):
+        text = comparison.sasrec(domains, "strict", 1, 1, tmp_path, text_encoder="tfidf")
+    assert len(calls) == 4  # two domains each, kept
+    for (name, domain), (sequences, num_items, width, start_ID, extra) in zip(domains.items(), calls[2:], strict=True):
+        assert (sequences, extra) == (domain.clients.sequences, domain.public.sequences)
+        assert start_ID.shape == (num_items, width) == (len(domain.item_keys), 64)
+        torch.testing.assert_close(start_ID.norm(dim=1), torch.ones(num_items))
+        assert text[name].shape == (1, len(sequences))
+        assert not torch.equal(text[name], plain[name])
+    assert [call[3] for call in calls[:2]] == [None, None]
+    (kept,) = tmp_path.glob("text-vectors-*/vectors.safetensors")
+    assert set(load_file(kept)) == set(NAMES)
+
+
+def test_sasrec_from_texts_is_trained_anew_for_other_catalogues(domains, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "GRID", ({"num_epochs": 1, "embedding_size": 8},))
+    for chosen in (domains, {"crime": domains["crime"]}):
+        comparison.sasrec(chosen, "strict", 1, 1, tmp_path, text_encoder="tfidf")
+    assert len(list(tmp_path.glob("sasrec-crime-*"))) == 2  # one decomposition over all domains

@@ -22,6 +22,7 @@ from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
 from fedecider.llm import foundation
 from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.llm.domain_ids import assign_ids
 from idgen.backbone import BackboneConfig
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.draws import SampleConfig
@@ -120,10 +121,7 @@ def made(domains, wording, generator) -> Made:
     """With user texts by ``generator``, for a T5."""
     config = settings(wording)
     tokenizer = foundation._tokenizer(config, domains, {})
-    ids = {
-        name: foundation._domain_ids(config, domain, tokenizer, generator, None, None, True)
-        for name, domain in domains.items()
-    }
+    ids = assign_ids(config, domains, tokenizer, generator, {}, {}, True)
     return Made(domains, config, tokenizer, ids)
 
 
@@ -251,10 +249,7 @@ def test_a_catalogue_returns_its_own_items_only():
     check_public_disjoint(domains)
     config = settings("none")
     tokenizer = foundation._tokenizer(config, domains, {})
-    ids = {
-        name: foundation._domain_ids(config, domain, tokenizer, None, None, None, True)
-        for name, domain in domains.items()
-    }
+    ids = assign_ids(config, domains, tokenizer, None, {}, {}, True)
     tasks = foundation.client_tasks(domains, ids, tokenizer, config)
     texts = [set(task.item_ids.texts) for task in tasks]
     assert texts[0] & texts[1]

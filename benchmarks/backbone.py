@@ -19,7 +19,8 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.record import read_json
 from fedecider.llm.baselines import COUNTS
 from fedecider.llm.commands import parse_settings
-from fedecider.llm.foundation import client_tasks, load_ids, pretrain_stage
+from fedecider.llm.domain_ids import load_ids
+from fedecider.llm.foundation import client_tasks, pretrain_stage
 from fedecider.llm.setup import Settings, load_data
 from idgen.backbone import load_backbone
 from idgen.ranking import rank_task

@@ -247,8 +247,8 @@ def has_tied_output(config: BackboneConfig) -> bool:
 def _kinds(config: BackboneConfig) -> list[Any]:
     """Configurations that have the layers of the backbone; for a name of the hub, all that it may be."""
     t5 = [T5Config(vocab_size=4, feed_forward_proj=kind, **SMALL_T5) for kind in ("relu", "gated-gelu")]
-    sizes = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2}
-    llama = LlamaConfig(vocab_size=4, tie_word_embeddings=True, **sizes)
+    llama = LlamaConfig(vocab_size=4, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=2)
+    llama.tie_word_embeddings = True
     llama.architectures = ["LlamaForCausalLM"]
     if config.name_or_path is None:
         return [llama] if config.kind == "decoder" else [t5[config.feed_forward != "relu"]]

@@ -72,6 +72,7 @@ class Task(NamedTuple):
     """All that a recommender needs to train and be evaluated on one domain."""
 
     name: str
+    """The domain's; of a public pool, the catalogue's."""
     item_ids: ItemIds
     trie: Trie
     train: EventTable
@@ -120,7 +121,7 @@ def build_task(
     user_tokens: list[list[int]] = named.token_ids if named else [[]] * len(events.sequences)
     end_token = _end_token(item_ids, tokenizer, config)
     parts = make_parts(
-        domain.name,
+        domain.catalogue,
         item_ids.token_ids,
         user_tokens,
         tokenizer,
@@ -133,7 +134,7 @@ def build_task(
     )
     has_text_U = np.fromiter(map(bool, user_tokens), bool, len(user_tokens))
     return Task(
-        name=domain.name,
+        name=domain.name if hold_out else domain.catalogue,
         item_ids=item_ids,
         trie=Trie.build(item_ids.token_ids, end_token),
         train=event_table(events.sequences, hold_out, has_text_U, config.user_wording),
@@ -308,7 +309,7 @@ def _check_inputs(
             f"got {len(item_ids.token_ids)} item IDs for the {len(domain.item_keys)} items of domain {domain.name!r}; "
             "expected one for each. The ID map belongs to other data: assign the item IDs again"
         )
-    if config.user_wording != "none" and user_ids is None:
+    if config.user_wording != "none" and user_ids is None and events.users:
         raise ValueError(
             f"user_wording is {config.user_wording!r} but there are no user texts for domain {domain.name!r}; "
             "expected one for each user. Write them with `idgen.item_ids.user_texts`, or set user_wording to 'none'"

@@ -13,6 +13,7 @@ from fedecider.comparison.collect import collect
 from fedecider.comparison.page import write_page_of
 from fedecider.comparison.plan import CompareConfig, fill, locked, plan
 from fedecider.comparison.table import write_table
+from fedecider.data.domain import clients_of
 from fedecider.llm.setup import load_data
 from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.run_folder import git_commit
@@ -30,11 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(
                 f"got no row whose runs all finished, expected one at least: see {config.output}/runs/*.log"
             )
-        domains = load_data(rows[0].runs[0].settings.run)
+        data = load_data(rows[0].runs[0].settings.run)
+        domains = clients_of(data)
         collected = collect(config, rows, domains)
         sizes = (
             f"{name}: {len(d.clients.users):,} clients, {len(d.public.users):,} public, {len(d.item_keys):,} items"
-            for name, d in domains.items()
+            for name, d in data.items()
         )
         heading = [f"- Commit of the table: {git_commit()}", f"- Data: {'; '.join(sizes)}"]
         with locked(Path(config.output) / "table.lock"):  # several processes may fill one table, and end together

@@ -14,7 +14,7 @@ LLM = {*SHARED, "fedecider.lora", "fedecider.methods", "idgen", "distill"}
 ALLOWED = {
     BOUNDS: set(),
     "fedecider.federation": {BOUNDS},
-    "fedecider.data": {BOUNDS, "fedecider.evaluation"},
+    "fedecider.data": {BOUNDS, "fedecider.evaluation", "fedecider.federation"},
     "fedecider.evaluation": set(),
     "fedecider.running": BASE,
     "fedecider.baselines": BASE,

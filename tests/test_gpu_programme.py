@@ -13,7 +13,8 @@ from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.llm.config import PretrainConfig, RunConfig
-from fedecider.llm.foundation import client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.llm.domain_ids import load_ids
+from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
 from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining, build_recommender

@@ -36,7 +36,7 @@ from idgen.ranking import RankingConfig
 
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
 """Options that the table sets for all runs."""
-ALIKE = ("domains", "protocol", "pretrain", "distill", *RankingConfig.__dataclass_fields__)
+ALIKE = ("domains", "public_domains", "protocol", "pretrain", "distill", *RankingConfig.__dataclass_fields__)
 """Options that a row may not have for itself: its numbers would not be comparable with those of the others."""
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
 """What is tried after a method's own grid, so that methods without settings of their own get the same budget."""

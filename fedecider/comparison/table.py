@@ -51,7 +51,7 @@ def write_table(
     if collected.comparisons:
         parts += ["### Differences (paired permutation test over users, Holm over the table)", ""]
         parts += [
-            *(f"- {verdict(one)}" for one in collected.comparisons if one.domain == MACRO or _single(methods)),
+            *(f"- {verdict(one)}" for one in collected.comparisons if one.domain == MACRO or _single(collected)),
             "",
         ]
         num = sum(one.distinguishable() for one in collected.comparisons)
@@ -152,8 +152,8 @@ def _all_pairs(collected: Collected) -> bool:
     return len({(one.first, one.second) for one in collected.comparisons}) == len(methods) * (len(methods) - 1) // 2
 
 
-def _single(methods: Sequence[RowRuns]) -> bool:
-    return len(methods[0].runs[0].settings.run.domain_names) == 1
+def _single(collected: Collected) -> bool:
+    return len({one.domain for one in collected.comparisons}) == 1
 
 
 def _tex(text: str) -> str:

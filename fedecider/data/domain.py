@@ -44,13 +44,16 @@ class Domain:
     item_texts: list[str]
     """What the ID generator reads, such as ``title: ...; brand: ...``, lower case, one line."""
     clients: Events
-    """The private users of this client of the federation."""
+    """The private users of this client of the federation; none in a domain that only serves a foreign pool."""
     public: Events
     """Users for public pre-training; none of them is a client in any domain."""
     card: dict[str, Any]
     """Counts, ties, overlaps, checksums: the data card."""
+    catalogue: str = ""
+    """What silos of one product area share: items, texts and public users; if empty, the domain's own name."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "catalogue", self.catalogue or self.name)
         _check_catalogue(self)
         for group, events in (("client", self.clients), ("public", self.public)):
             _check_events(self, group, events)
@@ -72,6 +75,8 @@ class Domain:
         parts: list[Any] = [self.name, self.item_keys, self.titles, self.item_texts]
         for events in (self.clients, self.public):
             parts += [events.users, events.sequences, events.timestamps or None]
+        if self.catalogue != self.name:
+            parts.append(self.catalogue)
         for part in parts:
             digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
             digest.update(b"\n")
@@ -89,6 +94,40 @@ def check_public_disjoint(domains: Mapping[str, Domain]) -> None:
                     f"{len(both)} users such as {min(both)!r} are clients of {private.name!r} and public in "
                     f"{other.name!r}; expected none, or private events would reach the backbone. "
                     "Prepare these domains together, in one run of scripts/prepare_data.py."
+                )
+
+
+def by_catalogue(domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """Catalogue -> the first domain that has it: all that silos share is the same in every one of them."""
+    found: dict[str, Domain] = {}
+    for domain in domains.values():
+        found.setdefault(domain.catalogue, domain)
+    return found
+
+
+def clients_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """The domains that have client users."""
+    return {name: domain for name, domain in domains.items() if domain.clients.users}
+
+
+def check_catalogues(domains: Mapping[str, Domain]) -> None:
+    """Raise ``ValueError`` unless domains of one catalogue have its items and public users, and no client in common."""
+    first = by_catalogue(domains)
+    owner: dict[tuple[str, str], str] = {}
+    for name, domain in domains.items():
+        other = first[domain.catalogue]
+        for field in ("item_keys", "titles", "item_texts", "public"):
+            if getattr(domain, field) != getattr(other, field):
+                raise ValueError(
+                    f"got other {field.replace('_', ' ')} in {name!r} than in {other.name!r}, expected the same: both "
+                    f"are silos of {domain.catalogue!r}. Prepare them together, in one run of scripts/prepare_data.py."
+                )
+        for user in domain.clients.users:
+            before = owner.setdefault((domain.catalogue, user), name)
+            if before != name:
+                raise ValueError(
+                    f"got user {user!r} as a client of both {before!r} and {name!r}, expected one of them: both have "
+                    f"the catalogue of {domain.catalogue!r}. Take silos of one run of scripts/prepare_data.py."
                 )
 
 
@@ -126,7 +165,7 @@ def _check_events(domain: Domain, group: str, events: Events) -> None:
         raise ValueError(f"{where}: a user appears twice; expected each user once.")
     if len(events.users) != len(events.sequences):
         raise ValueError(f"{where}: got {len(events.users)} users and {len(events.sequences)} sequences.")
-    if group == "client" and len(events.users) < 2:
+    if group == "client" and len(events.users) == 1:
         raise ValueError(
             f"{where}: got {len(events.users)} user(s); expected at least 2. "
             "Lower k_core or min_length, or give more raw data."

@@ -83,6 +83,15 @@ class PrepareConfig:
     """Public users are added to a domain until they have this many events. If not given, there is no such limit."""
     public_share: ShareBelow1 = 0.2
     """The share of all users that is public; used only when users_per_domain is not given."""
+    public_domains: str = ""
+    """Further domains for a foreign pool (scripts/federate.py --public_domains), separated by commas: they have no
+    clients, and all their users that are a client of no other domain are public."""
+    silos: Annotated[int, at_least(1, most=1000)] = 1
+    """The number of companies that share the clients of each domain out among them: movies becomes movies.1, movies.2,
+    ... with the same catalogue and public users; 1 leaves domains whole."""
+    silo_skew: Annotated[float, at_least(0.01)] | None = None
+    """The concentration of the Dirichlet distribution by which each taste cluster is shared out among the silos; the
+    smaller, the more a silo has users of one taste. If not given, users are shared out uniformly."""
     shared_users_first: bool = False
     """If true, users of several of the domains become clients before all others, to study domains that share users."""
     text_fields: tuple[str, ...] = DEFAULT_TEXT_FIELDS
@@ -101,17 +110,24 @@ class PrepareConfig:
         check(self)
         if self.shared_users_first and self.users_per_domain is None:
             raise ValueError("got shared_users_first without users_per_domain, expected how many clients to choose")
+        if self.silo_skew is not None and self.silos == 1:
+            raise ValueError(f"got silo_skew {self.silo_skew} with one silo, expected silos of 2 or more")
         fields = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
         unknown = [name for name in self.text_fields if name not in fields]
         if unknown or not self.text_fields:
             raise ValueError(f"got text_fields {list(self.text_fields)}; expected some of {list(fields)}")
-        _check_names(self.source, self.domain_names)
+        _check_names(self.source, [*self.domain_names, *self.public_names])
 
     @property
     def domain_names(self) -> list[str]:
         """The domains as a list."""
         names = self.domains.split(",") if isinstance(self.domains, str) else self.domains
         return [name.strip() for name in names if name.strip()]
+
+    @property
+    def public_names(self) -> list[str]:
+        """The further domains of a foreign pool as a list."""
+        return [name.strip() for name in self.public_domains.split(",") if name.strip()]
 
 
 def amazon2018_d3(raw: str, output: str, users_per_domain: int = 1000, seed: int = 0) -> PrepareConfig:
@@ -142,18 +158,20 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
     domains = prepare_domains(config, to_stderr)
     save_domains(domains, config.output)
     print(summary(domains))
-    for name, domain in domains.items():
+    for name, domain in {domain.catalogue: domain for domain in domains.values()}.items():
         print(f"{name}: {Dropped(domain.card['dropped'])}")
     print(f"written to {config.output}")
     return domains
 
 
 def prepare_domains(config: PrepareConfig, tell: Tell | None = None) -> dict[str, Domain]:
-    """The prepared domains in memory. A user who is a client in any domain is public in none.
+    """The prepared domains in memory, silos in the place of those that are shared out.
 
+    A user who is a client in any domain is public in none.
     ``tell`` hears every few seconds how far a file is read.
     """
-    filtered = {name: _read_and_filter(config, name, tell) for name in config.domain_names}
+    names = [*config.domain_names, *config.public_names]
+    filtered = {name: _read_and_filter(config, name, tell) for name in names}
     num_domains = Counter(user for one in filtered.values() for user in one.sequences.users)
     ranked = {name: _ranked_users(config.seed, one.sequences.users) for name, one in filtered.items()}
     if config.shared_users_first:
@@ -162,8 +180,13 @@ def prepare_domains(config: PrepareConfig, tell: Tell | None = None) -> dict[str
     client_anywhere = set().union(*clients.values())
     domains = {}
     for name, one in filtered.items():
-        public = _choose_public(config, one.sequences, ranked[name], client_anywhere)
+        public = _choose_public(config, name, one.sequences, ranked[name], client_anywhere)
         domains[name] = _build_domain(config, name, one, clients[name], public)
+    if config.silos > 1:
+        from fedecider.data.silos import share_out  # only here: --help does without torch
+
+        whole = {name: domains.pop(name) for name in config.domain_names}
+        domains = {**share_out(whole, config.silos, config.silo_skew, config.seed), **domains}
     shared = overlaps(domains)
     for name, domain in domains.items():
         domain.card["overlap"] = shared[name]
@@ -278,6 +301,8 @@ def _ranked_users(seed: int, users: list[str]) -> list[str]:
 
 def _choose_clients(config: PrepareConfig, name: str, ranked: list[str]) -> set[str]:
     """The clients are first in the order of ``_user_order``, the public users last, in every domain alike."""
+    if name in config.public_names:
+        return set()
     if config.users_per_domain is None:
         # The same threshold in each domain: a user of several domains is a client in all of them or in none.
         threshold = int((1 - config.public_share) * 2**64)
@@ -297,8 +322,10 @@ def _choose_clients(config: PrepareConfig, name: str, ranked: list[str]) -> set[
 
 
 def _choose_public(
-    config: PrepareConfig, sequences: Sequences, ranked: list[str], client_anywhere: Collection[str]
+    config: PrepareConfig, name: str, sequences: Sequences, ranked: list[str], client_anywhere: Collection[str]
 ) -> set[str]:
+    if name in config.public_names:
+        return set(ranked).difference(client_anywhere)
     chosen: set[str] = set()
     num_events = 0
     for user in reversed(ranked):
@@ -370,7 +397,10 @@ def _events(rows: list[tuple[str, list[int], list[int]]], renumber: Mapping[int,
 
 def _settings(config: PrepareConfig) -> dict[str, object]:
     """What shaped the data; paths are left out, so that the card does not depend on where things lie."""
-    settings = {name: value for name, value in vars(config).items() if name not in ("raw", "output", "domains")}
+    without = {"raw", "output", "domains"}
+    without |= {"silos", "silo_skew"} if config.silos == 1 else set()
+    without |= set() if config.public_names else {"public_domains"}
+    settings = {name: value for name, value in vars(config).items() if name not in without}
     return {**settings, "domains": config.domain_names, "text_fields": list(config.text_fields)}
 
 

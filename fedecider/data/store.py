@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.domain import Domain, Events, check_public_disjoint
+from fedecider.data.domain import Domain, Events, check_catalogues, check_public_disjoint
 
 CARD_FILE = "card.json"
 TABLES = ("items", "clients", "public")
@@ -46,12 +48,18 @@ def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str,
 def load_domains(folder: str | Path, names: Iterable[str] | None = None) -> dict[str, Domain]:
     """The prepared domains ``names`` (default: all) under ``folder``, in that order.
 
-    Errors: ``ValueError`` when one is missing, damaged (checksum), or a client is public in another domain.
+    A name with a ``*`` stands for all that fit: ``movies_tv.*`` for the silos ``movies_tv.1``, ``movies_tv.2``, ...
+
+    Errors: ``ValueError`` when one is missing, damaged (checksum) or asked for twice, a client is public in another
+    domain, or silos do not belong together.
     """
     root = Path(folder)
     found = sorted(path.parent.name for path in root.glob(f"*/{CARD_FILE}")) if root.is_dir() else []
-    wanted = found if names is None else list(names)
+    found.sort(key=_by_number)
+    wanted = found if names is None else [name for pattern in names for name in _fitting(pattern, found)]
     missing = [name for name in wanted if name not in found]
+    if len(set(wanted)) != len(wanted):
+        raise ValueError(f"got domains {wanted}, expected each once")
     if missing or not wanted:
         raise ValueError(
             f"no prepared data for {missing or 'any domain'} in {root}; found {found}. "
@@ -59,7 +67,17 @@ def load_domains(folder: str | Path, names: Iterable[str] | None = None) -> dict
         )
     domains = {name: _read(root / name) for name in wanted}
     check_public_disjoint(domains)
+    check_catalogues(domains)
     return domains
+
+
+def _fitting(pattern: str, found: Sequence[str]) -> list[str]:
+    return [name for name in found if fnmatchcase(name, pattern)] or [pattern] if "*" in pattern else [pattern]
+
+
+def _by_number(name: str) -> list[int | str]:
+    """Sorts ``movies.10`` behind ``movies.9``."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def file_sha256(path: str | Path) -> str:
@@ -113,6 +131,7 @@ def _write(domain: Domain, folder: Path) -> None:
         pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
     card = {
         **domain.card,
+        **({"catalogue": domain.catalogue} if domain.catalogue != domain.name else {}),
         "content_hash": domain.content_hash(),
         "tables_sha256": {f"{name}.parquet": file_sha256(folder / f"{name}.parquet") for name in TABLES},
     }
@@ -150,6 +169,7 @@ def _read(folder: Path) -> Domain:
         clients=_read_events(folder / "clients.parquet"),
         public=_read_events(folder / "public.parquet"),
         card=card,
+        catalogue=card.get("catalogue", ""),
     )
 
 
@@ -160,7 +180,7 @@ def _read_card(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error}). Prepare this domain again.") from error
     is_card = isinstance(card, dict) and isinstance(card.get("tables_sha256"), dict)
-    if not is_card or not isinstance(card.get("raw", {}), dict):
+    if not is_card or not isinstance(card.get("raw", {}), dict) or not isinstance(card.get("catalogue", ""), str):
         raise ValueError(
             f"{path} is no data card; expected an object with the checksums of the tables (tables_sha256). "
             "Prepare this domain again."
@@ -193,6 +213,12 @@ def _read_events(path: Path) -> Events:
 def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
     configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in TABLES)
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card))
+    silo = (
+        f"\nA silo: one of several companies with the items and public users of `{domain.catalogue}`. No client user "
+        "is one of a sibling's.\n"
+        if domain.catalogue != domain.name
+        else ""
+    )
     return f"""---
 pretty_name: {json.dumps(domain.name)}
 configs:
@@ -205,7 +231,7 @@ Prepared by FeDecider for sequential recommendation. `items`: item number, key, 
 `clients` and `public`: one user a row, item numbers oldest first, timestamps in Unix seconds (-1: not known, null: no
 times in this group). The last item of a user is the test item, the last but one the validation item.
 The terms of the raw data apply to this copy as well.
-
+{silo}
 ```python
 datasets.load_dataset("path/to/{domain.name}", "clients", split="train")
 ```

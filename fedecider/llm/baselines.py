@@ -65,7 +65,8 @@ def counting_positions(settings: Settings, foundation: Foundation, split: str = 
     """
     protocol = get_protocol(settings.run.protocol)
     found: dict[str, Positions] = {name: {} for name in (*UNTRAINED, CANARY)}
-    vectors = encoded_texts(foundation.domains, settings.run.pretrain.text_encoder, settings.run.cache)
+    everyone = {**foundation.domains, **foundation.pool}  # as encoded before stage 1
+    vectors = encoded_texts(everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     for name, domain in foundation.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
         for label, count in COUNTS.items():

@@ -92,7 +92,11 @@ class RunConfig:
     """Further settings of a federated run.
 
     Args:
-        domains: The domains, which are the clients, separated by commas.
+        domains: The domains, which are the clients, separated by commas; with data, movies.* stands for all silos of
+            movies.
+        public_domains: The domains of a foreign pool, separated by commas: backbone and student learn from their public
+            users, and of the clients' domains from item texts alone. If empty, the public users are those of the
+            clients' domains.
         data: The folder of prepared domains (scripts/prepare_data.py); if empty, the embedded sample is used.
         output: The run folder; if empty, one is made below runs/.
         cache: The folder in which pre-training and distillation are kept for later runs.
@@ -123,6 +127,7 @@ class RunConfig:
     """
 
     domains: str = "crime,comics,children"
+    public_domains: str = ""
     data: str = ""
     output: str = ""
     cache: str = ".cache"
@@ -147,6 +152,12 @@ class RunConfig:
         check(self)
         if not self.domain_names or len(set(self.domain_names)) != len(self.domain_names):
             raise ValueError(f"got domains {self.domains!r}, expected different names separated by commas")
+        both = set(self.domain_names).intersection(self.public_names)
+        if both or len(set(self.public_names)) != len(self.public_names):
+            raise ValueError(
+                f"got public_domains {self.public_domains!r} with domains {self.domains!r}, expected other names, each "
+                "once"
+            )
         _ = self.lora_settings  # checks the targets
         if get_protocol(self.protocol).num_sampled is not None:
             raise ValueError(
@@ -164,3 +175,7 @@ class RunConfig:
     @property
     def domain_names(self) -> list[str]:
         return [name.strip() for name in self.domains.split(",") if name.strip()]
+
+    @property
+    def public_names(self) -> list[str]:
+        return [name.strip() for name in self.public_domains.split(",") if name.strip()]

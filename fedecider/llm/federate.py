@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fedecider.data.domain import by_catalogue, clients_of
 from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
@@ -28,9 +29,10 @@ def federate(settings: Settings, launch: Launch) -> Path:
             f"got num_beams {settings.ranking.num_beams}, expected at least {least}: hit@{least} is reported"
         )
     domains = load_data(config)
-    check_limits(settings, domains)
+    clients = clients_of(domains)
+    check_limits(settings, clients)
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
-    root, record = checked_run(settings.as_record(), hashes, config.domain_names)
+    root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients)))
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
     recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed)

@@ -3,6 +3,9 @@
 Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
 (item and user IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``report.json``. Folder of stage
 2: ``backbone/`` (student and tokenizer) and ``report.json``.
+
+Item IDs, item vectors and public tasks are made once per catalogue, which silos share. ``domains`` are those of the
+clients and, behind them, those of a foreign pool, which have no client users (`fedecider.llm.setup.load_data`).
 """
 
 from __future__ import annotations
@@ -12,52 +15,37 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.train import distill
-from fedecider.data.domain import Domain, Events
+from fedecider.data.domain import Domain, by_catalogue
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.evaluation.split import train_part
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.llm.domain_ids import ITEM_VECTORS, DomainIds, assign_ids, load_ids, save_ids
 from fedecider.llm.item_texts import encoded_texts, encoder_digest
-from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import progress
 from fedecider.running.stages import Stage, cached_stage, file_digest
 from idgen.alternating import alternate
 from idgen.backbone import build_backbone, check_backbone, load_backbone, train_backbone
-from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
-from idgen.item_ids import ItemIds, user_texts
-from idgen.phrases import phrase_item_ids, unique_phrases
+from idgen.id_generator import IDGenerator, build_id_generator, train_id_generator
+from idgen.phrases import unique_phrases
 from idgen.prompts import prompt_texts
 from idgen.ranking import RankingConfig, eval_users, rank_task
 from idgen.samples import Task, build_task
 from idgen.text_vectors import item_vectors
 from idgen.tokenizer import load_tokenizer, train_tokenizer
-from idgen.walks import Neighbours, nearest_items
+from idgen.walks import nearest_items
 
 Domains = Mapping[str, Domain]
 
 
-ID_GROUPS = ("items", "clients", "public")
-ITEM_VECTORS = "item_vectors.safetensors"
 NUM_REPORT_USERS = 200
 """Client users per domain on which the distillation report compares teacher and student."""
-
-
-class DomainIds(NamedTuple):
-    """Texts that stand for the items and users of one domain, and which items have near texts."""
-
-    items: ItemIds
-    clients: ItemIds | None
-    """One per client user; None without user wording."""
-    public: ItemIds | None
-    neighbours: Neighbours | None = None
-    """For catalogue walks; None without them."""
 
 
 class Beginning(NamedTuple):
@@ -67,7 +55,7 @@ class Beginning(NamedTuple):
     generator: IDGenerator | None
     """None where IDs are the items' own keywords."""
     vectors: dict[str, Tensor]
-    """Domain -> vectors of its item texts; empty where nothing reads them."""
+    """Catalogue -> vectors of its item texts; empty where nothing reads them."""
     ids: dict[str, DomainIds]
     tasks: list[Task]
     model: Any
@@ -107,68 +95,36 @@ def distill_stage(
     )
 
 
-def load_ids(foundation: Path, domain: Domain, config: PretrainConfig) -> DomainIds:
-    """IDs of one domain, with its neighbours where ``config`` asks for catalogue walks.
-
-    Raises:
-        ValueError: they were assigned to another catalogue, or the file is damaged.
-    """
-    path = foundation / "ids" / f"{domain.name}.json"
-    content = read_object(path)
-    if content.get("item_keys") != domain.item_keys:
-        raise ValueError(
-            f"got item IDs of another catalogue for {domain.name} in {foundation}, expected the one of the data "
-            f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
-        )
-    with damage_names(path):
-        sizes = (len(domain.item_keys), len(domain.clients.users), len(domain.public.users))
-        items, clients, public = (
-            None if content[group] is None else _checked_ids(content[group], size)
-            for group, size in zip(ID_GROUPS, sizes, strict=True)
-        )
-        if items is None:
-            raise ValueError("no item IDs")
-    near = None
-    if config.samples.walk_share > 0.0:
-        path = foundation / ITEM_VECTORS
-        with damage_names(path):
-            near = nearest_items(load_file(path)[domain.name])
-    return DomainIds(items, clients, public, near)
-
-
-def _checked_ids(values: Mapping[str, Any], size: int) -> ItemIds:
-    found = ItemIds(**values)
-    texts = all(isinstance(text, str) for text in found.texts)
-    tokens = all(type(token) is int and token >= 0 for tokens in found.token_ids for token in tokens)
-    if not (texts and tokens and len(found.texts) == len(found.token_ids) == size):
-        raise ValueError(f"expected {size} texts with their tokens, numbers from 0 on")
-    return found
-
-
 def public_tasks(
     domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> list[Task]:
-    """Training tasks of the public pools; every event of a public user may be a target."""
+    """Training tasks of the public pools, one per catalogue; every event of a public user may be a target.
+
+    Catalogues without public users have catalogue walks alone.
+    """
     _check_tokens(ids, tokenizer)
     return [
         build_task(
             domain,
             domain.public,
-            ids[name].items,
+            ids[domain.name].items,
             tokenizer,
             config.samples,
             False,
-            ids[name].public,
-            ids[name].neighbours,
+            ids[domain.name].public,
+            ids[domain.name].neighbours,
         )
-        for name, domain in domains.items()
+        for domain in by_catalogue(domains).values()
     ]
 
 
 def client_tasks(
     domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> list[Task]:
-    """Tasks of the clients, in client order; the last two events of every user are held out."""
+    """Tasks of the clients, in client order; the last two events of every user are held out.
+
+    Domains without client users, which are those of a foreign pool, are no clients.
+    """
     _check_tokens(ids, tokenizer)
     return [
         build_task(
@@ -182,6 +138,7 @@ def client_tasks(
             ids[name].neighbours,
         )
         for name, domain in domains.items()
+        if domain.clients.users
     ]
 
 
@@ -199,31 +156,28 @@ def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBa
 
 def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
     """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
-    settings = config.pretrain
+    settings, catalogues = config.pretrain, by_catalogue(domains)
     source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
     phrases: dict[str, list[str]] = {}
     if settings.tokenizer_kind == "phrase":
-        keys = {name: domain.item_keys for name, domain in domains.items()}
-        texts = {name: domain.item_texts for name, domain in domains.items()}
+        keys = {name: domain.item_keys for name, domain in catalogues.items()}
+        texts = {name: domain.item_texts for name, domain in catalogues.items()}
         phrases = unique_phrases(keys, texts, settings.keywords)
-    tokenizer = _tokenizer(settings, domains, phrases)
+    tokenizer = _tokenizer(settings, catalogues, phrases)
     if source is not None:
         check_backbone(source, tokenizer, source_tokens)
     report: dict[str, Any] = {}
     generator = None
     if settings.id_source == "generator":
-        generator, report["id_generator"] = _id_generator(config, domains, tokenizer, device, quiet)
+        generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
     vectors = {}
     if settings.needs_item_vectors:
-        encoded = encoded_texts(domains, settings.text_encoder, config.cache)
+        encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
         vectors = item_vectors(encoded, settings.backbone.d_model)
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items()}
-    ids = {
-        name: _domain_ids(settings, domain, tokenizer, generator, phrases.get(name), near.get(name), quiet)
-        for name, domain in domains.items()
-    }
+    ids = assign_ids(settings, domains, tokenizer, generator, phrases, near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
     model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)
     return Beginning(tokenizer, generator, vectors, ids, tasks, model.to(device), report)
@@ -238,16 +192,12 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
         with progress("backbone", not quiet) as on_step:
             seed = derive_seed(config.seed, "backbone training")
             report["backbone"] = train_backbone(model, made.tasks, settings.train, seed, device, on_step)
-    report["ids"] = {name: one.items.report for name, one in ids.items()}
+    report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     save_backbone(model, tokenizer, folder / "backbone")
     if generator is not None:
         save_backbone(generator.model, tokenizer, folder / "id_generator")
-    (folder / "ids").mkdir()
-    for name, one in ids.items():
-        groups = zip(ID_GROUPS, (one.items, one.clients, one.public), strict=True)
-        content = {group: None if value is None else value._asdict() for group, value in groups}
-        write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
+    save_ids(folder, domains, ids)
     if made.vectors:
         vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
         save_file(vectors, folder / ITEM_VECTORS)
@@ -305,63 +255,30 @@ def save_backbone(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) 
     tokenizer.save_pretrained(str(folder))
 
 
-def _tokenizer(settings: PretrainConfig, domains: Domains, phrases: Mapping[str, list[str]]) -> PreTrainedTokenizerBase:
+def _tokenizer(
+    settings: PretrainConfig, catalogues: Domains, phrases: Mapping[str, list[str]]
+) -> PreTrainedTokenizerBase:
     """Item texts are catalogue data, which every client publishes; no interaction is read."""
     source = settings.tokenizer or settings.backbone.name_or_path or settings.id_generator.source
     if source:
         return load_tokenizer(source)
-    texts = [text for domain in domains.values() for text in domain.item_texts]
-    prompts = prompt_texts(settings.samples.templates, settings.samples.separator, list(domains))
+    texts = [text for domain in catalogues.values() for text in domain.item_texts]
+    prompts = prompt_texts(settings.samples.templates, settings.samples.separator, list(catalogues))
     kind = "word" if settings.tokenizer_kind == "phrase" else settings.tokenizer_kind
     all_phrases = [phrase for of_domain in phrases.values() for phrase in of_domain]
     return train_tokenizer([*texts, *prompts], settings.vocab_size, kind, all_phrases)
 
 
 def _id_generator(
-    config: RunConfig, domains: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
+    config: RunConfig, catalogues: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
 ) -> tuple[IDGenerator, list[dict]]:
     settings, seed = config.pretrain, derive_seed(config.seed, "id generator")
     generator = build_id_generator(settings.id_generator, tokenizer, seed)
     generator.model.to(device)
-    texts = [text for domain in domains.values() for text in domain.item_texts]
+    texts = [text for domain in catalogues.values() for text in domain.item_texts]
     with progress("ID generator", not quiet) as on_step:
         logs = train_id_generator(generator, texts, settings.keywords, seed, on_step)
     return generator, logs
-
-
-def _domain_ids(
-    settings: PretrainConfig,
-    domain: Domain,
-    tokenizer: PreTrainedTokenizerBase,
-    generator: IDGenerator | None,
-    phrases: list[str] | None,
-    near: Neighbours | None,
-    quiet: bool,
-) -> DomainIds:
-    if phrases is not None:
-        items = phrase_item_ids(domain.item_keys, phrases, tokenizer, settings.id_limits)
-    else:
-        with progress(f"item IDs of {domain.name}", not quiet and generator is not None) as on_step:
-            items = make_item_ids(
-                domain.item_keys,
-                domain.item_texts,
-                tokenizer,
-                settings.id_source,
-                generator,
-                settings.keywords,
-                settings.id_limits,
-                on_step,
-            )
-
-    def users(events: Events, sequences: list[list[int]]) -> ItemIds | None:
-        wording = settings.samples.user_wording
-        generate = None if generator is None else generator.candidates
-        if not sequences:
-            return None
-        return user_texts(wording, events.users, sequences, items, tokenizer, generate, settings.id_limits)
-
-    clients = users(domain.clients, [list(train_part(sequence)) for sequence in domain.clients.sequences])
-    return DomainIds(items, clients, users(domain.public, domain.public.sequences), near)
 
 
 def _alternate(
@@ -377,17 +294,15 @@ def _alternate(
     if generator is None:
         raise ValueError("got alternating phases with id_source keywords, expected generator: nothing to train")
     settings = config.pretrain
+    near = {domain.catalogue: found for name, domain in domains.items() if (found := ids[name].neighbours) is not None}
     with progress("alternating training", not quiet) as on_step:
         return alternate(
             model,
             generator.model,
             ids,
-            assign_ids=lambda: {
-                name: _domain_ids(settings, domain, tokenizer, generator, None, ids[name].neighbours, True)
-                for name, domain in domains.items()
-            },
+            assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, {}, near, True),
             make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
-            item_texts=[domain.item_texts for domain in domains.values()],
+            item_texts=[domain.item_texts for domain in by_catalogue(domains).values()],
             tokenizer=tokenizer,
             config=settings.alternating,
             train=settings.train,

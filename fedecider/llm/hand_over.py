@@ -66,7 +66,7 @@ def hand_over(
         }
         if "table" in settings.run.lora_settings.targets:
             details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
-        items = foundation.ids[name].items
+        items, catalogue = foundation.ids[name].items, "" if domain.catalogue == name else domain.catalogue
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
         cut = truncate_loaded(recommender.model, settings.run.export_rank) if settings.run.export_rank else None
         if cut is not None:
@@ -79,11 +79,11 @@ def hand_over(
             folder.adapters / name,
             base_folder=folder.backbone,
             base_name=settings.run.backbone_name or LOCAL_BACKBONE,
-            items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids),
+            items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids, catalogue),
             card=Card(
                 method=method.name,
                 domain=name,
-                prompt=prompt_layout(recommender.tasks[client], settings, recommender.model),
+                prompt=prompt_layout(recommender.tasks[client], settings, recommender.model, domain.catalogue),
                 alpha=_weights(entry, recommender, own),
                 metrics=metrics,
                 protocol=stamp(get_protocol(settings.run.protocol)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedecider.data.domain import Domain
+from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.running.damage import damage_names
 from fedecider.running.stages import cached_stage, file_digest
@@ -26,8 +26,8 @@ def encoder_digest(name: str) -> str:
 
 
 def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> dict[str, Tensor]:
-    """Domain -> (I, E) float32 vectors of its published item texts; all texts are encoded in one call."""
-    texts = {name: domain.item_texts for name, domain in domains.items()}
+    """Domain -> (I, E) float32 vectors of its published item texts; all catalogues are encoded once, in one call."""
+    texts = {name: domain.item_texts for name, domain in by_catalogue(domains).items()}
 
     def build(folder: Path) -> None:
         vector_IE = load_encoder(encoder).encode([text for of_domain in texts.values() for text in of_domain])
@@ -37,4 +37,4 @@ def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> di
     stage = cached_stage(Path(cache), "text-vectors", {"encoder": encoder_digest(encoder), "texts": texts}, build)
     with damage_names(stage.folder / VECTOR_FILE):
         loaded = load_file(stage.folder / VECTOR_FILE)
-        return {name: loaded[name] for name in texts}
+        return {name: loaded[domain.catalogue] for name, domain in domains.items()}

@@ -11,10 +11,10 @@ from idgen.prompts import load_templates, split_wording
 from idgen.samples import Task
 
 
-def prompt_layout(task: Task, settings: Settings, model: Any) -> PromptLayout:
+def prompt_layout(task: Task, settings: Settings, model: Any, catalogue: str) -> PromptLayout:
     """The prompt of template 0 for an unknown user, as `idgen.samples.encode_histories` writes it for ``model``."""
     samples, ranking = settings.run.pretrain.samples, settings.ranking
-    before, after = split_wording(load_templates(samples.templates)[0].no_user, task.name)
+    before, after = split_wording(load_templates(samples.templates)[0].no_user, catalogue)
     family = family_of(model)
     return PromptLayout(
         before=" ".join(before),

@@ -96,7 +96,7 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Lo
     model = load_adapter(base, adapter).to(device).eval()
     with damage_names(adapter / ITEM_FILE):
         item_ids = checked_ids(items, len(tokenizer))
-        task = catalogue_task(domain, item_ids, tokenizer, sample_config)
+        task = catalogue_task(items.catalogue or domain, item_ids, tokenizer, sample_config)
     return Loaded(
         model=model,
         task=task,

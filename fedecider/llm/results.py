@@ -73,7 +73,7 @@ def write_results(
     for name in recommender.names:
         say(f"adapter: {folder.adapters / name}")
     texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
-    page = finish_report(folder, foundation.domains, texts, examples, settings.run.encoder)
+    page = finish_report(folder, {**foundation.domains, **foundation.pool}, texts, examples, settings.run.encoder)
     if page is not None:
         say(f"report: {page}")
     text = markdown_table(table, title=f"Test, round {state.best_round}")

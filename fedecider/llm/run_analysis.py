@@ -131,8 +131,10 @@ def _distances(
         "num_texts": {},
         "alpha": alpha_KK,
     }
+    own = {"item": {name: domain.catalogue for name, domain in domains.items()}, "user": {name: name for name in users}}
     for kind, texts in (("item", items), ("user", users)):
-        drawn = {name: sample_texts(all, max_texts, stream(0, "analysis", kind, name)) for name, all in texts.items()}
+        streams = {name: stream(0, "analysis", kind, own[kind][name]) for name in texts}  # silos draw the same items
+        drawn = {name: sample_texts(all, max_texts, streams[name]) for name, all in texts.items()}
         distance_KK = domain_distances(drawn, loaded)
         found["num_texts"][kind] = {name: len(group) for name, group in drawn.items()}
         found[f"{kind}_distance"] = distance_KK

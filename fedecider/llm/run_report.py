@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.domain import Domain
-from fedecider.data.sample import sample_domains
-from fedecider.data.store import load_domains
+from fedecider.data.domain import Domain, clients_of
 from fedecider.federation.record import read_json, write_json
+from fedecider.llm.config import RunConfig
 from fedecider.llm.examples import EXAMPLES_FILE
 from fedecider.llm.run_analysis import run_analysis
 from fedecider.llm.run_page import CARDS_FILE, damage_is_bad_input, page_colours, read_files, run_page
+from fedecider.llm.setup import load_data
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.page import Section
 from fedecider.running.damage import damage_names
@@ -46,6 +46,7 @@ def finish_report(
 ) -> Path | None:
     """Write examples, data cards, analyses and the page at the end of a run; -> the page.
 
+    ``domains``: of the clients, and of a foreign pool, of which the data cards are shown.
     Analyses that fail are left out, and None is returned when there is no page either: hours of training must not end
     in an error of their report. scripts/report.py says what was wrong.
     """
@@ -78,11 +79,12 @@ def report(config: ReportConfig) -> Path:
     record = read_files(folder).record
     with damage_names(folder.record):
         run = record["config"]["run"]
-        place, names, seed = config.data or run["data"], list(record["data"]), int(run["seed"])
+        place, pool = config.data or run["data"], run.get("public_domains", "")  # older runs do not name it
+        settings = RunConfig(domains=run["domains"], public_domains=pool, data=place, seed=int(run["seed"]))
     if place and not config.data and not Path(place).is_dir():
         return _without_data(folder)
-    domains = load_domains(place, names) if place else sample_domains(names, seed)
-    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"][name]]
+    domains = load_data(settings)
+    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
     if changed:
         raise ValueError(
             f"got other data than those of {config.run} for {changed}, expected the same. Give the run's --data"
@@ -105,7 +107,7 @@ def cached_user_texts(record: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _analyse(folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, encoder: str) -> list[Section]:
     with damage_is_bad_input(folder):
-        analysis = run_analysis(folder, domains, user_texts, encoder)
+        analysis = run_analysis(folder, clients_of(domains), user_texts, encoder)
         write_json(folder.root / ANALYSIS_FILE, analysis)
         return sections_of(analysis, page_colours(read_files(folder)))
 

@@ -26,11 +26,12 @@ def run_warnings(
     cards: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
     """All warnings of a finished run, the most serious first; empty when there is nothing to say."""
+    pool = bool(record["config"]["run"].get("public_domains"))  # runs before there was the choice have none
     return [
         *_protocol(metrics),
         *_clients(rounds, list(metrics["domains"])),
         *_untrained(metrics),
-        *(warning for name, card in cards.items() for warning in _data(name, card)),
+        *(warning for name in metrics["domains"] if name in cards for warning in _data(name, cards[name], pool)),
         *_origin(record, metrics, rounds),
     ]
 
@@ -88,7 +89,7 @@ def _untrained(metrics: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _data(name: str, card: Mapping[str, Any]) -> list[str]:
+def _data(name: str, card: Mapping[str, Any], foreign_pool: bool) -> list[str]:
     clients, found = card["clients"], []
     tied = clients.get("tied_last_two_share")
     if clients.get("timestamps") == "unknown":
@@ -103,7 +104,7 @@ def _data(name: str, card: Mapping[str, Any]) -> list[str]:
             f"{name}: {clients['repeated_test_item_share']:.1%} of the users had their test item before; where seen "
             "items are dropped, no method can find it"
         )
-    for group in ("clients", "public"):
+    for group in ("clients",) if foreign_pool else ("clients", "public"):
         if card[group]["users"] == 0:
             found.append(f"{name}: the group of {group} users is empty")
     return found

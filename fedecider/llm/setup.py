@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 
-from fedecider.data.domain import Domain
+from fedecider.data.card import describe
+from fedecider.data.domain import NO_EVENTS, Domain, check_public_disjoint, clients_of
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.config import RunConfig
-from fedecider.llm.foundation import DomainIds, client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.llm.domain_ids import DomainIds, load_ids
+from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
 from fedecider.llm.item_texts import encoded_texts
 from fedecider.lora.adapters import attach_lora, layer_names
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
@@ -43,16 +46,53 @@ class Foundation(NamedTuple):
     """What the rounds start from."""
 
     domains: Mapping[str, Domain]
+    """Of the clients, in client order."""
     ids: Mapping[str, DomainIds]
     pretrained: Stage
     distilled: Stage
+    pool: Mapping[str, Domain]
+    """Of a foreign pool; empty where the public users are those of the clients' domains."""
 
 
 def load_data(config: RunConfig) -> dict[str, Domain]:
-    """Prepared domains, or those of the embedded sample, in client order."""
-    if config.data:
-        return load_domains(config.data, config.domain_names)
-    return sample_domains(config.domain_names, config.seed)
+    """Prepared domains, or those of the embedded sample: the clients', in client order, then those of a foreign pool.
+
+    A foreign pool (``public_domains``) comes without client users, and the clients' domains beside it without public
+    ones, so that nobody can read them.
+
+    Raises:
+        ValueError: a domain has no client users; a client is public in another domain; or the foreign pool has a
+            catalogue of the clients.
+    """
+
+    def load(names: Sequence[str]) -> dict[str, Domain]:
+        return load_domains(config.data, names) if config.data else sample_domains(names, config.seed)
+
+    domains = load(config.domain_names)
+    empty = [name for name in domains if name not in clients_of(domains)]
+    if empty:
+        raise ValueError(
+            f"got domains {empty} without client users, expected some: they were prepared for a foreign pool. Name "
+            "them in --public_domains"
+        )
+    if not config.public_names:
+        return domains
+    pool = load(config.public_names)
+    own = {domain.catalogue for domain in domains.values()}
+    both = [name for name, domain in pool.items() if domain.catalogue in own]
+    if both:
+        raise ValueError(
+            f"got public_domains {both} with a catalogue of the clients, expected other catalogues: a foreign pool "
+            "knows nothing of what the clients' users do"
+        )
+    check_public_disjoint({**domains, **pool})
+    without_public = {name: _without(domain, "public") for name, domain in domains.items()}
+    return {**without_public, **{name: _without(domain, "clients") for name, domain in pool.items()}}
+
+
+def _without(domain: Domain, group: str) -> Domain:
+    card = {**domain.card, group: describe(NO_EVENTS)}
+    return replace(domain, **{group: NO_EVENTS}, card=card)  # type: ignore[arg-type]
 
 
 def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
@@ -76,8 +116,10 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     if launch.is_main:
         for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
             console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
-    ids = {name: load_ids(pretrained.folder, domain, config.pretrain) for name, domain in domains.items()}
-    return Foundation(domains, ids, pretrained, distilled)
+    clients = clients_of(domains)
+    ids = {name: load_ids(pretrained.folder, domain, config.pretrain) for name, domain in clients.items()}
+    pool = {name: domain for name, domain in domains.items() if name not in clients}
+    return Foundation(clients, ids, pretrained, distilled, pool)
 
 
 def _whole(stage: Stage) -> Stage:

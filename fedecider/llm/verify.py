@@ -10,9 +10,11 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from fedecider.data.domain import clients_of
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.llm.foundation import client_tasks, load_ids, pretrain_stage
+from fedecider.llm.domain_ids import load_ids
+from fedecider.llm.foundation import client_tasks, pretrain_stage
 from fedecider.llm.manifest import verify_manifest
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings, load_data
@@ -63,9 +65,10 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             does not match its adapter.
     """
     folder, record = RunFolder(run), read_llm_run(run)
-    verify_manifest(run, [folder.backbone, *(folder.adapters / name for name in settings.run.domain_names)])
-    recorded = _expected(folder, settings.run.domain_names)
     domains = load_data(settings.run)
+    names = list(clients_of(domains))
+    verify_manifest(run, [folder.backbone, *(folder.adapters / name for name in names)])
+    recorded = _expected(folder, names)
     changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
     if changed:
         raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")

@@ -46,6 +46,12 @@ class ItemTable(NamedTuple):
     id_texts: Sequence[str]
     token_ids: Sequence[Sequence[int]]
     """Without the end token; the trie is built from these."""
+    catalogue: str = ""
+    """What prompts call it where that is not the domain's name, as for silos."""
+
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """What every item has."""
+        return {name: value for name, value in self._asdict().items() if name != "catalogue"}
 
 
 def export_adapter(
@@ -210,6 +216,7 @@ def read_item_ids(folder: Path) -> ItemTable:
             titles=[entry["title"] for entry in entries.values()],
             id_texts=[entry["id"] for entry in entries.values()],
             token_ids=[entry["tokens"] for entry in entries.values()],
+            catalogue=content.get("catalogue", ""),
         )
         _check_items(table)
         _check_entries(table)
@@ -231,9 +238,10 @@ def read_item_ids(folder: Path) -> ItemTable:
 def _write_items(folder: Path, items: ItemTable, end_token: int | None) -> None:
     entries = {
         key: {"title": title, "id": id_text, "tokens": list(tokens)}
-        for key, title, id_text, tokens in zip(*items, strict=True)
+        for key, title, id_text, tokens in zip(*items.columns().values(), strict=True)
     }
     content = {
+        **({"catalogue": items.catalogue} if items.catalogue else {}),
         "adapter_sha256": _digest(folder / WEIGHTS_FILE),
         "eos_token_id": end_token,
         "items": entries,
@@ -242,7 +250,7 @@ def _write_items(folder: Path, items: ItemTable, end_token: int | None) -> None:
 
 
 def _check_items(items: ItemTable) -> None:
-    sizes = {name: len(getattr(items, name)) for name in ItemTable._fields}
+    sizes = {name: len(column) for name, column in items.columns().items()}
     if len(set(sizes.values())) != 1 or not items.keys:
         raise ValueError(f"got item columns of sizes {sizes}, expected equal ones of at least 1; rebuild the item IDs")
     if len(set(items.keys)) != len(items.keys):
@@ -250,7 +258,9 @@ def _check_items(items: ItemTable) -> None:
 
 
 def _check_entries(items: ItemTable) -> None:
-    for key, title, id_text, tokens in zip(*items, strict=True):
+    if not isinstance(items.catalogue, str):
+        raise ValueError("the name of the catalogue is no text")
+    for key, title, id_text, tokens in zip(*items.columns().values(), strict=True):
         if not isinstance(title, str) or not isinstance(id_text, str):
             raise ValueError(f"title or ID of {key!r} is no text")
         if not tokens or not all(type(token) is int and token >= 0 for token in tokens):

@@ -20,8 +20,11 @@ from transformers import LogitsProcessorList
 
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
 from fedecider.llm import foundation
 from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.llm.domain_ids import assign_ids
+from fedecider.llm.setup import load_data
 from idgen.backbone import BackboneConfig
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.draws import SampleConfig
@@ -120,10 +123,7 @@ def made(domains, wording, generator) -> Made:
     """With user texts by ``generator``, for a T5."""
     config = settings(wording)
     tokenizer = foundation._tokenizer(config, domains, {})
-    ids = {
-        name: foundation._domain_ids(config, domain, tokenizer, generator, None, None, True)
-        for name, domain in domains.items()
-    }
+    ids = assign_ids(config, domains, tokenizer, generator, {}, {}, True)
     return Made(domains, config, tokenizer, ids)
 
 
@@ -242,6 +242,42 @@ def test_held_out_items_reach_no_decoder_before_they_are_due(case, playground):
     assert ("row_labels" in before.train[0][0]) is (DECODERS[case][0] == "every")
 
 
+@pytest.mark.parametrize("skew", [None, 2.0])
+def test_held_out_items_of_silos_reach_nothing_before_they_are_due(skew, playground):
+    """Neither who is in which silo, nor what silos of one catalogue share."""
+    case = "every item, phrases"
+    silos = share_out(FEW_ITEMS, 2, skew, 0)
+    before, weights = begun(silos, case, playground)
+    for num_last in (1, 2):
+        changed = share_out({name: replaced(domain, num_last) for name, domain in FEW_ITEMS.items()}, 2, skew, 0)
+        assert {name: one.clients.users for name, one in changed.items()} == {
+            name: one.clients.users for name, one in silos.items()
+        }
+        after, same = begun(changed, case, playground)
+        same_before_due(before, after, num_last)
+        assert all(torch.equal(tensor, same[name]) for name, tensor in weights.items())
+    if skew is None:  # training events reach their own silos, and no stage
+        after, same = begun(share_out(with_item(FEW_ITEMS, -3), 2, None, 0), case, playground)
+        assert [a != b for a, b in zip(before.train, after.train, strict=True)] == [True, True, False, False]
+        assert (before.public, before.ids) == (after.public, after.ids)
+        assert all(torch.equal(tensor, same[name]) for name, tensor in weights.items())
+
+
+def test_users_of_a_foreign_pool_are_all_that_its_stages_read(playground):
+    """Clients' public users are not even there, clients' events reach no stage, and the pool has no client users."""
+    case = "every item, phrases"
+    config = RunConfig(domains="crime", public_domains="children")
+    domains = load_data(config)
+    cut = {name: fewer_items(domain, 60) for name, domain in domains.items()}
+    before, weights = begun(cut, case, playground)
+    after, same = begun(with_item(cut, -3), case, playground)
+    assert before.train != after.train
+    assert (before.public, before.ids, before.vocabulary) == (after.public, after.ids, after.vocabulary)
+    assert all(torch.equal(tensor, same[name]) for name, tensor in weights.items())
+    assert (len(domains["crime"].public.users), len(domains["children"].clients.users)) == (0, 0)
+    assert len(before.train) == 1
+
+
 def test_a_catalogue_returns_its_own_items_only():
     """Two catalogues of other sizes whose words overlap, under one tokenizer and one model."""
     domains = {
@@ -251,10 +287,7 @@ def test_a_catalogue_returns_its_own_items_only():
     check_public_disjoint(domains)
     config = settings("none")
     tokenizer = foundation._tokenizer(config, domains, {})
-    ids = {
-        name: foundation._domain_ids(config, domain, tokenizer, None, None, None, True)
-        for name, domain in domains.items()
-    }
+    ids = assign_ids(config, domains, tokenizer, None, {}, {}, True)
     tasks = foundation.client_tasks(domains, ids, tokenizer, config)
     texts = [set(task.item_ids.texts) for task in tasks]
     assert texts[0] & texts[1]

@@ -131,7 +131,7 @@ def test_the_program_gives_the_items_of_our_search(case, length_penalty, tmp_pat
     assert (task.trie.eos_token_id is None) == (kind == "one token")
     settings = settings_of(samples, RankingConfig(num_beams=20, length_penalty=length_penalty))
     backbone = load_backbone(root / "backbone", tokenizer)
-    adapter = export(kind, prompt_layout(task, settings, backbone))
+    adapter = export(kind, prompt_layout(task, settings, backbone, "crime"))
     assert read_item_ids(adapter).token_ids == ids.token_ids
     model = PeftModel.from_pretrained(backbone, str(adapter)).eval()
     history = [3, 20, 12, 3, 0, 31, 8]

@@ -147,12 +147,13 @@ def test_layers_that_are_computed_again_train_the_same_adapters(parts):
 
 def test_rows_of_the_output_have_a_rate_of_their_own(parts):
     """B holds a row for every token; A, which all of them share, has the rate of the layers."""
-    moved, start = {}, {}
+    moved = {}
     for rate in (1.0, 8.0):
         recommender = recommender_of(parts, targets=("attention", "output"))
         training = replace(recommender.training, learning_rate=1e-3, output_rate=rate)
-        adapters = train_locally(recommender._replace(training=training), 0, 1).adapters
         start = initial_adapters(adapter_shapes(recommender.model), 0)
+        load_plain(recommender.model, start)
+        adapters = train_locally(recommender._replace(training=training), 0, 1).adapters
         moved[rate] = {name: float((value - start[name]).abs().max()) for name, value in adapters.items()}
     steps = 3
     for name, by_rate in moved[8.0].items():

@@ -1,0 +1,131 @@
+"""Silos: the client users of a domain shared out among companies that sell from the same catalogue.
+
+Shape legend: I items, U client users of a domain, D dimensions, S silos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedecider.data.card import make_card
+from fedecider.data.domain import Domain, Events
+from fedecider.data.encoders import tfidf_vectors
+from fedecider.evaluation.split import train_part
+from fedecider.federation.streams import derive_seed
+
+NUM_CLUSTERS = 8
+"""Taste clusters of a domain's users, where silos are skewed."""
+
+
+def share_out(domains: Mapping[str, Domain], num_silos: int, skew: float | None, seed: int) -> dict[str, Domain]:
+    """``movies`` -> ``movies.1``, ``movies.2``, ...: disjoint client users, everything else alike.
+
+    Uniform (``skew`` None): users are dealt in random order, each to the smallest silo. Skewed: users are clustered by
+    taste and each cluster is cut into silos by shares from a symmetric Dirichlet distribution with concentration
+    ``skew``, as Hsu, Qi and Brown (2019, arXiv:1909.06335) cut classes; differs: clusters stand for classes, and each
+    cluster is cut apart, so sizes of silos differ too. A user of several domains is in the silo of the same number in
+    all of them: the first domain by name decides. Only training parts are read.
+
+    Raises:
+        ValueError: a silo would have fewer than two users.
+    """
+    number_of: dict[str, int] = {}
+    silos: dict[str, list[Domain]] = {}
+    for name in sorted(domains):
+        domain, rng = domains[name], np.random.default_rng(derive_seed(seed, "silos", name))
+        cluster_U = np.zeros(len(domain.clients.users), np.int64) if skew is None else taste_clusters(domain, seed)
+        if skew is None:
+            _deal(domain.clients.users, number_of, num_silos, rng)
+        else:
+            _deal_clusters(domain.clients.users, cluster_U, number_of, num_silos, skew, rng)
+        silo_U = np.array([number_of[user] for user in domain.clients.users])
+        silos[name] = _split(domain, silo_U, cluster_U, num_silos, skew)
+    return {silo.name: silo for name in domains for silo in silos[name]}
+
+
+def taste_clusters(domain: Domain, seed: int) -> np.ndarray:
+    """(U,) cluster of every client user: k-means on the directions of mean text vectors of training items.
+
+    Vectors are those of :func:`fedecider.data.encoders.tfidf_vectors`, centred over the catalogue: they need no model,
+    so they are the same on every machine.
+    """
+    from sklearn.cluster import KMeans  # only where silos are skewed: --help does without
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # several threads add up in any order
+        vector_ID = tfidf_vectors(domain.item_texts).numpy()
+        vector_ID -= vector_ID.mean(0)
+        taste_UD = np.stack([vector_ID[list(train_part(items))].mean(0) for items in domain.clients.sequences])
+        taste_UD /= np.maximum(np.linalg.norm(taste_UD, axis=1, keepdims=True), 1e-12)
+        num_clusters = min(NUM_CLUSTERS, len(np.unique(taste_UD, axis=0)))
+        random_state = derive_seed(seed, "taste clusters", domain.name) % 2**32
+        return KMeans(num_clusters, n_init=10, random_state=random_state).fit_predict(taste_UD)
+
+
+def _deal(users: list[str], number_of: dict[str, int], num_silos: int, rng: np.random.Generator) -> None:
+    sizes = np.bincount([number_of[user] for user in users if user in number_of], minlength=num_silos)
+    for place in rng.permutation(len(users)).tolist():
+        if users[place] not in number_of:
+            number_of[users[place]] = smallest = int(sizes.argmin())
+            sizes[smallest] += 1
+
+
+def _deal_clusters(
+    users: list[str],
+    cluster_U: np.ndarray,
+    number_of: dict[str, int],
+    num_silos: int,
+    skew: float,
+    rng: np.random.Generator,
+) -> None:
+    for cluster in range(int(cluster_U.max()) + 1):
+        members = [users[place] for place in rng.permutation(np.flatnonzero(cluster_U == cluster))]
+        free = [user for user in members if user not in number_of]
+        end_S = np.round(rng.dirichlet([skew] * num_silos).cumsum() * len(free)).astype(np.int64)
+        number_of.update(zip(free, np.searchsorted(end_S, np.arange(len(free)), side="right").tolist(), strict=True))
+
+
+def _split(
+    domain: Domain, silo_U: np.ndarray, cluster_U: np.ndarray, num_silos: int, skew: float | None
+) -> list[Domain]:
+    names = [f"{domain.name}.{number + 1}" for number in range(num_silos)]
+    small = [
+        (name, count) for name, count in zip(names, np.bincount(silo_U, minlength=num_silos), strict=True) if count < 2
+    ]
+    if small:
+        raise ValueError(
+            f"got {small[0][1]} client users in the silo {small[0][0]} of {len(silo_U)} in {domain.name!r}, expected "
+            f"at least 2. Give more users, fewer silos{'' if skew is None else ', a larger silo_skew'} or another seed."
+        )
+    return [
+        _silo(domain, names, number, np.flatnonzero(silo_U == number), cluster_U, skew) for number in range(num_silos)
+    ]
+
+
+def _silo(
+    domain: Domain, names: list[str], number: int, place_U: np.ndarray, cluster_U: np.ndarray, skew: float | None
+) -> Domain:
+    users, sequences, times = domain.clients
+    places = place_U.tolist()
+    clients = Events(
+        [users[place] for place in places],
+        [sequences[place] for place in places],
+        None if times is None else [times[place] for place in places],
+    )
+    silo = replace(domain, name=names[number], clients=clients, card={}, catalogue=domain.name)
+    facts: dict[str, Any] = {
+        "number": number + 1,
+        "siblings": [name for name in names if name != silo.name],
+        "users": len(places),
+        "users_of_all_siblings": len(users),
+        "shared_out": "uniformly" if skew is None else f"by taste clusters, Dirichlet({skew:g})",
+    }
+    if skew is not None:
+        facts["users_by_cluster"] = np.bincount(cluster_U[place_U], minlength=int(cluster_U.max()) + 1).tolist()
+    card = make_card(silo)
+    silo.card.update(domain.card | card | {"items": domain.card["items"] | card["items"], "silo": facts})
+    return silo

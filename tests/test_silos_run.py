@@ -1,0 +1,277 @@
+"""Runs over silos and with a foreign pool: what the stages share and what they may not read, and the run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fedecider.baselines.counts import popularity
+from fedecider.data.card import make_card
+from fedecider.data.domain import NO_EVENTS, Domain, Events, clients_of
+from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
+from fedecider.data.store import load_domains, save_domains
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.llm import foundation
+from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.llm.domain_ids import load_ids
+from fedecider.llm.recommend import load, recommend
+from fedecider.llm.setup import load_data
+from idgen.backbone import BackboneConfig
+from idgen.draws import SampleConfig
+from idgen.item_ids import IdConfig
+from idgen.keywords import KeywordConfig
+from idgen.samples import eval_batches, train_batches
+from idgen.training import BackboneTraining
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
+NUM_CLIENTS, NUM_PUBLIC = 60, 40
+
+
+def few(domain: Domain) -> Domain:
+    """The first users alone, among them those of two domains."""
+    clients, public = (
+        Events(*(column[:count] for column in events))  # type: ignore[index]
+        for events, count in ((domain.clients, NUM_CLIENTS), (domain.public, NUM_PUBLIC))
+    )
+    small = dataclasses.replace(domain, clients=clients, public=public, card={})
+    small.card.update(make_card(small))
+    return small
+
+
+WHOLE = {name: few(domain) for name, domain in sample_domains(["crime", "comics", "children"]).items()}
+SILOS = share_out({name: WHOLE[name] for name in ("crime", "comics")}, 2, None, 0)
+
+
+def main(script: str, *words: str) -> int:
+    try:
+        return runpy.run_path(str(REPOSITORY / "scripts" / f"{script}.py"))["main"](list(words))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with small settings and prepared data: silos of crime and comics, and whole domains."""
+    folder = tmp_path_factory.mktemp("silos")
+    save_domains({**SILOS, **WHOLE}, folder / "data")
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2, "encoder": "tfidf"}
+    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["train"] |= {"max_steps": 5}
+    content["distill"] |= {"epochs": 1}
+    content["data"] = "data"
+    (folder / "toy.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--output", "runs/silos")
+        assert main("federate", *words) == 0
+        words = ("--config", "toy.yaml", "--domains", "crime.*", "--public_domains", "comics", "--method", "local")
+        assert main("federate", *words, "--output", "runs/foreign") == 0
+    return folder
+
+
+def rows(batches) -> list:
+    return [{key: tensor.tolist() for key, tensor in batch.items()} for batch in batches]
+
+
+DECODER = PretrainConfig(
+    tokenizer_kind="phrase",
+    vocab_size=0,
+    id_source="keywords",
+    keywords=KeywordConfig(2, 3, "title"),
+    samples=SampleConfig(
+        templates="history", targets="every", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3
+    ),
+    text_encoder="tfidf",
+    backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2, num_heads=2, d_ff=16),
+    train=BackboneTraining(max_steps=3),
+)
+SENTENCES = PretrainConfig(
+    tokenizer_kind="word",
+    vocab_size=4000,
+    id_source="keywords",
+    keywords=KeywordConfig(2, 3, "title"),
+    id_limits=IdConfig(max_id_tokens=80),
+    samples=SampleConfig(templates="compact", user_wording="none", max_history=3),
+    backbone=BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_ff=16),
+)
+
+
+@pytest.mark.parametrize("settings", [DECODER, SENTENCES], ids=["decoder", "sentences"])
+def test_silos_start_as_their_domain_does(settings, tmp_path):
+    """One tokenizer, one ID an item, one set of vectors, and public users that count once: nothing tells of silos."""
+    config = RunConfig(cache=str(tmp_path), pretrain=settings)
+    domains = {name: WHOLE[name] for name in ("crime", "comics")}
+    whole, silos = (foundation.begin(config, found, CPU) for found in (domains, SILOS))
+    assert silos.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
+    assert silos.vectors.keys() == whole.vectors.keys() == ({"crime", "comics"} if settings is DECODER else set())
+    assert all(torch.equal(vector_ID, silos.vectors[name]) for name, vector_ID in whole.vectors.items())
+    weights = silos.model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in whole.model.state_dict().items())
+    assert [task.name for task in silos.tasks] == ["crime", "comics"]
+    first, second = (rows(train_batches(made.tasks, 16, torch.Generator().manual_seed(1))) for made in (whole, silos))
+    assert first == second
+    for name, domain in SILOS.items():
+        assert silos.ids[name].items == whole.ids[domain.catalogue].items
+        assert silos.ids[name].public == whole.ids[domain.catalogue].public
+    # What a user is asked is the same in a silo as in the whole domain: the prompt names the catalogue.
+    tasks = {
+        task.name: task
+        for found, made in ((domains, whole), (SILOS, silos))
+        for task in foundation.client_tasks(found, made.ids, made.tokenizer, settings)
+    }
+    asked = {name: prompts_by_user(task, {**SILOS, **WHOLE}[name]) for name, task in tasks.items()}
+    assert asked["crime"] == {**asked["crime.1"], **asked["crime.2"]}
+    assert len(asked["crime"]) == NUM_CLIENTS
+
+
+def prompts_by_user(task, domain) -> dict[str, tuple]:
+    found = {}
+    for user_B, input_ids, mask, target_B in eval_batches(task, "test", 32):
+        for user, row, length, target in zip(user_B.tolist(), input_ids.tolist(), mask.sum(1), target_B, strict=True):
+            found[domain.clients.users[user]] = (row[: int(length)], int(target))
+    return found
+
+
+def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path):
+    config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
+    stage = foundation.pretrain_stage(config, SILOS, CPU, quiet=True)
+    assert foundation.pretrain_stage(config, SILOS, CPU).reused
+    one, other = (load_ids(stage.folder, SILOS[name], DECODER) for name in ("crime.1", "crime.2"))
+    assert one.items == other.items
+    assert (one.neighbours.item_IK == other.neighbours.item_IK).all()
+    student = foundation.distill_stage(config, stage, SILOS, CPU, quiet=True)
+    report = json.loads((student.folder / "report.json").read_text())
+    assert list(report["metrics"]["student"]) == list(SILOS)
+
+
+def stage_1(config: RunConfig, cache: Path) -> dict[str, bytes]:
+    """Weights, vectors and IDs that stage 1 leaves, built anew."""
+    config = dataclasses.replace(config, cache=str(cache))
+    stage = foundation.pretrain_stage(config, load_data(config), CPU, quiet=True)
+    assert not stage.reused
+    names = (
+        "backbone/model.safetensors",
+        "item_vectors.safetensors",
+        *(f"ids/{name}.json" for name in load_data(config)),
+    )
+    return {name: (stage.folder / name).read_bytes() for name in names}
+
+
+def with_public(data: Path, name: str, num: int) -> None:
+    """Write ``name`` anew with every public event moved by ``num`` items."""
+    domain = load_domains(data, [name])[name]
+    size = len(domain.item_keys)
+    moved = [[(item + num) % size for item in sequence] for sequence in domain.public.sequences]
+    save_domains({name: dataclasses.replace(domain, public=domain.public._replace(sequences=moved))}, data)
+
+
+@pytest.mark.parametrize("walk_share", [0.0, 0.3])
+def test_a_foreign_pool_is_all_that_is_read(walk_share, tmp_path):
+    data = tmp_path / "data"
+    save_domains(WHOLE, data)
+    samples = dataclasses.replace(DECODER.samples, walk_share=walk_share)
+    settings = dataclasses.replace(DECODER, samples=samples)
+    config = RunConfig(domains="crime,comics", public_domains="children", data=str(data), pretrain=settings)
+    domains = load_data(config)
+    assert list(domains) == ["crime", "comics", "children"]
+    assert list(clients_of(domains)) == ["crime", "comics"]
+    assert not domains["crime"].public.users
+    before = stage_1(config, tmp_path / "a")
+    for name in ("crime", "comics"):
+        with_public(data, name, 5)
+    assert stage_1(config, tmp_path / "b") == before
+    own = stage_1(dataclasses.replace(config, public_domains=""), tmp_path / "c")
+    assert own["backbone/model.safetensors"] != before["backbone/model.safetensors"]
+    with_public(data, "children", 5)
+    after = stage_1(config, tmp_path / "d")
+    assert [name for name in before if before[name] != after[name]] == ["backbone/model.safetensors"]
+
+
+def test_a_foreign_pool_with_user_texts(tmp_path):
+    samples = dataclasses.replace(SENTENCES.samples, user_wording="prefix")
+    settings = dataclasses.replace(SENTENCES, samples=samples)
+    config = RunConfig(domains="crime", public_domains="children", cache=str(tmp_path), pretrain=settings)
+    domains = load_data(config)
+    made = foundation.begin(config, domains, CPU)
+    assert [len(task.sequences) for task in made.tasks] == [0, 160]
+    assert (made.ids["crime"].public, made.ids["children"].clients) == (None, None)
+    assert len(made.ids["children"].public.texts) == 160
+    assert all(batch["labels"].shape[0] for batch in train_batches(made.tasks, 64, torch.Generator().manual_seed(0)))
+
+
+def test_what_can_be_no_foreign_pool(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match="expected other names"):
+        RunConfig(domains="crime,comics", public_domains="comics")
+    with pytest.raises(ValueError, match=r"public_domains \['crime\.2'\] with a catalogue of the clients"):
+        load_data(RunConfig(domains="crime.1", public_domains="crime.2", data="data"))
+    pool = dataclasses.replace(WHOLE["comics"], clients=NO_EVENTS)
+    save_domains({"crime": WHOLE["crime"], "comics": pool}, tmp_path)
+    with pytest.raises(ValueError, match=r"domains \['comics'\] without client users"):
+        load_data(RunConfig(domains="crime,comics", data=str(tmp_path)))
+    assert list(load_data(RunConfig(domains="crime", public_domains="comics", data=str(tmp_path)))) == [
+        "crime",
+        "comics",
+    ]
+    public = WHOLE["comics"].public
+    mixed = dataclasses.replace(pool, public=public._replace(users=["both-comics-crime-001", *public.users[1:]]))
+    save_domains({"comics": mixed}, tmp_path)
+    with pytest.raises(ValueError, match="clients of 'crime' and public in 'comics'"):
+        load_data(RunConfig(domains="crime", public_domains="comics", data=str(tmp_path)))
+
+
+def test_a_run_over_silos_leaves_everything_behind(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    run = folder / "runs" / "silos"
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert list(metrics["domains"]) == list(SILOS)
+    assert sum(metrics["domains"][f"crime.{number}"]["num_users"] for number in (1, 2)) == NUM_CLIENTS
+    assert sorted(path.name for path in (run / "adapters").iterdir()) == sorted(SILOS)
+    assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (1, 4, 4)
+    analysis = json.loads((run / "analysis.json").read_text())
+    assert analysis["distances"]["item_distance"][0][1] == pytest.approx(0.0, abs=1e-9)
+    assert analysis["distances"]["item_distance"][0][2] > 0.01
+    assert main("evaluate", "--run", "runs/silos") == 0
+    assert main("report", "--run", "runs/silos") == 0
+    items = json.loads((run / "adapters" / "crime.2" / "item_ids.json").read_text())
+    assert items["catalogue"] == "crime"
+    loaded = load(run, "crime.2")
+    assert (loaded.task.name, len(recommend(loaded, [loaded.items.titles[0]], k=3))) == ("crime", 3)
+
+
+def test_counts_of_a_silo_are_its_own_and_the_public_pools(folder):
+    metrics = json.loads((folder / "runs" / "silos" / "metrics.json").read_text())
+    silo, protocol = SILOS["crime.1"], get_protocol("strict")
+    size = len(silo.item_keys)
+    position_U = popularity(silo.clients.sequences, size, "test", protocol, extra=silo.public.sequences)
+    recorded = metrics["domains"]["crime.1"]["test"]["popularity"]["ndcg@10"]["mean"]
+    assert recorded == pytest.approx(mean_metrics(position_U)["ndcg@10"])
+    everybody = popularity(silo.clients.sequences, size, "test", protocol, extra=WHOLE["crime"].clients.sequences)
+    assert recorded != pytest.approx(mean_metrics(everybody)["ndcg@10"])
+
+
+def test_a_run_with_a_foreign_pool(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    run = folder / "runs" / "foreign"
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert list(metrics["domains"]) == ["crime.1", "crime.2"]
+    assert list(json.loads((run / "run.json").read_text())["data"]) == ["crime.1", "crime.2", "comics"]
+    silo, protocol = SILOS["crime.1"], get_protocol("strict")
+    alone = mean_metrics(popularity(silo.clients.sequences, len(silo.item_keys), "test", protocol))
+    assert metrics["domains"]["crime.1"]["test"]["popularity"]["ndcg@10"]["mean"] == pytest.approx(alone["ndcg@10"])
+    cards = json.loads((run / "data_cards.json").read_text())
+    assert [cards[name]["public"]["users"] for name in cards] == [0, 0, NUM_PUBLIC]
+    assert [cards[name]["clients"]["users"] for name in cards] == [30, 30, 0]
+    assert "public users is empty" not in (run / "report.html").read_text()
+    assert main("evaluate", "--run", "runs/foreign") == 0
+    assert main("report", "--run", "runs/foreign") == 0

@@ -6,7 +6,6 @@ items, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -96,12 +95,12 @@ def trie_log_probs(
     attention_mask_BS: Tensor,
     trie: Trie,
     candidate_BM: Tensor,
-    temperatures: Sequence[float] = (1.0,),
+    temperature: float = 1.0,
 ) -> Tensor:
-    """Log-probabilities of given items among all items of the catalogue, (G, B, M) float64; -inf for a candidate of -1.
+    """Log-probabilities of given items among all items of the catalogue, (B, M) float64; -inf for a candidate of -1.
 
-    log p_g(ID) = sum of log softmax(logits / temperature g) over the tokens that may follow in the trie: for every
-    temperature a distribution over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
+    log p(ID) = sum of log softmax(logits / temperature) over the tokens that may follow in the trie: a distribution
+    over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
     model gives to tokens outside the trie. Cost: as `token_log_probs`; where IDs are one token long, one step for
     any number of candidates.
     """
@@ -111,7 +110,7 @@ def trie_log_probs(
     itself_BM = torch.arange(num_candidates, device=trie.device).expand(num_users, -1)
     node_BM = torch.zeros_like(itself_BM)
     nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=trie.device)
-    score_GBM = torch.zeros(len(temperatures), *node_BM.shape, dtype=torch.float64, device=trie.device)
+    score_BM = torch.zeros(node_BM.shape, dtype=torch.float64, device=trie.device)
     with evaluating(model):
         state = family.start(model, input_ids_BS, attention_mask_BS)
         hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
@@ -123,15 +122,15 @@ def trie_log_probs(
             token_BM = label_BMT[..., number]
             inside_BM = token_BM >= 0
             next_BM = torch.where(inside_BM, trie.advance(node_BM, token_BM.clamp(min=0)), -1)
-            score_GBM += _child_log_probs(model, hidden_BMD, node_BM, next_BM, trie, temperatures)
+            score_BM += _child_log_probs(model, hidden_BMD, node_BM, next_BM, trie, temperature)
             node_BM = torch.where(inside_BM, next_BM, node_BM)
-    return score_GBM.masked_fill(candidate_BM.to(trie.device) < 0, -torch.inf)
+    return score_BM.masked_fill(candidate_BM.to(trie.device) < 0, -torch.inf)
 
 
 def _child_log_probs(
-    model: Any, hidden_BKD: Tensor, node_BM: Tensor, next_BM: Tensor, trie: Trie, temperatures: Sequence[float]
+    model: Any, hidden_BKD: Tensor, node_BM: Tensor, next_BM: Tensor, trie: Trie, temperature: float
 ) -> Tensor:
-    """log p(next node | its parent) among the parent's children, (G, B, M) float64; 0 where the next node is -1.
+    """log p(next node | its parent) among the parent's children, (B, M) float64; 0 where the next node is -1.
 
     ``hidden_BKD``: one state a candidate, or (K = 1) one state a user, whose candidates all stand at the same node.
     """
@@ -139,21 +138,19 @@ def _child_log_probs(
     hidden_RD, node_R = hidden_BKD.flatten(0, 1), node_BM[:, :num_states].flatten()
     row_M = torch.arange(len(node_R), device=trie.device).view(num_users, num_states).expand_as(node_BM).flatten()
     next_M = next_BM.flatten()
-    found_GM = torch.zeros(len(temperatures), len(next_M), dtype=torch.float64, device=trie.device)
+    found_M = torch.zeros(len(next_M), dtype=torch.float64, device=trie.device)
     rows_at_once = max(1, MAX_LOGITS // model.config.vocab_size)
     for start in range(0, len(node_R), rows_at_once):
         part_R = node_R[start : start + rows_at_once]
         child = trie.children(part_R)
         logit_RV = family_of(model).token_logits(model, hidden_RD[start : start + rows_at_once])
-        logit_C = logit_RV[child.row_C, child.token_C].double()
+        logit_C = logit_RV[child.row_C, child.token_C].double() / temperature
         count_R = trie.num_children(part_R)
         asked_M = ((row_M >= start) & (row_M < start + len(part_R)) & (next_M >= 0)).nonzero().squeeze(1)
         row_A = row_M[asked_M] - start
         before_R = torch.cumsum(count_R, 0) - count_R
         place_A = before_R[row_A] + next_M[asked_M] - trie.first_child_N1[part_R[row_A]]
-        for number, temperature in enumerate(temperatures):
-            value_C = logit_C / temperature
-            largest_R = value_C.new_full((len(part_R),), -torch.inf).scatter_reduce(0, child.row_C, value_C, "amax")
-            total_R = torch.zeros_like(largest_R).index_add(0, child.row_C, (value_C - largest_R[child.row_C]).exp())
-            found_GM[number, asked_M] = value_C[place_A] - largest_R[row_A] - total_R[row_A].log()
-    return found_GM.view(-1, *node_BM.shape)
+        largest_R = logit_C.new_full((len(part_R),), -torch.inf).scatter_reduce(0, child.row_C, logit_C, "amax")
+        total_R = torch.zeros_like(largest_R).index_add(0, child.row_C, (logit_C - largest_R[child.row_C]).exp())
+        found_M[asked_M] = logit_C[place_A] - largest_R[row_A] - total_R[row_A].log()
+    return found_M.view_as(node_BM)

@@ -1,11 +1,10 @@
 """The model as the memory asks it: log-probabilities of items, and its beams, for any histories.
 
-Shape legend: B histories, M items of each, G temperatures, K beams, S input tokens.
+Shape legend: B histories, M items of each, K beams, S input tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,13 +32,13 @@ def model_scores(model: Any, task: Task, ranking: RankingConfig, precision: str,
         input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
         return input_ids_BS.to(device), attention_mask_BS.to(device)
 
-    def log_probs(histories: Histories, item_BM: Tensor, temperatures: Sequence[float]) -> Tensor:
-        score_GBM = torch.empty(len(temperatures), *item_BM.shape, dtype=torch.float64)
+    def log_probs(histories: Histories, item_BM: Tensor, temperature: float) -> Tensor:
+        score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
         for rows in batches(histories):
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device), temperatures)
-                score_GBM[:, rows] = trie_log_probs(model, *asked).cpu()
-        return score_GBM
+                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device), temperature)
+                score_BM[rows] = trie_log_probs(model, *asked).cpu()
+        return score_BM
 
     def beams(histories: Histories) -> Tensor:
         item_BK = torch.full((len(histories), ranking.num_beams), -1)

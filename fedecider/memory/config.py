@@ -21,6 +21,10 @@ class MemoryConfig:
             public users of its domain) and others (the sum over other clients with the same catalogue, by a secure
             sum; nothing where there are none).
         num_context: The newest items of a history that vote, weighted 1, 1/2, 1/3, ...
+        count_exponent: The exponent of the counts' scores before they become probabilities: above 1, the likeliest
+            items get more.
+        text_power: The exponent of the cosine of two texts: a near text counts much more than two half-near ones.
+        temperature: The temperature of the model: above 1, its likeliest items get less.
         max_contexts: The number of train events of a client, drawn once, on which the weights are fitted.
         num_buckets: The number of groups of histories, by how much is known of their newest item, that have weights of
             their own.
@@ -32,6 +36,9 @@ class MemoryConfig:
     kind: Literal["none", "mixture"] = "none"
     sources: str = "own,public,others"
     num_context: OneOrMore = 10
+    count_exponent: Positive = 1.5
+    text_power: Positive = 6.0
+    temperature: Positive = 1.5
     max_contexts: OneOrMore = 2000
     num_buckets: Annotated[int, at_least(1, most=100)] = 3
     bucket_prior: Positive = 50.0

@@ -42,6 +42,14 @@ def training_contexts(sequences: Sequence[Sequence[int]], max_contexts: int, gen
 
 
 def held_out_contexts(sequences: Sequence[Sequence[int]], split: str) -> Contexts:
-    """What each user is asked in ``split``. Nobody is left out: a user's own train pairs join seen items only."""
-    histories = [list(history(sequence, split)) for sequence in sequences]
-    return Contexts(histories, [target(sequence, split) for sequence in sequences], [[] for _ in sequences])
+    """What each user is asked in ``split``, with the user left out of the counts of train parts."""
+    return Contexts(
+        [list(history(sequence, split)) for sequence in sequences],
+        [target(sequence, split) for sequence in sequences],
+        [list(train_part(sequence)) for sequence in sequences],
+    )
+
+
+def new_contexts(histories: Sequence[Sequence[int]]) -> Contexts:
+    """Histories of readers who are in no count; nothing is known of what follows (target -1)."""
+    return Contexts([list(items) for items in histories], [-1] * len(histories), [[] for _ in histories])

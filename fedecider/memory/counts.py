@@ -57,7 +57,7 @@ def count_events(parts: Sequence[Sequence[int]], num_items: int) -> Counts:
     return Counts(scipy.sparse.csr_array(total + total.T), np.bincount(item_E, minlength=num_items).astype(np.int64))
 
 
-def _summed(pending: list[tuple[np.ndarray, ...]], num_items: int) -> scipy.sparse.csr_array:
+def _summed(pending: Sequence[tuple[np.ndarray, ...]], num_items: int) -> scipy.sparse.csr_array:
     first, second, weight = (
         np.concatenate([pairs[column] for pairs in pending]) if pending else np.zeros(0, np.int64)
         for column in range(3)

@@ -1,7 +1,7 @@
 """The experts that know no language model: each gives a distribution over the items that a history does not hold.
 
-Seen items have probability 0 and every expert sums to 1 over the others. What a user's own train events add to the
-counts joins seen items only once the whole train part is the history; before, in fitting, the user is taken out.
+Seen items have probability 0 and every expert sums to 1 over the others. A user who is known is taken out of all that
+is counted: what they did themselves says nothing about what others would do next.
 
 Shape legend: B histories, T newest items of all of them, I items, D dimensions, K distinct items.
 """
@@ -19,6 +19,10 @@ from fedecider.memory.counts import UNIT, Counts, count_events
 
 POPULARITY_FLOOR = 0.1
 """Added to the events of every item: no item is impossible."""
+PRIOR = 10.0
+"""m: counts of pairs that the popularity stands for behind every voting item."""
+AGREEING_POWER = 3.0
+"""Exponent of the cosine where texts are to agree with counts."""
 
 
 class Newest(NamedTuple):
@@ -39,6 +43,7 @@ class Evidence(NamedTuple):
     pair_TI: scipy.sparse.csr_array
     """Counts of pairs of each voting item with unseen items, the left-out user taken away."""
     total_T: np.ndarray
+    """Counts of pairs of each voting item with any item: who had all that goes with it votes less."""
     popularity_BI: np.ndarray
     """Shares of the events of unseen items."""
 
@@ -68,13 +73,14 @@ def evidence(counts: Counts, contexts: Contexts, num_context: int) -> Evidence:
     event_BI = np.repeat(counts.event_I[None], len(contexts.histories), 0)
     if any(contexts.left_out):
         pair_TI = pair_TI - _leave_out(contexts.left_out, newest, event_BI)
+    total_T = np.asarray(pair_TI.sum(1)).ravel() * UNIT
     pair_TI = scipy.sparse.coo_array(pair_TI)
     kept = newest.unseen_BI[newest.row_T[pair_TI.row], pair_TI.col]
     places = (pair_TI.row[kept], pair_TI.col[kept])
     kept_TI = scipy.sparse.coo_array((pair_TI.data[kept] * UNIT, places), shape=pair_TI.shape).tocsr()
     popularity_BI = np.where(newest.unseen_BI, event_BI + POPULARITY_FLOOR, 0.0)
     popularity_BI /= np.maximum(popularity_BI.sum(1, keepdims=True), POPULARITY_FLOOR)
-    return Evidence(newest, kept_TI, np.asarray(kept_TI.sum(1)).ravel(), popularity_BI)
+    return Evidence(newest, kept_TI, total_T, popularity_BI)
 
 
 def _leave_out(left_out: Sequence[Sequence[int]], newest: Newest, event_BI: np.ndarray) -> scipy.sparse.csr_array:
@@ -96,18 +102,20 @@ def known(found: Evidence) -> np.ndarray:
     return found.total_T[first_B]
 
 
-def count_probs(found: Evidence, prior: float) -> np.ndarray:
-    """p(b | h) = sum_k w_k (C[h_k, b] + m pop_b) / (C[h_k, .] + m) / sum_k w_k over unseen items b. (B, I).
+def count_probs(found: Evidence, exponent: float) -> np.ndarray:
+    """p(b | h) = s(b)^exponent, s(b) = sum_k w_k (C[h_k, b] + m pop_b) / (C[h_k, .] + m) for unseen items b, over its
+    sum. (B, I).
 
-    m is ``prior``: an item of which little is counted says little, and the popularity speaks in its place.
+    An item of which little is counted says little, and the popularity speaks in its place. Votes of ten items make s
+    flatter than what users do next; the exponent takes that back.
     """
     row_T, weight_T = found.newest.row_T, found.newest.weight_T
     num_rows = len(found.popularity_BI)
-    scale_T = weight_T / (found.total_T + prior)
+    scale_T = weight_T / (found.total_T + PRIOR)
     vote_BT = scipy.sparse.coo_array((scale_T, (row_T, np.arange(len(row_T)))), shape=(num_rows, len(row_T))).tocsr()
-    backed_B = np.bincount(row_T, prior * scale_T, num_rows)
+    backed_B = np.bincount(row_T, PRIOR * scale_T, num_rows)
     summed_BI = (vote_BT @ found.pair_TI).toarray() + backed_B[:, None] * found.popularity_BI
-    return summed_BI / np.bincount(row_T, weight_T, num_rows)[:, None]
+    return normalised(summed_BI**exponent if exponent != 1.0 else summed_BI, found.newest)
 
 
 def unit_vectors(vector_ID: np.ndarray) -> np.ndarray:
@@ -131,10 +139,10 @@ def text_probs(unit_ID: np.ndarray, newest: Newest, power: float) -> np.ndarray:
     return normalised(text_votes(unit_ID, newest, power), newest)
 
 
-def agreement_probs(found: Evidence, unit_ID: np.ndarray, prior: float, power: float) -> np.ndarray:
+def agreement_probs(found: Evidence, unit_ID: np.ndarray) -> np.ndarray:
     """p(b | h) proportional to sqrt(p_counts(b | h) p_text(b | h)): what both find likely. (B, I)."""
-    text_BI = text_probs(unit_ID, found.newest, power)
-    return normalised(np.sqrt(count_probs(found, prior) * text_BI), found.newest)
+    text_BI = text_probs(unit_ID, found.newest, AGREEING_POWER)
+    return normalised(np.sqrt(count_probs(found, 1.0) * text_BI), found.newest)
 
 
 def uniform_probs(newest: Newest) -> np.ndarray:

@@ -5,13 +5,12 @@ uniform floor. The idea of a memory beside a language model, mixed with a weight
 ICLR 2020). Differs from it: the experts are counts and texts in place of hidden states, weights are fitted by EM with
 every user left out, and they depend on how much is known of the newest item.
 
-Shape legend: B histories, M candidates of one, S seen items, G temperatures, I items, D dimensions, N contexts.
+Shape legend: B histories, M candidates of one, S seen items, I items, D dimensions, N contexts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -23,17 +22,12 @@ from fedecider.memory import experts
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.contexts import Contexts
 from fedecider.memory.counts import Counts
-from fedecider.memory.mixture import Mixture, fit_mixture, fit_weights
+from fedecider.memory.mixture import Mixture, fit_mixture
 
-CHOICES = {"counts": (3.0, 10.0, 30.0), "text": (3.0, 6.0, 10.0), "model": (1.0, 1.5, 2.0)}
-"""What the likelihood of train events chooses from: prior of the counts, exponent of the cosine, temperature."""
-AGREEMENT = (10.0, 3.0)
-"""Prior and exponent of the agreement of counts and texts."""
+EXPERTS = ("counts", "text", "agreement")
 FLOOR = "uniform"
 MAX_NUMBERS = 2**21
 """Entries of a (B, I) matrix: bounds memory, changes no result."""
-SEARCH_STEPS = 60
-"""Of EM, for every combination of choices; the chosen one goes on to its optimum."""
 
 Histories = Sequence[Sequence[int]]
 
@@ -41,8 +35,8 @@ Histories = Sequence[Sequence[int]]
 class ModelScores(NamedTuple):
     """What the memory asks of the model that it stands beside."""
 
-    log_probs: Callable[[Histories, Tensor, Sequence[float]], Tensor]
-    """histories, items (B, M) with -1 as padding, temperatures -> log-probabilities (G, B, M) over the catalogue."""
+    log_probs: Callable[[Histories, Tensor, float], Tensor]
+    """histories, items (B, M) with -1 as padding, temperature -> log-probabilities (B, M) over the catalogue."""
     beams: Callable[[Histories], Tensor] | None
     """histories -> items (B, K), -1 as padding; None where asking for every item is cheap."""
 
@@ -75,14 +69,14 @@ def fit_memory(
     """The memory of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
 
     ``model`` must not have been trained on these events, or it would be overrated: fitted with adapters that know
-    them, all weight goes to the model. Every expert gets the sharpness under which the mixture is most likely.
+    them, all weight goes to the model.
     """
     known_parts: list[np.ndarray] = []
     parts: list[dict[str, np.ndarray]] = []
-    for batch in _batches(contexts, counts.num_items):
+    for batch in _batches(contexts, counts.num_items, config):
         found = experts.evidence(counts, batch, config.num_context)
         known_parts.append(experts.known(found))
-        parts.append(_target_probs(found, unit_ID, batch, model))
+        parts.append(_target_probs(found, unit_ID, batch, model, config))
     if not parts:
         raise ValueError(
             "got no train event with one before it, expected some to fit the weights of the memory: prepare the data "
@@ -90,12 +84,17 @@ def fit_memory(
         )
     probs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     known_N = np.concatenate(known_parts)
-    alone = _fitted({name: prob for name, prob in probs.items() if name != "model"}, known_N, config)
-    return Memory(counts, unit_ID, alone, _fitted(probs, known_N, config) if model else None, config)
+
+    def fitted(names: Sequence[str]) -> Mixture:
+        prob_NE = np.stack([probs[name] for name in names], 1)
+        return fit_mixture(prob_NE, known_N, tuple(names), config.num_buckets, config.bucket_prior)
+
+    alone = fitted([name for name in probs if name != "model"])
+    return Memory(counts, unit_ID, alone, fitted(list(probs)) if model else None, config)
 
 
-def rank(memory: Memory, histories: Histories, model: ModelScores | None) -> Iterator[Ranked]:
-    """The mixture for each history, batch after batch; with ``model`` None that of the memory alone.
+def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Iterator[Ranked]:
+    """The mixture for the history of each context, batch after batch; with ``model`` None that of the memory alone.
 
     Exact on the candidates, which are the whole catalogue, or the model's beams and the ``num_best`` best items of the
     memory.
@@ -104,12 +103,11 @@ def rank(memory: Memory, histories: Histories, model: ModelScores | None) -> Ite
     if mixture is None:
         raise ValueError("got a memory that was fitted without a model, expected one fitted beside it: fit it again")
     num_items = memory.counts.num_items
-    everybody = Contexts([list(items) for items in histories], [0] * len(histories), [[] for _ in histories])
-    for batch in _batches(everybody, num_items):
+    for batch in _batches(contexts, num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
         weight_BE = mixture.weights(experts.known(found))
         summed_BI = sum(
-            weight_BE[:, number, None] * expert_probs(name, mixture.sharpness, found, memory.unit_ID)
+            weight_BE[:, number, None] * expert_probs(name, found, memory.unit_ID, memory.config)
             for number, name in enumerate(mixture.experts)
             if name != "model"
         )
@@ -119,80 +117,64 @@ def rank(memory: Memory, histories: Histories, model: ModelScores | None) -> Ite
             continue
         if model.beams is not None:
             item_BM = _candidates(prob_BI, model.beams(batch.histories), memory.config.num_best)
-        temperature = mixture.sharpness["model"]
-        model_BM = model_probs(model, found.newest.unseen_BI, batch.histories, item_BM, (temperature,))[0]
+        asked = (found.newest.unseen_BI, batch.histories, item_BM, memory.config.temperature)
+        model_BM = model_probs(model, *asked)
         weight_B = torch.from_numpy(weight_BE[:, mixture.experts.index("model")])
         given_BM = prob_BI.gather(1, item_BM.clamp(min=0)) + weight_B[:, None] * model_BM
         unseen_BM = torch.from_numpy(found.newest.unseen_BI).gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
         yield Ranked(item_BM, given_BM * unseen_BM)
 
 
-def expert_probs(name: str, sharpness: dict[str, float], found: experts.Evidence, unit_ID: np.ndarray) -> np.ndarray:
+def expert_probs(name: str, found: experts.Evidence, unit_ID: np.ndarray, config: MemoryConfig) -> np.ndarray:
     """(B, I) of one expert but the model."""
     if name == "counts":
-        return experts.count_probs(found, sharpness[name])
+        return experts.count_probs(found, config.count_exponent)
     if name == "text":
-        return experts.text_probs(unit_ID, found.newest, sharpness[name])
+        return experts.text_probs(unit_ID, found.newest, config.text_power)
     if name == "agreement":
-        return experts.agreement_probs(found, unit_ID, *AGREEMENT)
+        return experts.agreement_probs(found, unit_ID)
     assert name == FLOOR, name
     return experts.uniform_probs(found.newest)
 
 
 def model_probs(
-    model: ModelScores, unseen_BI: np.ndarray, histories: Histories, item_BM: Tensor, temperatures: Sequence[float]
+    model: ModelScores, unseen_BI: np.ndarray, histories: Histories, item_BM: Tensor, temperature: float
 ) -> Tensor:
-    """p(item | history, not seen before) under the model, (G, B, M) float64; 0 for seen items and padding."""
+    """p(item | history, not seen before) under the model, (B, M) float64; 0 for seen items and padding."""
     unseen = torch.from_numpy(unseen_BI)
     keep_BM = unseen.gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
     if model.beams is None:
         every_BI = torch.arange(unseen.shape[1]).expand(len(unseen), -1)
-        prob_GBI = model.log_probs(histories, every_BI, temperatures).cpu().double().exp() * unseen
-        rest_GB1 = prob_GBI.sum(2, keepdim=True)
-        prob_GBM = prob_GBI.gather(2, item_BM.clamp(min=0).expand(len(temperatures), -1, -1))
+        prob_BI = model.log_probs(histories, every_BI, temperature).cpu().double().exp() * unseen
+        rest_B1 = prob_BI.sum(1, keepdim=True)
+        prob_BM = prob_BI.gather(1, item_BM.clamp(min=0))
     else:
         seen_BS = _padded([sorted(set(items)) for items in histories])
-        asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1), temperatures).cpu().double().exp()
-        prob_GBM, seen_GBS = asked.split([item_BM.shape[1], seen_BS.shape[1]], 2)
-        rest_GB1 = 1.0 - seen_GBS.sum(2, keepdim=True)
-    return prob_GBM * keep_BM / rest_GB1.clamp(min=1e-12)
+        asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1), temperature).cpu().double().exp()
+        prob_BM, seen_prob_BS = asked.split([item_BM.shape[1], seen_BS.shape[1]], 1)
+        rest_B1 = 1.0 - seen_prob_BS.sum(1, keepdim=True)
+    return prob_BM * keep_BM / rest_B1.clamp(min=1e-12)
 
 
-def _batches(contexts: Contexts, num_items: int) -> Iterator[Contexts]:
+def _batches(contexts: Contexts, num_items: int, config: MemoryConfig) -> Iterator[Contexts]:
+    """Nobody is left out of counts that nobody's own events are in."""
+    own = "own" in config.source_names
     size = max(1, MAX_NUMBERS // num_items)
     for start in range(0, len(contexts.targets), size):
-        yield Contexts(*(field[start : start + size] for field in contexts))
+        part = slice(start, start + size)
+        yield Contexts(contexts.histories[part], contexts.targets[part], contexts.left_out[part] if own else [])
 
 
 def _target_probs(
-    found: experts.Evidence, unit_ID: np.ndarray, batch: Contexts, model: ModelScores | None
+    found: experts.Evidence, unit_ID: np.ndarray, batch: Contexts, model: ModelScores | None, config: MemoryConfig
 ) -> dict[str, np.ndarray]:
-    """Expert -> probabilities of the targets under each of its choices, (B, choices)."""
+    """Expert -> probabilities of the targets, (B,)."""
     row_B, target_B = np.arange(len(batch.targets)), np.array(batch.targets)
-
-    def column(name: str, choice: float = 0.0) -> np.ndarray:
-        return expert_probs(name, {name: choice}, found, unit_ID)[row_B, target_B]
-
-    probs = {name: np.stack([column(name, choice) for choice in CHOICES[name]], 1) for name in ("counts", "text")}
-    probs["agreement"] = column("agreement")[:, None]
+    probs = {name: expert_probs(name, found, unit_ID, config)[row_B, target_B] for name in EXPERTS}
     if model is not None:
-        target_B1 = torch.from_numpy(target_B)[:, None]
-        asked = model_probs(model, found.newest.unseen_BI, batch.histories, target_B1, CHOICES["model"])
-        probs["model"] = asked[:, :, 0].T.numpy()
-    return {**probs, FLOOR: column(FLOOR)[:, None]}
-
-
-def _fitted(probs: dict[str, np.ndarray], known_N: np.ndarray, config: MemoryConfig) -> Mixture:
-    """The most likely combination of choices, the first one of equals, with its weights."""
-
-    def columns(places: Sequence[int]) -> np.ndarray:
-        return np.stack([prob[:, place] for prob, place in zip(probs.values(), places, strict=True)], 1)
-
-    combinations = list(product(*(range(prob.shape[1]) for prob in probs.values())))
-    values = [fit_weights(columns(places), num_steps=SEARCH_STEPS)[1] for places in combinations]
-    best = combinations[int(np.argmax(values))]
-    sharpness = {name: CHOICES[name][place] for name, place in zip(probs, best, strict=True) if name in CHOICES}
-    return fit_mixture(columns(best), known_N, tuple(probs), sharpness, config.num_buckets, config.bucket_prior)
+        asked = (found.newest.unseen_BI, batch.histories, torch.from_numpy(target_B)[:, None], config.temperature)
+        probs["model"] = model_probs(model, *asked)[:, 0].numpy()
+    return {**probs, FLOOR: expert_probs(FLOOR, found, unit_ID, config)[row_B, target_B]}
 
 
 def _candidates(prob_BI: Tensor, beam_BK: Tensor, num_best: int) -> Tensor:
@@ -209,7 +191,7 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
 def positions(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Tensor:
     """0-based places of the targets, float64; the mean place among equals; `NOT_RANKED` where it is no candidate."""
     parts, start = [torch.zeros(0, dtype=torch.float64)], 0
-    for ranked in rank(memory, contexts.histories, model):
+    for ranked in rank(memory, contexts, model):
         target_B1 = torch.tensor(contexts.targets[start : start + len(ranked.item_BM)])[:, None]
         own_B1 = torch.where(ranked.item_BM == target_B1, ranked.prob_BM, 0.0).amax(1, keepdim=True)
         above_B = (ranked.prob_BM > own_B1).sum(1).double()

@@ -18,8 +18,6 @@ class Mixture(NamedTuple):
 
     experts: tuple[str, ...]
     """The last one is the floor, "uniform"."""
-    sharpness: dict[str, float]
-    """Expert -> its prior, power or temperature."""
     cut_Q: np.ndarray
     """Rising: a history whose newest item has more behind it than q of the cuts belongs to bucket q."""
     weight_QE: np.ndarray
@@ -70,7 +68,6 @@ def fit_mixture(
     prob_NE: np.ndarray,
     known_N: np.ndarray,
     experts: tuple[str, ...],
-    sharpness: dict[str, float],
     num_buckets: int,
     bucket_prior: float,
 ) -> Mixture:
@@ -85,4 +82,4 @@ def fit_mixture(
     weight_QE = np.stack(
         [fit_weights(prob_NE[bucket_N == bucket], bucket_prior * mean_E)[0] for bucket in range(num_buckets)]
     )
-    return Mixture(experts, sharpness, cut_Q, weight_QE, mean_E, value, len(prob_NE))
+    return Mixture(experts, cut_Q, weight_QE, mean_E, value, len(prob_NE))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from fedecider.federation.record import write_json
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.counts import Counts
-from fedecider.memory.memory import CHOICES, Memory
+from fedecider.memory.memory import Memory
 from fedecider.memory.mixture import Mixture
 from fedecider.running.damage import check_tensors, damage_names, read_object
 
@@ -113,13 +112,12 @@ def _checked(tensors: dict[str, np.ndarray], num_items: int) -> tuple[Counts, np
 
 def _mixture(data: dict[str, Any], config: MemoryConfig) -> Mixture:
     experts = tuple(str(name) for name in data["experts"])
-    sharpness = {str(name): float(value) for name, value in data["sharpness"].items()}
     cut_Q, weight_QE, mean_E = (np.array(data[name], np.float64) for name in ("cut_Q", "weight_QE", "mean_E"))
     shapes = ((config.num_buckets - 1,), (config.num_buckets, len(experts)), (len(experts),))
-    if (cut_Q.shape, weight_QE.shape, mean_E.shape) != shapes or not set(sharpness) == set(CHOICES) & set(experts):
+    if (cut_Q.shape, weight_QE.shape, mean_E.shape) != shapes:
         raise ValueError(f"weights that do not fit {len(experts)} experts and {config.num_buckets} buckets")
     whole = np.abs(np.vstack([weight_QE, mean_E]).sum(1) - 1.0).max() < 1e-6 and weight_QE.min() >= 0
-    if not whole or not np.isfinite(cut_Q).all() or not all(map(math.isfinite, sharpness.values())):
+    if not whole or not np.isfinite(cut_Q).all():
         raise ValueError("weights that are no shares of 1")
     likelihood, number = float(data["log_likelihood"]), int(data["num_contexts"])
-    return Mixture(experts, sharpness, cut_Q, weight_QE, mean_E, likelihood, number)
+    return Mixture(experts, cut_Q, weight_QE, mean_E, likelihood, number)

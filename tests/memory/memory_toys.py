@@ -32,11 +32,9 @@ def scores_of(histories) -> torch.Tensor:
 def toy_model(num_beams: int = 0) -> ModelScores:
     """A softmax over the catalogue; with ``num_beams`` it is asked for candidates, as one with long IDs is."""
 
-    def log_probs(histories, item_BM, temperatures):
-        score_BI = scores_of(histories)
-        every = torch.stack([torch.log_softmax(score_BI / temperature, 1) for temperature in temperatures])
-        found = every.gather(2, item_BM.clamp(min=0).expand(len(temperatures), -1, -1))
-        return found.masked_fill(item_BM < 0, -torch.inf)
+    def log_probs(histories, item_BM, temperature):
+        found_BM = torch.log_softmax(scores_of(histories) / temperature, 1).gather(1, item_BM.clamp(min=0))
+        return found_BM.masked_fill(item_BM < 0, -torch.inf)
 
     return ModelScores(
         log_probs, (lambda histories: scores_of(histories).topk(num_beams).indices) if num_beams else None

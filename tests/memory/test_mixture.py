@@ -50,7 +50,7 @@ def test_without_events_the_weights_are_the_prior():
 def test_buckets_have_weights_of_their_own_near_those_of_all():
     known_N = np.arange(60.0)
     prob_NE = np.where(known_N[:, None] < 30, [[0.3, 0.1]], [[0.1, 0.3]])
-    mixture = fit_mixture(prob_NE, known_N, ("counts", "uniform"), {}, 2, 10.0)
+    mixture = fit_mixture(prob_NE, known_N, ("counts", "uniform"), 2, 10.0)
     assert mixture.mean_E == pytest.approx([0.5, 0.5])
     assert mixture.cut_Q.tolist() == [29.5]
     expected = fit_weights(prob_NE[:30], np.array([5.0, 5.0]))[0]
@@ -61,5 +61,5 @@ def test_buckets_have_weights_of_their_own_near_those_of_all():
 
 
 def test_equal_knowledge_leaves_buckets_empty_and_their_weights_those_of_all():
-    mixture = fit_mixture(PROBS, np.zeros(60), ("a", "b", "c", "d"), {}, 3, 1e9)
+    mixture = fit_mixture(PROBS, np.zeros(60), ("a", "b", "c", "d"), 3, 1e9)
     assert mixture.weight_QE == pytest.approx(np.tile(mixture.mean_E, (3, 1)), abs=1e-4)

@@ -15,8 +15,8 @@ class MemoryConfig:
     """The private memory of a client, which ranks beside the model.
 
     Args:
-        kind: none is the paper's system; with mixture the results have two more rows, for the model with the memory and
-            for the memory alone, and the run folder keeps the memory under private/.
+        kind: The kind of memory: none is the paper's system; with mixture the results have two more rows, for the model
+            with the memory and for the memory alone, and the run folder keeps the memory under private/.
         sources: The events that are counted together, separated by commas: own (the client's train parts), public (the
             public users of its domain) and others (the sum over other clients with the same catalogue, by a secure
             sum; nothing where there are none).

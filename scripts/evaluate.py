@@ -29,16 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = verify(Path(config.run), settings, config.split, launch.device)
         names = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
         table = Table(title=f"{config.split} metrics of {config.run} ({settings.run.protocol})", show_edge=False)
-        for column in ("domain", *names, "largest difference"):
+        for column in ("domain, row", *names, "largest difference"):
             table.add_column(column)
         for result in results:
             difference = f"{result.largest_difference:.1e}" if result.recorded else "-"
-            table.add_row(result.domain, *(f"{result.metrics[name]:.4f}" for name in names), difference)
+            numbers = (f"{result.metrics[name]:.4f}" for name in names)
+            table.add_row(f"{result.domain} {result.row}".strip(), *numbers, difference)
         console.print(table)
         worst = max(results, key=lambda result: result.largest_difference)
         if worst.largest_difference > config.tolerance:
             raise ValueError(
-                f"the adapter of {worst.domain} gives metrics that differ by {worst.largest_difference:.1e} from "
+                f"the {worst.row or 'adapter'} of {worst.domain} gives metrics that differ by "
+                f"{worst.largest_difference:.1e} from "
                 f"metrics.json, expected at most {config.tolerance:.0e}. Export again, or compare on equal hardware"
             )
 

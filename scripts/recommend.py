@@ -21,7 +21,7 @@ DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), argv, RecommendConfig)
-        loaded = load(config.run, config.domain, config.device)
+        loaded = load(config.run, config.domain, config.device, config.memory)
         titles = [title.strip() for title in config.history.split("|") if title.strip()]
         table = Table(title=f"Next for a reader in {config.domain}", show_edge=False)
         for column in ("", "title", "score", "key"):

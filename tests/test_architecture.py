@@ -9,7 +9,7 @@ BOUNDS = "fedecider.bounds"
 """One file that imports nothing of ours: settings of every room are checked in the same words."""
 BASE = {BOUNDS, "fedecider.federation", "fedecider.data", "fedecider.evaluation"}
 SHARED = {*BASE, "fedecider.running", "fedecider.baselines", "fedecider.report"}
-LLM = {*SHARED, "fedecider.lora", "fedecider.methods", "idgen", "distill"}
+LLM = {*SHARED, "fedecider.lora", "fedecider.memory", "fedecider.methods", "idgen", "distill"}
 # room -> other rooms that it may import
 ALLOWED = {
     BOUNDS: set(),
@@ -19,6 +19,7 @@ ALLOWED = {
     "fedecider.running": BASE,
     "fedecider.baselines": BASE,
     "fedecider.lora": {BOUNDS, "fedecider.federation", "idgen"},
+    "fedecider.memory": {"fedecider.running", *BASE},
     "fedecider.methods": {"fedecider.lora", "idgen", *BASE},
     "fedecider.report": {"fedecider.running", *BASE},
     "fedecider.llm": LLM,

@@ -14,9 +14,8 @@ from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.streams import stream
 from fedecider.llm.item_texts import encoded_texts
+from fedecider.llm.loading import load_student
 from fedecider.llm.setup import Foundation, Settings
-from fedecider.lora.adapters import adapter_shapes, initial_adapters
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.recommender import Recommender
 from fedecider.report.rows import CANARY
 from idgen.backbone import load_backbone
@@ -40,7 +39,7 @@ def zero_shot(
     settings: Settings, foundation: Foundation, recommender: Recommender, device: torch.device
 ) -> dict[str, Positions]:
     """Test positions of the full-depth backbone and of the shared student, both without any adapter."""
-    load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
+    load_student(recommender)
     student = {name: recommender.positions(client, "test") for client, name in enumerate(recommender.names)}
     teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
     teacher.to(device)  # type: ignore[arg-type]

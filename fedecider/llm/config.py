@@ -9,6 +9,7 @@ from distill.train import DistillConfig
 from fedecider.bounds import LoraRank, OneOrMore, Participation, Seed, Threads, at_least, check
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.lora.adapters import LoraSettings
+from fedecider.memory.config import MemoryConfig
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
 from idgen.draws import SampleConfig
@@ -124,6 +125,7 @@ class RunConfig:
         tracker: The accelerate tracker that gets the scores of the rounds, such as tensorboard; empty for none.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
+        memory: The private memory of every client.
     """
 
     domains: str = "crime,comics,children"
@@ -147,6 +149,7 @@ class RunConfig:
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
         check(self)
@@ -163,6 +166,16 @@ class RunConfig:
             raise ValueError(
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
                 "strict/keep_seen"
+            )
+        if self.memory.kind != "none" and not get_protocol(self.protocol).drop_seen:
+            raise ValueError(
+                f"got memory.kind {self.memory.kind} with protocol {self.protocol}, expected strict: a memory knows no "
+                "probability of items that were seen before"
+            )
+        if self.memory.kind != "none" and self.export_rank:
+            raise ValueError(
+                f"got memory.kind {self.memory.kind} with export_rank {self.export_rank}, expected one of the two: the "
+                "results with the memory are those of the adapters as they were trained"
             )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")

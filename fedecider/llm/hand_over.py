@@ -5,15 +5,13 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-import torch
-
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.federation.wire import take_row
 from fedecider.llm.examples import decode_examples
+from fedecider.llm.loading import load_reported
 from fedecider.llm.manifest import write_manifest
 from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.setup import Foundation, Settings
@@ -52,11 +50,9 @@ def hand_over(
     shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
     shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
     folder.adapters.mkdir(exist_ok=True)
-    view, entry = method.views[0], METHODS[settings.run.method]
+    entry = METHODS[settings.run.method]
     for client, (name, domain) in enumerate(foundation.domains.items()):
-        download = method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client]))
-        own = take_row(state.best_local, client)
-        entry.load_view(recommender, settings.method, view, download, own, client)
+        own = load_reported(settings, method, recommender, state, client)
         metrics = {metric: value.mean for metric, value in reported.values[name].items()}
         details: dict[str, Any] = {
             "round": state.best_round,

@@ -17,8 +17,12 @@ import torch
 from peft import PeftModel
 
 from fedecider.llm.manifest import verify_manifest
+from fedecider.llm.model_scores import model_scores
 from fedecider.llm.run_record import read_llm_run
 from fedecider.lora.export import ITEM_FILE, ItemTable, load_adapter, read_item_ids
+from fedecider.memory.contexts import new_contexts
+from fedecider.memory.memory import Memory, ModelScores, rank
+from fedecider.memory.store import load_memory
 from fedecider.running.cli import from_plain
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import checked_device
@@ -42,6 +46,7 @@ class RecommendConfig:
         history: The titles or item keys of that domain, oldest first, separated by " | ".
         k: The number of recommendations.
         device: The device, cpu or cuda.
+        memory: If true, and the run folder holds the client's private memory, rank with it; else with the model alone.
     """
 
     run: str
@@ -49,6 +54,7 @@ class RecommendConfig:
     history: str
     k: int = 10
     device: str = "cpu"
+    memory: bool = True
 
 
 class Loaded(NamedTuple):
@@ -61,17 +67,20 @@ class Loaded(NamedTuple):
     """Each domain's share of the absolute fusion weights; empty for methods without."""
     num_beams: int
     length_penalty: float
+    memory: Memory | None = None
+    scores: ModelScores | None = None
+    """What the memory asks of the model."""
 
 
 class Recommendation(NamedTuple):
     key: str
     title: str
     score: float
-    """Log-probability of the item's ID, over length ** length_penalty."""
+    """Log-probability: of the item's ID, over length ** length_penalty; with a memory, of the item in the mixture."""
 
 
-def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Loaded:
-    """Backbone, adapter and items of one domain of a run.
+def load(run: str | Path, domain: str, device: str | torch.device = "cpu", memory: bool = True) -> Loaded:
+    """Backbone, adapter and items of one domain of a run, and with ``memory`` its private memory where there is one.
 
     Raises:
         FileNotFoundError: there is no such run or domain.
@@ -97,6 +106,8 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Lo
     with damage_names(adapter / ITEM_FILE):
         item_ids = checked_ids(items, len(tokenizer))
         task = catalogue_task(items.catalogue or domain, item_ids, tokenizer, sample_config)
+    private = folder.private / domain
+    kept = load_memory(private, items.keys) if memory and private.is_dir() else None
     return Loaded(
         model=model,
         task=task,
@@ -104,6 +115,8 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Lo
         alpha_share=_alpha_share(folder, domain),
         num_beams=ranking_config.num_beams,
         length_penalty=ranking_config.length_penalty,
+        memory=kept,
+        scores=model_scores(model, task, ranking_config, "fp32", device),
     )
 
 
@@ -118,6 +131,8 @@ def checked_ids(items: ItemTable, num_tokens: int) -> ItemIds:
 def recommend(loaded: Loaded, history: Sequence[str], k: int = 10, drop_seen: bool = True) -> list[Recommendation]:
     """The k best next items for a reading history of titles or item keys, oldest first.
 
+    A memory leaves out seen items whatever ``drop_seen`` is.
+
     Raises:
         ValueError: no title, an unknown one, or k below 1.
     """
@@ -126,6 +141,8 @@ def recommend(loaded: Loaded, history: Sequence[str], k: int = 10, drop_seen: bo
     if not history:
         raise ValueError('got an empty history, expected titles or item keys, oldest first: "title A | title B"')
     seen = [find_item(loaded.items, entry) for entry in history]
+    if loaded.memory is not None:
+        return _with_memory(loaded, loaded.memory, seen, k)
     input_ids, attention_mask = encode_histories(loaded.task, [seen])
     device = next(loaded.model.parameters()).device
     num_beams = min(max(loaded.num_beams, k + len(set(seen))), len(loaded.items.keys))
@@ -143,6 +160,14 @@ def recommend(loaded: Loaded, history: Sequence[str], k: int = 10, drop_seen: bo
         if item >= 0 and not (drop_seen and item in seen)
     ]
     return ranked[:k]
+
+
+def _with_memory(loaded: Loaded, memory: Memory, seen: Sequence[int], k: int) -> list[Recommendation]:
+    (ranked,) = rank(memory, new_contexts([seen]), loaded.scores)
+    found = zip(ranked.item_BM[0].tolist(), ranked.prob_BM[0].tolist(), strict=True)
+    best = sorted((-prob, item) for item, prob in found if prob > 0.0)[:k]
+    keys, titles = loaded.items.keys, loaded.items.titles
+    return [Recommendation(keys[item], titles[item], math.log(-negative)) for negative, item in best]
 
 
 def find_item(items: ItemTable, entry: str) -> int:

@@ -18,6 +18,7 @@ from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.llm.baselines import COUNTS, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
+from fedecider.llm.memories import Memories, build_memories, memories_data, memory_rows, save_memories
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
@@ -53,12 +54,19 @@ def write_results(
     )
     if not launch.is_main:
         return
+    memories = None
+    if settings.run.memory.kind != "none":
+        memories = build_memories(settings, foundation, recommender)
+        save_memories(memories, foundation.domains, folder)
+        asked = (settings, method, recommender, state, memories)
+        methods |= memory_rows(*asked, "test")
+        valid_methods |= memory_rows(*asked, "valid")
     models = {**methods, **zero_shot(settings, foundation, recommender, launch.device)}
     counts = counting_positions(settings, foundation)
     rows = result_rows(models, counts)
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
     examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0])
-    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, models, truncated)
+    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -66,7 +74,7 @@ def write_results(
         for name, position_U in positions.items()
     )
     write_per_user(folder.per_user, records)
-    _write_rounds(settings, method, recommender, state, folder)
+    _write_rounds(settings, method, recommender, state, folder, memories)
     table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
     shown = table._replace(rows=printed_rows(rows), notes=[*table.notes, f"all rows: {folder.results}"])
     console.print(rich_table(shown, title=f"Test results of {folder.root.name}, round {state.best_round}"))
@@ -105,6 +113,7 @@ def _write_metrics(
     valid_rows: Sequence[ResultRow],
     models: Mapping[str, Positions],
     truncated: Mapping[str, dict[str, Any]],
+    memories: Memories | None,
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
     content: dict[str, Any] = {
@@ -131,13 +140,20 @@ def _write_metrics(
         }
         if name in truncated:
             content["domains"][name]["export"] = truncated[name]
+    if memories is not None:
+        content["memory"] = memories_data(memories)
     if len(foundation.domains) > 1:
         content[MACRO] = {"test": rows_data(rows, MACRO)}
     write_json(folder.metrics, content)
 
 
 def _write_rounds(
-    settings: Settings, method: FederatedMethod, recommender: Recommender, state: RunState, folder: RunFolder
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: Recommender,
+    state: RunState,
+    folder: RunFolder,
+    memories: Memories | None,
 ) -> None:
     """Fusion weights (where the method has them), traffic and the figures over all rounds."""
     records, names = read_records(folder.rounds), list(recommender.names)
@@ -161,7 +177,10 @@ def _write_rounds(
         if weights:
             content["modules"] = list(adapter_shapes(recommender.model))
         write_json(folder.fusion_weights, {**content, **weights})
-    write_json(folder.communication, communication(records, names, recommender))
+    traffic = communication(records, names, recommender)
+    if memories is not None:
+        traffic["memory"] = memories.traffic
+    write_json(folder.communication, traffic)
 
 
 def fusion_over_rounds(fusion: FusionWeights, local: Tree, records: Sequence[dict]) -> dict[str, Tensor]:

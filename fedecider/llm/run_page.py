@@ -17,6 +17,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import read_records
 from fedecider.llm.examples import EXAMPLES_FILE
+from fedecider.llm.memory_section import memory_section
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.run_warnings import canary_score, run_warnings
 from fedecider.llm.run_words import glossary, opening
@@ -59,6 +60,7 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
             *_results(files),
             *_convergence(files),
             *fusion_section(files.weights, files.metrics["best_round"]),
+            *memory_section(files.metrics, files.communication),
             *extra,
             *(section for make in (_costs, _examples, _data, _run, _origin, _settings) for section in make(files)),
             glossary(),

@@ -16,9 +16,12 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.domain_ids import load_ids
 from fedecider.llm.foundation import client_tasks, pretrain_stage
 from fedecider.llm.manifest import verify_manifest
+from fedecider.llm.memories import MEMORY_ROW, memory_positions, with_memory
+from fedecider.llm.model_scores import model_scores
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings, load_data
 from fedecider.lora.export import load_adapter, read_item_ids
+from fedecider.memory.store import load_memory
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
@@ -45,12 +48,14 @@ class EvaluateConfig:
 
 
 class Verified(NamedTuple):
-    """One domain's metrics, measured again."""
+    """One row of one domain, measured again."""
 
     domain: str
+    row: str
+    """Empty for the reported model, else the name of a row with the memory."""
     metrics: dict[str, float]
     recorded: dict[str, float]
-    """What ``metrics.json`` says of the reported model; empty for another split than test."""
+    """What ``metrics.json`` says of that row; empty for another split than test."""
 
     @property
     def largest_difference(self) -> float:
@@ -58,7 +63,7 @@ class Verified(NamedTuple):
 
 
 def verify(run: Path, settings: Settings, split: Split, device: torch.device) -> list[Verified]:
-    """Rank ``split`` for every client of the run with its exported adapter.
+    """Rank ``split`` for every client of the run with its exported adapter, and with its memory where there is one.
 
     Raises:
         ValueError: a file was changed after the export or is damaged, the data are not those of the run, or an ID map
@@ -87,8 +92,23 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             model, task, task.trie.to(device), split, None, settings.ranking, drop_seen, precision, device
         )
         metrics = mean_metrics(position_U)
-        found.append(Verified(task.name, metrics, recorded[task.name] if split == "test" else {}))
+        found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
+        private = folder.private / task.name
+        if settings.run.memory.kind == "none" or not private.is_dir():
+            continue  # a run may be shown without what is private in it
+        memory = load_memory(private, domains[task.name].item_keys)
+        scores = model_scores(model, task, settings.ranking, precision, device)
+        rows = (with_memory(settings.run.method), MEMORY_ROW)
+        for row, place_U in zip(rows, memory_positions(memory, task.sequences, split, scores), strict=True):
+            wanted = _row_means(folder, task.name, row) if split == "test" else {}
+            found.append(Verified(task.name, row, mean_metrics(place_U), wanted))
     return found
+
+
+def _row_means(folder: RunFolder, domain: str, row: str) -> dict[str, float]:
+    recorded = read_object(folder.metrics)
+    with damage_names(folder.metrics):
+        return {name: float(value["mean"]) for name, value in recorded["domains"][domain]["test"][row].items()}
 
 
 def _expected(folder: RunFolder, names: Sequence[str]) -> dict[str, dict[str, float]]:

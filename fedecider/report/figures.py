@@ -64,6 +64,28 @@ def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[s
     return PlotFigure(figure, {"round": selected_round, "domains": list(domains), "alpha": value_KK})
 
 
+def expert_heat_map(weight_KE: Tensor, domains: Sequence[str], experts: Sequence[str]) -> PlotFigure:
+    """Heat map of the weights of a memory's experts: row i is the client, each sums to 1."""
+    value_KE = weight_KE.double().tolist()
+    heat = go.Heatmap(
+        z=value_KE,
+        x=list(experts),
+        y=list(domains),
+        colorscale="Blues",
+        zmin=0.0,
+        zmax=1.0,
+        text=[[f"{value:.2f}" for value in row] for row in value_KE],
+        texttemplate="%{text}",
+        hovertemplate="client %{y}<br>%{x}<br>weight %{z:.4f}<extra></extra>",
+        colorbar={"title": {"text": "weight"}},
+    )
+    figure = go.Figure(heat)
+    figure.update_xaxes(title_text="expert", type="category")
+    figure.update_yaxes(title_text="client", type="category", autorange="reversed")
+    style(figure, "Weights of the experts, all histories")
+    return PlotFigure(figure, {"domains": list(domains), "experts": list(experts), "weights": value_KE})
+
+
 def alpha_curves(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str], selected_round: int) -> PlotFigure:
     """One panel per client: its K fusion weights over the rounds, selected round marked.
 

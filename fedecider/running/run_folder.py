@@ -68,6 +68,11 @@ class RunFolder(NamedTuple):
         return self.root / "backbone"
 
     @property
+    def private(self) -> Path:
+        """What stays with the clients: a folder for each, never to be shared."""
+        return self.root / "private"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -19,8 +19,8 @@ from fedecider.lora.fusion import fused_factors
 from idgen.backbone import load_backbone
 from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
-from idgen.backbones.family import labels_of, num_targets
-from idgen.candidates import node_priors, score_candidates
+from idgen.backbones.family import evaluating, labels_of, num_targets
+from idgen.candidates import node_priors, score_candidates, trie_log_probs
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.training import sequence_loss
 from idgen.trie import Trie, TrieLogitsProcessor
@@ -58,6 +58,30 @@ def test_given_candidates_have_the_exact_scores(name, ids, end, length_penalty):
     exact_BI = score_catalogue(model, PROMPTS, MASK, trie, length_penalty)
     expected_BM = exact_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
     assert torch.allclose(score_BM, expected_BM, atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+@pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
+def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, temperature, monkeypatch):
+    """The oracle: teacher-forced logits, of which only what may follow a beginning is kept."""
+    monkeypatch.setattr("idgen.candidates.MAX_LOGITS", 2 * tiny_causal("llama").config.vocab_size)  # in pieces
+    model, trie = MODELS[name](), Trie.build(ids, end)
+    closed = [[*tokens, *([] if end is None else [end])] for tokens in ids]
+    candidate_BM = torch.tensor([[3, 1, 0, 4, -1], [2, -1, 5, 2, 1], [0, 1, 2, 3, 5]])
+    found_BM = trie_log_probs(model, PROMPTS, MASK, trie, candidate_BM, temperature)
+    expected_BI = torch.zeros(len(PROMPTS), len(ids), dtype=torch.float64)
+    with evaluating(model):
+        logits = family_of(model).teacher_forced(model, PROMPTS, MASK)
+        for user in range(len(PROMPTS)):
+            for item, tokens in enumerate(closed):
+                logit_TV = logits(user, torch.tensor([tokens]))[0].double()
+                for place, token in enumerate(tokens):
+                    allowed = sorted({one[place] for one in closed if one[:place] == tokens[:place] and one[place:]})
+                    logit_C = logit_TV[place, allowed] / temperature
+                    expected_BI[user, item] += torch.log_softmax(logit_C, 0)[allowed.index(token)]
+    assert torch.allclose(expected_BI.exp().sum(1), torch.ones(len(PROMPTS), dtype=torch.float64))
+    kept_BM = expected_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
+    assert torch.allclose(found_BM, kept_BM, atol=1e-4)
 
 
 def test_priors_of_nodes_count_against_items(name):

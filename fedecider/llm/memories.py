@@ -1,0 +1,157 @@
+"""The clients' memories in a run: fitted after the rounds, ranked with every client's own model, kept under private/.
+
+Shape legend: U users of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedecider.data.domain import Domain
+from fedecider.evaluation.split import train_part
+from fedecider.federation.method import FederatedMethod
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import derive_seed, stream
+from fedecider.llm.baselines import Positions
+from fedecider.llm.item_texts import encoded_texts
+from fedecider.llm.loading import load_reported, load_student
+from fedecider.llm.model_scores import model_scores
+from fedecider.llm.setup import Foundation, Settings
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.contexts import Contexts, held_out_contexts, training_contexts
+from fedecider.memory.counts import Counts, count_events, no_counts
+from fedecider.memory.experts import unit_vectors
+from fedecider.memory.memory import Memory, ModelScores, fit_memory, positions
+from fedecider.memory.others import securely_summed, without
+from fedecider.memory.store import mixture_data, save_memory
+from fedecider.methods.recommender import Recommender
+from fedecider.running.run_folder import RunFolder
+from idgen.ranking import eval_users
+from idgen.samples import Split
+
+MEMORY_ROW = "memory"
+"""Name of the row of the memory without the model."""
+
+
+class Memories(NamedTuple):
+    """The memory of every client, and what it took to sum their counts."""
+
+    clients: dict[str, Memory]
+    """Domain -> memory, in client order."""
+    traffic: dict[str, dict[str, int]]
+    """Domain -> bytes up and down of the secure sum; clients without siblings are left out."""
+
+
+def with_memory(method: str) -> str:
+    """Name of the row of the model with the memory."""
+    return f"{method} + memory"
+
+
+def build_memories(settings: Settings, foundation: Foundation, recommender: Recommender) -> Memories:
+    """Fit every client's memory on its train events, beside the student without adapters.
+
+    The student has seen no event of any client. The adapters have: weights fitted with them would all go to the model.
+    """
+    config, domains = settings.run.memory, foundation.domains
+    counts, traffic = client_counts(domains, config, settings.run.seed)
+    everyone = {**domains, **foundation.pool}  # as encoded before stage 1
+    vectors = encoded_texts(everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    load_student(recommender)
+    clients = {}
+    for client, (name, domain) in enumerate(domains.items()):
+        contexts = memory_contexts(domain, config, settings.run.seed)
+        unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
+        clients[name] = fit_memory(counts[name], unit_ID, contexts, scores, config)
+    return Memories(clients, traffic)
+
+
+def memory_contexts(domain: Domain, config: MemoryConfig, seed: int) -> Contexts:
+    """The train events of a client on which its weights are fitted."""
+    return training_contexts(domain.clients.sequences, config.max_contexts, stream(seed, "memory", domain.name))
+
+
+def client_counts(
+    domains: Mapping[str, Domain], config: MemoryConfig, seed: int
+) -> tuple[dict[str, Counts], dict[str, dict[str, int]]]:
+    """What each client counts from the sources of ``config``, and the bytes of the secure sums."""
+    own = {name: _own_counts(domain) for name, domain in domains.items()}
+    found = {}
+    for name, domain in domains.items():
+        parts = []
+        if "own" in config.source_names:
+            parts.append(own[name])
+        if "public" in config.source_names:
+            parts.append(count_events(domain.public.sequences, len(domain.item_keys)))
+        found[name] = parts
+    traffic: dict[str, dict[str, int]] = {}
+    if "others" in config.source_names:
+        groups: dict[str, list[str]] = {}
+        for name, domain in domains.items():
+            groups.setdefault(domain.catalogue, []).append(name)
+        for catalogue, names in groups.items():
+            if len(names) < 2:
+                continue
+            summed = securely_summed([own[name] for name in names], derive_seed(seed, "memory sum", catalogue))
+            for name in names:
+                found[name].append(without(summed.total, own[name]))
+                traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
+    return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
+
+
+def scores_of(recommender: Recommender, client: int) -> ModelScores:
+    """The model that is loaded now, on the catalogue of ``client``."""
+    task, precision = recommender.tasks[client], recommender.training.precision
+    return model_scores(recommender.model, task, recommender.ranking, precision, recommender.device)
+
+
+def memory_rows(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: Recommender,
+    state: RunState,
+    memories: Memories,
+    split: Split,
+) -> dict[str, Positions]:
+    """Positions of the reported model with the memory, and of the memory alone; of the users that the model ranks."""
+    both: dict[str, Tensor] = {}
+    alone: dict[str, Tensor] = {}
+    for client, (name, memory) in enumerate(memories.clients.items()):
+        task = recommender.tasks[client]
+        generator = stream(recommender.seed, "eval_users", task.name)
+        users = eval_users(task, split, recommender.ranking.num_eval_users, generator)
+        chosen = range(len(task.sequences)) if users is None else users.tolist()
+        load_reported(settings, method, recommender, state, client)
+        asked = [task.sequences[user] for user in chosen]
+        both[name], alone[name] = memory_positions(memory, asked, split, scores_of(recommender, client))
+    return {with_memory(method.name): both, MEMORY_ROW: alone}
+
+
+def memory_positions(
+    memory: Memory, sequences: Sequence[Sequence[int]], split: Split, scores: ModelScores
+) -> tuple[Tensor, Tensor]:
+    """Places of the held-out items with the model and without it, (U,) each."""
+    contexts = held_out_contexts(sequences, split)
+    return positions(memory, contexts, scores), positions(memory, contexts, None)
+
+
+def save_memories(memories: Memories, domains: Mapping[str, Domain], folder: RunFolder) -> None:
+    """Write every client's memory into its own folder below private/."""
+    for name, memory in memories.clients.items():
+        save_memory(memory, domains[name].item_keys, folder.private / name)
+
+
+def memories_data(memories: Memories) -> dict[str, Any]:
+    """Weights of every client as plain data, for ``metrics.json``."""
+    found = {}
+    for name, memory in memories.clients.items():
+        assert memory.beside_model is not None  # fitted beside the student
+        found[name] = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
+    return found
+
+
+def _own_counts(domain: Domain) -> Counts:
+    return count_events([train_part(sequence) for sequence in domain.clients.sequences], len(domain.item_keys))

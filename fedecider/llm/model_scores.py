@@ -1,0 +1,57 @@
+"""The model as the memory asks it: log-probabilities of items, and its beams, for any histories.
+
+Shape legend: B histories, M items of each, K beams, S input tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedecider.memory.memory import Histories, ModelScores
+from idgen.candidates import trie_log_probs
+from idgen.decode import constrained_beam_search
+from idgen.ranking import RankingConfig
+from idgen.samples import Task, encode_histories
+
+
+def model_scores(model: Any, task: Task, ranking: RankingConfig, precision: str, device: torch.device) -> ModelScores:
+    """``model`` as it is loaded when it is asked. Where every ID is one token the whole catalogue costs one step."""
+    trie = task.trie.to(device)
+
+    def batches(histories: Histories) -> list[np.ndarray]:
+        """Histories of similar length together, so that prompts need little padding."""
+        order = np.argsort([len(items) for items in histories], kind="stable")
+        size = ranking.eval_batch_size
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def prompts(histories: Histories, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
+        return input_ids_BS.to(device), attention_mask_BS.to(device)
+
+    def log_probs(histories: Histories, item_BM: Tensor, temperature: float) -> Tensor:
+        score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
+        for rows in batches(histories):
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device), temperature)
+                score_BM[rows] = trie_log_probs(model, *asked).cpu()
+        return score_BM
+
+    def beams(histories: Histories) -> Tensor:
+        item_BK = torch.full((len(histories), ranking.num_beams), -1)
+        for rows in batches(histories):
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                found_BK, _ = constrained_beam_search(
+                    model,
+                    *prompts(histories, rows),
+                    trie,
+                    num_beams=ranking.num_beams,
+                    length_penalty=ranking.length_penalty,
+                )
+            item_BK[rows] = found_BK.cpu()
+        return item_BK
+
+    return ModelScores(log_probs, beams if trie.max_length > 1 else None)

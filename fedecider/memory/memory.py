@@ -1,0 +1,201 @@
+"""A client's memory: fitted once on its train events, then asked for the items that a history leads to.
+
+p(item | history) = sum_e lambda_e p_e(item | history); e: counts, text neighbours, the agreement of both, the model, a
+uniform floor. The idea of a memory beside a language model, mixed with a weight, is that of kNN-LM (Khandelwal et al.,
+ICLR 2020). Differs from it: the experts are counts and texts in place of hidden states, weights are fitted by EM with
+every user left out, and they depend on how much is known of the newest item.
+
+Shape legend: B histories, M candidates of one, S seen items, I items, D dimensions, N contexts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.memory import experts
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.contexts import Contexts
+from fedecider.memory.counts import Counts
+from fedecider.memory.mixture import Mixture, fit_mixture
+
+EXPERTS = ("counts", "text", "agreement")
+FLOOR = "uniform"
+MAX_NUMBERS = 2**21
+"""Entries of a (B, I) matrix: bounds memory, changes no result."""
+
+Histories = Sequence[Sequence[int]]
+
+
+class ModelScores(NamedTuple):
+    """What the memory asks of the model that it stands beside."""
+
+    log_probs: Callable[[Histories, Tensor, float], Tensor]
+    """histories, items (B, M) with -1 as padding, temperature -> log-probabilities (B, M) over the catalogue."""
+    beams: Callable[[Histories], Tensor] | None
+    """histories -> items (B, K), -1 as padding; None where asking for every item is cheap."""
+
+
+class Memory(NamedTuple):
+    """What a client keeps to itself. It holds counts of real users."""
+
+    counts: Counts
+    """Of all sources together."""
+    unit_ID: np.ndarray
+    """Vectors of the published item texts (`experts.unit_vectors`)."""
+    alone: Mixture
+    beside_model: Mixture | None
+    """None where there was no model."""
+    config: MemoryConfig
+
+
+class Ranked(NamedTuple):
+    """Candidates of each history with their probabilities."""
+
+    item_BM: Tensor
+    """Distinct; -1 as padding."""
+    prob_BM: Tensor
+    """Float64; 0 for seen items and padding."""
+
+
+def fit_memory(
+    counts: Counts, unit_ID: np.ndarray, contexts: Contexts, model: ModelScores | None, config: MemoryConfig
+) -> Memory:
+    """The memory of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
+
+    ``model`` must not have been trained on these events, or it would be overrated: fitted with adapters that know
+    them, all weight goes to the model.
+    """
+    known_parts: list[np.ndarray] = []
+    parts: list[dict[str, np.ndarray]] = []
+    for batch in _batches(contexts, counts.num_items, config):
+        found = experts.evidence(counts, batch, config.num_context)
+        known_parts.append(experts.known(found))
+        parts.append(_target_probs(found, unit_ID, batch, model, config))
+    if not parts:
+        raise ValueError(
+            "got no train event with one before it, expected some to fit the weights of the memory: prepare the data "
+            "with a larger min_length, or set memory.kind to none"
+        )
+    probs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    known_N = np.concatenate(known_parts)
+
+    def fitted(names: Sequence[str]) -> Mixture:
+        prob_NE = np.stack([probs[name] for name in names], 1)
+        return fit_mixture(prob_NE, known_N, tuple(names), config.num_buckets, config.bucket_prior)
+
+    alone = fitted([name for name in probs if name != "model"])
+    return Memory(counts, unit_ID, alone, fitted(list(probs)) if model else None, config)
+
+
+def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Iterator[Ranked]:
+    """The mixture for the history of each context, batch after batch; with ``model`` None that of the memory alone.
+
+    Exact on the candidates, which are the whole catalogue, or the model's beams and the ``num_best`` best items of the
+    memory.
+    """
+    mixture = memory.alone if model is None else memory.beside_model
+    if mixture is None:
+        raise ValueError("got a memory that was fitted without a model, expected one fitted beside it: fit it again")
+    num_items = memory.counts.num_items
+    for batch in _batches(contexts, num_items, memory.config):
+        found = experts.evidence(memory.counts, batch, memory.config.num_context)
+        weight_BE = mixture.weights(experts.known(found))
+        summed_BI = sum(
+            weight_BE[:, number, None] * expert_probs(name, found, memory.unit_ID, memory.config)
+            for number, name in enumerate(mixture.experts)
+            if name != "model"
+        )
+        prob_BI, item_BM = torch.from_numpy(summed_BI), torch.arange(num_items).expand(len(batch.targets), -1)
+        if model is None:
+            yield Ranked(item_BM, prob_BI)
+            continue
+        if model.beams is not None:
+            item_BM = _candidates(prob_BI, model.beams(batch.histories), memory.config.num_best)
+        asked = (found.newest.unseen_BI, batch.histories, item_BM, memory.config.temperature)
+        model_BM = model_probs(model, *asked)
+        weight_B = torch.from_numpy(weight_BE[:, mixture.experts.index("model")])
+        given_BM = prob_BI.gather(1, item_BM.clamp(min=0)) + weight_B[:, None] * model_BM
+        unseen_BM = torch.from_numpy(found.newest.unseen_BI).gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
+        yield Ranked(item_BM, given_BM * unseen_BM)
+
+
+def expert_probs(name: str, found: experts.Evidence, unit_ID: np.ndarray, config: MemoryConfig) -> np.ndarray:
+    """(B, I) of one expert but the model."""
+    if name == "counts":
+        return experts.count_probs(found, config.count_exponent)
+    if name == "text":
+        return experts.text_probs(unit_ID, found.newest, config.text_power)
+    if name == "agreement":
+        return experts.agreement_probs(found, unit_ID)
+    assert name == FLOOR, name
+    return experts.uniform_probs(found.newest)
+
+
+def model_probs(
+    model: ModelScores, unseen_BI: np.ndarray, histories: Histories, item_BM: Tensor, temperature: float
+) -> Tensor:
+    """p(item | history, not seen before) under the model, (B, M) float64; 0 for seen items and padding."""
+    unseen = torch.from_numpy(unseen_BI)
+    keep_BM = unseen.gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
+    if model.beams is None:
+        every_BI = torch.arange(unseen.shape[1]).expand(len(unseen), -1)
+        prob_BI = model.log_probs(histories, every_BI, temperature).cpu().double().exp() * unseen
+        rest_B1 = prob_BI.sum(1, keepdim=True)
+        prob_BM = prob_BI.gather(1, item_BM.clamp(min=0))
+    else:
+        seen_BS = _padded([sorted(set(items)) for items in histories])
+        asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1), temperature).cpu().double().exp()
+        prob_BM, seen_prob_BS = asked.split([item_BM.shape[1], seen_BS.shape[1]], 1)
+        rest_B1 = 1.0 - seen_prob_BS.sum(1, keepdim=True)
+    return prob_BM * keep_BM / rest_B1.clamp(min=1e-12)
+
+
+def _batches(contexts: Contexts, num_items: int, config: MemoryConfig) -> Iterator[Contexts]:
+    """Nobody is left out of counts that nobody's own events are in."""
+    own = "own" in config.source_names
+    size = max(1, MAX_NUMBERS // num_items)
+    for start in range(0, len(contexts.targets), size):
+        part = slice(start, start + size)
+        yield Contexts(contexts.histories[part], contexts.targets[part], contexts.left_out[part] if own else [])
+
+
+def _target_probs(
+    found: experts.Evidence, unit_ID: np.ndarray, batch: Contexts, model: ModelScores | None, config: MemoryConfig
+) -> dict[str, np.ndarray]:
+    """Expert -> probabilities of the targets, (B,)."""
+    row_B, target_B = np.arange(len(batch.targets)), np.array(batch.targets)
+    probs = {name: expert_probs(name, found, unit_ID, config)[row_B, target_B] for name in EXPERTS}
+    if model is not None:
+        asked = (found.newest.unseen_BI, batch.histories, torch.from_numpy(target_B)[:, None], config.temperature)
+        probs["model"] = model_probs(model, *asked)[:, 0].numpy()
+    return {**probs, FLOOR: expert_probs(FLOOR, found, unit_ID, config)[row_B, target_B]}
+
+
+def _candidates(prob_BI: Tensor, beam_BK: Tensor, num_best: int) -> Tensor:
+    """Beams and the best items of the memory, each once, (B, M); -1 as padding."""
+    best_BN = prob_BI.topk(min(num_best, prob_BI.shape[1]), dim=1).indices
+    joined = [sorted(set(row) - {-1}) for row in torch.cat([beam_BK.cpu(), best_BN], 1).tolist()]
+    return _padded(joined)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=-1)
+
+
+def positions(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Tensor:
+    """0-based places of the targets, float64; the mean place among equals; `NOT_RANKED` where it is no candidate."""
+    parts, start = [torch.zeros(0, dtype=torch.float64)], 0
+    for ranked in rank(memory, contexts, model):
+        target_B1 = torch.tensor(contexts.targets[start : start + len(ranked.item_BM)])[:, None]
+        own_B1 = torch.where(ranked.item_BM == target_B1, ranked.prob_BM, 0.0).amax(1, keepdim=True)
+        above_B = (ranked.prob_BM > own_B1).sum(1).double()
+        tied_B = (ranked.prob_BM == own_B1).sum(1).double() - 1.0
+        parts.append(torch.where(own_B1[:, 0] > 0, above_B + tied_B / 2, float(NOT_RANKED)))
+        start += len(target_B1)
+    return torch.cat(parts)

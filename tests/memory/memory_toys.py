@@ -1,0 +1,41 @@
+"""A small catalogue with users of uneven length, and a stand-in for a model."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from fedecider.memory.memory import ModelScores
+
+NUM_ITEMS = 17
+
+
+def sequences(num_users: int = 9, seed: int = 0, num_items: int = NUM_ITEMS) -> list[list[int]]:
+    """Of 3 to 11 events, with items that come twice."""
+    draw = random.Random(seed)
+    return [[draw.randrange(num_items) for _ in range(3 + user)] for user in range(num_users)]
+
+
+def vectors(num_items: int = NUM_ITEMS) -> np.ndarray:
+    return np.random.default_rng(4).normal(size=(num_items, 6))
+
+
+def scores_of(histories) -> torch.Tensor:
+    """(B, I) scores that depend on the newest two items."""
+    item_I = torch.arange(NUM_ITEMS, dtype=torch.float64)
+    rows = [torch.sin(1.3 * item_I * (1 + items[-1])) + torch.cos(item_I + 3.0 * items[0]) for items in histories]
+    return 2.0 * torch.stack(rows)
+
+
+def toy_model(num_beams: int = 0) -> ModelScores:
+    """A softmax over the catalogue; with ``num_beams`` it is asked for candidates, as one with long IDs is."""
+
+    def log_probs(histories, item_BM, temperature):
+        found_BM = torch.log_softmax(scores_of(histories) / temperature, 1).gather(1, item_BM.clamp(min=0))
+        return found_BM.masked_fill(item_BM < 0, -torch.inf)
+
+    return ModelScores(
+        log_probs, (lambda histories: scores_of(histories).topk(num_beams).indices) if num_beams else None
+    )

@@ -1,0 +1,156 @@
+"""Counts, leave-one-user-out, and the secure sum over clients."""
+
+import numpy as np
+import pytest
+import torch
+from memory_toys import NUM_ITEMS, sequences, vectors
+
+from fedecider.baselines.counts import cooccurrence_matrix, train_counts
+from fedecider.baselines.text_neighbours import text_neighbour_scores
+from fedecider.evaluation.split import train_part
+from fedecider.federation.streams import stream
+from fedecider.memory import experts, others
+from fedecider.memory.contexts import Contexts, held_out_contexts, training_contexts
+from fedecider.memory.counts import count_events, no_counts
+
+USERS = sequences()
+PARTS = [train_part(sequence) for sequence in USERS]
+COUNTS = count_events(PARTS, NUM_ITEMS)
+
+
+def same(one, other) -> bool:
+    return (one.pair_II != other.pair_II).nnz == 0 and np.array_equal(one.event_I, other.event_I)
+
+
+def test_counts_are_those_of_the_counting_baseline(monkeypatch):
+    expected = cooccurrence_matrix(USERS, NUM_ITEMS, window=None, directed=False).toarray()
+    assert np.allclose(COUNTS.pair_II.toarray() / 2**16, expected, atol=1e-3)
+    assert COUNTS.event_I.tolist() == train_counts(USERS, NUM_ITEMS).tolist()
+    monkeypatch.setattr("fedecider.memory.counts.MAX_PAIRS", 3)
+    assert same(count_events(PARTS, NUM_ITEMS), COUNTS)
+
+
+def test_by_hand():
+    counts = count_events([[0, 1, 0], [1, 2]], 3)
+    assert (counts.pair_II.toarray() / 2**16).tolist() == [[1.0, 2.0, 0.0], [2.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    assert counts.event_I.tolist() == [2, 2, 1]
+
+
+def test_users_add_up():
+    parts = count_events(PARTS[:4], NUM_ITEMS).plus(count_events(PARTS[4:], NUM_ITEMS))
+    assert same(parts, COUNTS)
+    assert same(no_counts(NUM_ITEMS).plus(COUNTS), COUNTS)
+
+
+def test_leaving_a_user_out_is_counting_without_them():
+    contexts = training_contexts(USERS, 10**6, stream(0, "toy"))
+    assert len({tuple(events) for events in contexts.left_out}) > 4
+    found = experts.evidence(COUNTS, contexts, 4)
+    for row, left_out in enumerate(contexts.left_out):
+        without = count_events([part for part in PARTS if list(part) != left_out], NUM_ITEMS)
+        alone = Contexts([contexts.histories[row]], [0], [[]])
+        expected = experts.evidence(without, alone, 4)
+        own = found.newest.row_T == row
+        assert np.array_equal(found.pair_TI.toarray()[own], expected.pair_TI.toarray())
+        assert np.array_equal(found.total_T[own], expected.total_T)
+        assert np.array_equal(found.popularity_BI[row], expected.popularity_BI[0])
+        assert np.array_equal(experts.known(found)[row], experts.known(expected)[0])
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_users_are_left_out_of_their_own_held_out_contexts(split):
+    contexts = held_out_contexts(USERS, split)
+    assert contexts.left_out == [list(part) for part in PARTS]
+    assert contexts.targets == [sequence[{"valid": -2, "test": -1}[split]] for sequence in USERS]
+    assert contexts.histories == [sequence[: {"valid": -2, "test": -1}[split]] for sequence in USERS]
+
+
+def test_count_probs_by_hand():
+    counts = count_events([[0, 1], [0, 2], [0, 2], [3]], 4)
+    found = experts.evidence(counts, Contexts([[1, 0]], [2], [[]]), 10)
+    popularity = {2: 2.1 / 3.2, 3: 1.1 / 3.2}
+    newest = {2: (2 + 10 * popularity[2]) / 13, 3: 10 * popularity[3] / 13}  # 0 stood once beside 1 and twice beside 2
+    older = {item: 10 * popularity[item] / 11 for item in (2, 3)}  # 1 stood beside 0 alone, which is seen
+    votes = [(newest[item] + older[item] / 2) ** 1.5 for item in (2, 3)]
+    assert experts.count_probs(found, 1.5)[0].tolist() == pytest.approx([0, 0, *(vote / sum(votes) for vote in votes)])
+    assert experts.known(found).tolist() == [3.0]
+
+
+def test_every_expert_is_a_distribution_over_unseen_items():
+    found = experts.evidence(COUNTS, held_out_contexts(USERS, "test"), 3)
+    unit_ID = experts.unit_vectors(vectors())
+    for prob_BI in (
+        experts.count_probs(found, 3.0),
+        experts.text_probs(unit_ID, found.newest, 6.0),
+        experts.agreement_probs(found, unit_ID),
+        experts.uniform_probs(found.newest),
+    ):
+        assert np.allclose(prob_BI.sum(1), 1.0)
+        assert (prob_BI[~found.newest.unseen_BI] == 0).all()
+        assert (prob_BI >= 0).all()
+
+
+def test_texts_vote_as_the_text_neighbours_do():
+    vector_ID = vectors()
+    found = experts.newest_items([sequence[:-1] for sequence in USERS], NUM_ITEMS, 4)
+    vote_BI = experts.text_votes(experts.unit_vectors(vector_ID), found, 3.0)
+    score = text_neighbour_scores(torch.from_numpy(vector_ID), USERS, "test", num_context=4)
+    expected_BI = score(torch.arange(len(USERS))).numpy() * found.unseen_BI
+    assert np.allclose(vote_BI, expected_BI, atol=1e-5)
+
+
+def test_an_item_that_nobody_knows_leaves_the_popularity():
+    found = experts.evidence(no_counts(4), Contexts([[1]], [0], [[]]), 10)
+    assert experts.count_probs(found, 2.0)[0].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("history", [[], [NUM_ITEMS], [-1]])
+def test_histories_that_are_none(history):
+    with pytest.raises(ValueError, match="expected item numbers from 0 to 16"):
+        experts.newest_items([history], NUM_ITEMS, 4)
+
+
+def test_training_contexts_are_train_events_behind_their_past():
+    contexts = training_contexts(USERS, 10**6, stream(0, "toy"))
+    expected = [
+        (list(part[:place]), part[place])
+        for part in PARTS
+        for place in range(1, len(part))
+        if part[place] not in part[:place]
+    ]
+    assert list(zip(contexts.histories, contexts.targets, strict=True)) == expected
+    few = training_contexts(USERS, 5, stream(0, "toy"))
+    assert len(few.targets) == 5
+    assert few == training_contexts(USERS, 5, stream(0, "toy"))
+    assert all(pair in expected for pair in zip(few.histories, few.targets, strict=True))
+
+
+def test_held_out_events_reach_no_context():
+    changed = [[*part, 0, 1] for part in PARTS]
+    assert training_contexts(changed, 20, stream(0, "toy")) == training_contexts(USERS, 20, stream(0, "toy"))
+
+
+@pytest.mark.parametrize("num_clients", [2, 4])
+def test_the_secure_sum_is_the_sum(num_clients, monkeypatch):
+    monkeypatch.setattr(others, "NUMBERS_AT_ONCE", 40)  # several pieces
+    clients = [
+        count_events([train_part(sequence) for sequence in sequences(5 + n, seed=n)], NUM_ITEMS)
+        for n in range(num_clients)
+    ]
+    summed = others.securely_summed(clients, seed=3)
+    plain = no_counts(NUM_ITEMS)
+    for one in clients:
+        plain = plain.plus(one)
+    assert same(summed.total, plain)
+    rest = no_counts(NUM_ITEMS)
+    for one in clients[1:]:
+        rest = rest.plus(one)
+    assert same(others.without(summed.total, clients[0]), rest)
+    assert summed.bytes_up == 8 * (17 * 18 // 2 + 17)
+    upper = np.triu(plain.pair_II.toarray())
+    assert summed.bytes_down == 16 * int((upper != 0).sum()) + 8 * 17
+
+
+def test_a_sum_of_one_is_refused():
+    with pytest.raises(ValueError, match="expected two or more"):
+        others.securely_summed([COUNTS], seed=3)

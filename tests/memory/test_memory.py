@@ -1,0 +1,241 @@
+"""A memory as a whole: fitting, ranking, positions, leakage, the files."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from memory_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
+from safetensors.numpy import load_file, save_file
+
+from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.evaluation.protocols import rank_held_out
+from fedecider.evaluation.split import train_part
+from fedecider.federation.streams import stream
+from fedecider.memory import experts
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.contexts import held_out_contexts, training_contexts
+from fedecider.memory.counts import count_events
+from fedecider.memory.memory import fit_memory, model_probs, positions, rank
+from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory, save_memory
+
+USERS = sequences(12)
+UNIT = experts.unit_vectors(vectors())
+KEYS = [f"item{n:02d}" for n in range(NUM_ITEMS)]
+
+
+def fitted(users=USERS, model=None, **settings):
+    config = MemoryConfig("mixture", num_buckets=2, bucket_prior=5.0, **settings)
+    counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
+    contexts = training_contexts(users, config.max_contexts, stream(0, "toy"))
+    return fit_memory(counts, UNIT, contexts, toy_model() if model is None else model, config)
+
+
+MEMORY = fitted()
+ASKED = held_out_contexts(USERS, "test")
+HISTORIES = ASKED.histories
+
+
+def all_of(ranked):
+    return torch.cat([one.prob_BM for one in ranked])
+
+
+def test_the_mixture_sums_to_one_over_unseen_items():
+    for model in (None, toy_model()):
+        prob_BI = all_of(rank(MEMORY, ASKED, model))
+        assert prob_BI.shape == (len(USERS), NUM_ITEMS)
+        assert torch.allclose(prob_BI.sum(1), torch.ones(len(USERS), dtype=torch.float64))
+        assert all((prob_BI[row, items] == 0).all() for row, items in enumerate(HISTORIES))
+
+
+def test_batches_change_nothing(monkeypatch):
+    whole = all_of(rank(MEMORY, ASKED, toy_model()))
+    monkeypatch.setattr("fedecider.memory.memory.MAX_NUMBERS", 2 * NUM_ITEMS)
+    assert torch.equal(all_of(rank(MEMORY, ASKED, toy_model())), whole)
+    again = fitted()
+    assert np.array_equal(again.beside_model.weight_QE, MEMORY.beside_model.weight_QE)
+
+
+def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
+    mixture = MEMORY.beside_model
+    only = np.eye(len(mixture.experts))[mixture.experts.index("model")]
+    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (2, 1))))
+    found = positions(memory, held_out_contexts(USERS, "test"), toy_model())
+    score = rank_held_out(
+        lambda user_B: scores_of([HISTORIES[user] for user in user_B.tolist()]), USERS, NUM_ITEMS, "test"
+    )
+    assert torch.equal(found, score)
+    assert len(found.unique()) > 4
+
+
+def test_candidates_have_the_probabilities_of_the_whole_catalogue():
+    """As for item IDs of several tokens: beams and the best of the memory, in place of every item."""
+    memory = fitted(model=toy_model(num_beams=3), num_best=2)
+    assert np.allclose(memory.beside_model.weight_QE, MEMORY.beside_model.weight_QE)
+    whole = all_of(rank(MEMORY, ASKED, toy_model()))
+    (some,) = rank(memory, ASKED, toy_model(num_beams=3))
+    beams = scores_of(HISTORIES).topk(3).indices
+    for row in range(len(USERS)):
+        items = [item for item in some.item_BM[row].tolist() if item >= 0]
+        assert set(beams[row].tolist()) <= set(items)
+        assert len(items) == len(set(items)) <= 5
+        assert torch.allclose(some.prob_BM[row, : len(items)], whole[row, items])
+        assert (some.prob_BM[row, len(items) :] == 0).all()
+
+
+def test_positions_by_hand_and_beyond_the_candidates():
+    memory = fitted(model=toy_model(num_beams=2), num_best=1)
+    contexts = held_out_contexts(USERS, "test")
+    found = positions(memory, contexts, toy_model(num_beams=2))
+    (some,) = rank(memory, ASKED, toy_model(num_beams=2))
+    for row, target in enumerate(contexts.targets):
+        items, probs = some.item_BM[row].tolist(), some.prob_BM[row].tolist()
+        if target in HISTORIES[row] or target not in items:
+            assert found[row] == NOT_RANKED
+        else:
+            assert found[row] == sum(prob > probs[items.index(target)] for prob in probs)
+    assert (found == NOT_RANKED).any()
+    assert (found < NOT_RANKED).any()
+    equal = positions(
+        MEMORY._replace(alone=MEMORY.alone._replace(weight_QE=np.array([[0, 0, 0, 1.0]] * 2))), contexts, None
+    )
+    unseen = [NUM_ITEMS - len(set(items)) for items in HISTORIES]
+    ranked = [row for row, target in enumerate(contexts.targets) if target not in HISTORIES[row]]
+    assert [float(equal[row]) for row in ranked] == [(unseen[row] - 1) / 2 for row in ranked]
+
+
+def test_probabilities_of_the_model_leave_out_seen_items():
+    found = experts.newest_items(HISTORIES, NUM_ITEMS, 3)
+    item_BM = torch.arange(NUM_ITEMS).expand(len(HISTORIES), -1)
+    expected = scores_of(HISTORIES).masked_fill(~torch.from_numpy(found.unseen_BI), -torch.inf)
+    for model in (toy_model(), toy_model(num_beams=2)):
+        for temperature in (1.0, 2.0):
+            prob_BM = model_probs(model, found.unseen_BI, HISTORIES, item_BM, temperature)
+            assert torch.allclose(prob_BM, torch.softmax(expected / temperature, 1))
+
+
+def test_held_out_events_change_no_count_and_no_weight():
+    changed = [[*train_part(sequence), 3, 5] for sequence in USERS]
+    assert changed != USERS
+    other = fitted(changed)
+    assert (other.counts.pair_II != MEMORY.counts.pair_II).nnz == 0
+    assert np.array_equal(other.counts.event_I, MEMORY.counts.event_I)
+    for name in ("alone", "beside_model"):
+        one, two = getattr(other, name), getattr(MEMORY, name)
+        assert np.array_equal(one.weight_QE, two.weight_QE)
+        assert np.array_equal(one.cut_Q, two.cut_Q)
+
+
+def test_train_events_do_change_them():
+    changed = [[5, *sequence[1:]] for sequence in USERS]
+    assert not np.array_equal(fitted(changed).alone.weight_QE, MEMORY.alone.weight_QE)
+
+
+def test_what_cannot_be_fitted_or_ranked():
+    with pytest.raises(ValueError, match="got no train event"):
+        fitted([[1, 2, 3], [4, 5, 6]])
+    with pytest.raises(ValueError, match="without a model"):
+        list(rank(MEMORY._replace(beside_model=None), ASKED, toy_model()))
+
+
+@pytest.mark.parametrize("sources", ["", "own,own", "own,mine"])
+def test_sources_that_are_none(sources):
+    with pytest.raises(ValueError, match="expected some of own, public, others"):
+        MemoryConfig(sources=sources)
+
+
+@pytest.mark.parametrize("memory", [MEMORY, MEMORY._replace(beside_model=None)], ids=["with a model", "alone"])
+def test_a_saved_memory_ranks_alike(memory, tmp_path):
+    folder = save_memory(memory, KEYS, tmp_path / "one")
+    loaded = load_memory(folder, KEYS)
+    model = None if memory.beside_model is None else toy_model()
+    assert torch.equal(all_of(rank(loaded, ASKED, model)), all_of(rank(memory, ASKED, model)))
+    assert loaded.config == memory.config
+    save_memory(loaded, KEYS, tmp_path / "two")
+    for name in (TENSOR_FILE, SETTINGS_FILE):
+        assert (tmp_path / "two" / name).read_bytes() == (folder / name).read_bytes()
+    assert "Do not push" in json.loads((folder / SETTINGS_FILE).read_text())["private"]
+
+
+def spoil_json(change):
+    def spoil(folder: Path):
+        content = json.loads((folder / SETTINGS_FILE).read_text())
+        change(content)
+        (folder / SETTINGS_FILE).write_text(json.dumps(content))
+
+    return spoil
+
+
+def spoil_tensor(name, value):
+    def spoil(folder: Path):
+        tensors = load_file(folder / TENSOR_FILE)
+        save_file({**tensors, name: value(tensors[name])}, folder / TENSOR_FILE)
+        digest = hashlib.sha256((folder / TENSOR_FILE).read_bytes()).hexdigest()
+        spoil_json(lambda content: content.update(sha256=digest))(folder)
+
+    return spoil
+
+
+def not_a_number(vector_ID):
+    vector_ID[2, 1] = np.nan
+    return vector_ID
+
+
+DAMAGE = {
+    "no settings": (lambda folder: (folder / SETTINGS_FILE).unlink(), SETTINGS_FILE),
+    "half a file": (
+        lambda folder: (folder / TENSOR_FILE).write_bytes((folder / TENSOR_FILE).read_bytes()[:-9]),
+        TENSOR_FILE,
+    ),
+    "changed tensors": (spoil_json(lambda content: content.update(sha256="0" * 64)), "was changed"),
+    "no weights": (spoil_json(lambda content: content["mixtures"]["alone"].pop("weight_QE")), "weight_QE"),
+    "weights above 1": (
+        spoil_json(lambda content: content["mixtures"]["alone"].update(mean_E=[1.0, 1.0, 1.0, 1.0])),
+        "no shares of 1",
+    ),
+    "weights of other experts": (
+        spoil_json(lambda content: content["mixtures"]["alone"].update(mean_E=[0.5, 0.5])),
+        "do not fit",
+    ),
+    "a cut that is no number": (
+        spoil_json(lambda content: content["mixtures"]["alone"].update(cut_Q=[float("nan")])),
+        "no shares of 1",
+    ),
+    "unknown settings": (spoil_json(lambda content: content["config"].update(depth=3)), "depth"),
+    "vectors that are no numbers": (spoil_tensor("item_vectors", not_a_number), "no finite numbers"),
+    "vectors of other items": (spoil_tensor("item_vectors", lambda v: v[1:].copy()), "other shapes"),
+    "counts below 0": (spoil_tensor("event_count", lambda v: v - 100), "below 0"),
+    "items outside": (spoil_tensor("pair_item", lambda v: v + 1), "outside the catalogue"),
+    "rows in disorder": (spoil_tensor("pair_start", lambda v: v[::-1].copy()), "do not follow"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_memory_is_refused_in_one_sentence(case, tmp_path):
+    spoil, expected = DAMAGE[case]
+    folder = save_memory(MEMORY, KEYS, tmp_path)
+    spoil(folder)
+    with pytest.raises(ValueError, match="expected") as caught:
+        load_memory(folder, KEYS)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_memory_of_another_catalogue_is_refused(tmp_path):
+    folder = save_memory(MEMORY, KEYS, tmp_path)
+    with pytest.raises(ValueError, match="another catalogue"):
+        load_memory(folder, [*KEYS[:-1], "item99"])
+
+
+def test_nobody_is_left_out_of_counts_that_nobody_is_in():
+    public = count_events(sequences(5, seed=8), NUM_ITEMS)
+    contexts = training_contexts(USERS, 50, stream(0, "toy"))
+    config = MemoryConfig(sources="public", num_buckets=1)
+    memory = fit_memory(public, UNIT, contexts, None, config)
+    kept = fit_memory(public, UNIT, contexts._replace(left_out=[[] for _ in contexts.targets]), None, config)
+    assert np.array_equal(memory.alone.weight_QE, kept.alone.weight_QE)
+    assert torch.equal(
+        positions(memory, ASKED, None), positions(memory, ASKED._replace(left_out=[[] for _ in USERS]), None)
+    )

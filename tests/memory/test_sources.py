@@ -1,0 +1,81 @@
+"""What a client of a run counts: its own events, public ones, and those of clients with the same catalogue."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from memory_toys import NUM_ITEMS, sequences
+
+from fedecider.data.domain import Domain, Events
+from fedecider.evaluation.split import train_part
+from fedecider.llm import memories
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.counts import count_events
+
+
+def shop(name: str, seed: int, silo: bool = True) -> Domain:
+    def events(prefix: str, found: list[list[int]]) -> Events:
+        return Events([f"{name}-{prefix}{number}" for number in range(len(found))], found, None)
+
+    keys = [f"item{number:02d}" for number in range(NUM_ITEMS)]
+    clients, public = events("c", sequences(6, seed)), events("p", sequences(3, seed + 50))
+    catalogue = name.partition(".")[0] if silo else ""
+    return Domain(name, keys, keys, keys, clients, public, {}, catalogue)
+
+
+SHOPS = {name: shop(name, seed) for seed, name in enumerate(("books.1", "books.2", "books.3", "games.1"))}
+
+
+def own(name: str):
+    return count_events([train_part(sequence) for sequence in SHOPS[name].clients.sequences], NUM_ITEMS)
+
+
+def public(name: str):
+    return count_events(SHOPS[name].public.sequences, NUM_ITEMS)
+
+
+def counted(sources: str, shops=SHOPS):
+    return memories.client_counts(shops, MemoryConfig(sources=sources), seed=1)
+
+
+def same(one, other) -> bool:
+    return (one.pair_II != other.pair_II).nnz == 0 and np.array_equal(one.event_I, other.event_I)
+
+
+def test_silos_count_what_their_siblings_have():
+    found, traffic = counted("own,public,others")
+    expected = own("books.1").plus(public("books.1")).plus(own("books.2")).plus(own("books.3"))
+    assert same(found["books.1"], expected)
+    assert same(found["games.1"], own("games.1").plus(public("games.1")))
+    assert set(traffic) == {"books.1", "books.2", "books.3"}
+    assert traffic["books.1"]["up"] == 8 * (NUM_ITEMS * (NUM_ITEMS + 1) // 2 + NUM_ITEMS)
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [("own", own("books.2")), ("public", public("books.2")), ("others", own("books.1").plus(own("books.3")))],
+)
+def test_each_source_alone(sources, expected):
+    assert same(counted(sources)[0]["books.2"], expected)
+
+
+def test_clients_with_catalogues_of_their_own_sum_nothing():
+    apart = {name: shop(name, seed, silo=False) for seed, name in enumerate(SHOPS)}
+    found, traffic = counted("own,others", apart)
+    assert traffic == {}
+    assert same(found["books.1"], own("books.1"))
+
+
+def test_events_held_out_by_siblings_are_not_in_the_sum():
+    before = counted("own,public,others")[0]
+    changed = {}
+    for name, domain in SHOPS.items():
+        users = domain.clients
+        cut = [[*train_part(sequence), 0, 1] for sequence in users.sequences]
+        changed[name] = replace(domain, clients=users._replace(sequences=cut))
+    after = memories.client_counts(changed, MemoryConfig(), seed=1)[0]
+    assert all(same(before[name], after[name]) for name in SHOPS)
+    config = MemoryConfig(max_contexts=10)
+    for name in SHOPS:
+        contexts = [memories.memory_contexts(one[name], config, 3) for one in (SHOPS, changed)]
+        assert contexts[0] == contexts[1]

@@ -1,0 +1,158 @@
+"""Runs with the private memory: rows, files, the same numbers again, bad input; IDs of one and of many tokens."""
+
+import json
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from test_pipeline import SETTINGS
+
+from fedecider.evaluation.per_user import read_per_user
+from fedecider.llm.recommend import load, recommend
+from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DEMO = REPOSITORY / "configs" / "demo_causal.yaml"
+SMALL = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "encoder": "tfidf"}
+
+
+def main(script: str, *words: str) -> int:
+    try:
+        return runpy.run_path(str(REPOSITORY / "scripts" / f"{script}.py"))["main"](list(words))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def decoder_settings() -> dict:
+    content = {**yaml.safe_load(DEMO.read_text()), **SMALL}
+    content["pretrain"] |= {"text_encoder": "tfidf"}
+    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["train"] |= {"max_steps": 10}
+    content["distill"] |= {"epochs": 1}
+    return content
+
+
+def t5_settings() -> dict:
+    return {**SETTINGS, **SMALL, "pretrain": {**SETTINGS["pretrain"], "text_encoder": "tfidf"}}
+
+
+@pytest.fixture(scope="module", params=["decoder", "t5"])
+def playground(request, tmp_path_factory):
+    """A folder with small settings and one finished run with memories, ``runs/whole``."""
+    folder = tmp_path_factory.mktemp(request.param)
+    content = decoder_settings() if request.param == "decoder" else t5_settings()
+    (folder / "toy.yaml").write_text(yaml.safe_dump({**content, "memory": {"kind": "mixture", "max_contexts": 300}}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main("federate", "--config", "toy.yaml", "--output", "runs/whole") == 0
+    return folder
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def test_rows_weights_and_files(playground):
+    run = playground / "runs" / "whole"
+    metrics = read(run / "metrics.json")
+    views = {(one.view, one.domain) for one in read_per_user(run / "per_user.parquet")}
+    for name, domain in metrics["domains"].items():
+        for split in ("valid", "test"):
+            assert {"fedecider + memory", "memory", metrics["reported"]} <= set(domain[split])
+        assert domain["test"]["memory"]["ndcg@10"]["mean"] > 2 * domain["test"]["popularity"]["ndcg@10"]["mean"]
+        assert {("memory", name), ("fedecider + memory", name)} <= views
+        weights = metrics["memory"][name]["beside_model"]
+        assert weights["experts"] == ["counts", "text", "agreement", "model", "uniform"]
+        assert torch.tensor(weights["weight_QE"]).shape == (3, 5)
+        assert sum(weights["mean_E"]) == pytest.approx(1.0)
+        assert weights["num_contexts"] == 300
+        assert sorted(path.name for path in (run / "private" / name).iterdir()) == [SETTINGS_FILE, TENSOR_FILE]
+    assert metrics["reported"] == "fedecider (post_broadcast)"
+    assert read(run / "communication.json")["memory"] == {}  # every catalogue has one client
+    assert not any("private" in name for name in read(run / "handover.json"))
+    page = (run / "report.html").read_text()
+    assert "Weights of the experts" in page
+
+
+def test_evaluate_confirms_every_row(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    assert main("evaluate", "--run", "runs/whole", "--tolerance", "1e-12") == 0
+    assert capsys.readouterr().out.count("memory") >= 6  # two rows of each client
+    assert main("evaluate", "--run", "runs/whole", "--split", "valid") == 0
+
+
+def test_evaluate_sees_another_memory(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    shutil.copytree("runs/whole", "runs/other")
+    path = Path("runs/other/private/crime") / SETTINGS_FILE
+    content = read(path)
+    content["mixtures"]["alone"]["weight_QE"] = [[0.0, 1.0, 0.0, 0.0]] * 3
+    path.write_text(json.dumps(content))
+    assert main("evaluate", "--run", "runs/other") == 2
+    assert "memory of crime" in capsys.readouterr().err
+
+
+def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    loaded = load("runs/whole", "crime")
+    titles = [loaded.items.titles[item] for item in (3, 9)]
+    mixed = recommend(loaded, titles, k=6)
+    assert len({item.key for item in mixed}) == 6
+    assert not {item.title for item in mixed} & set(titles)
+    assert [item.score for item in mixed] == sorted((item.score for item in mixed), reverse=True)
+    model = load("runs/whole", "crime", memory=False)
+    alone = recommend(model, titles, k=6)
+    assert [item.key for item in alone] != [item.key for item in mixed]
+    words = ("--run", "runs/whole", "--domain", "crime", "--history", " | ".join(titles))
+    assert main("recommend", *words) == 0
+    assert mixed[0].title[:20] in capsys.readouterr().out
+    shutil.copytree("runs/whole", "runs/shared", ignore=shutil.ignore_patterns("private"))
+    shared = recommend(load("runs/shared", "crime"), titles, k=6)
+    assert shared == alone
+    assert main("evaluate", "--run", "runs/shared") == 0
+
+
+def test_a_memory_changes_no_other_row(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    words = ("--config", "toy.yaml", "--memory.kind", "none", "--output", "runs/plain")
+    assert main("federate", *words) == 0
+    whole, plain = (read(Path("runs") / name / "metrics.json") for name in ("whole", "plain"))
+    assert "memory" not in plain
+    assert not Path("runs/plain/private").exists()
+    for name, domain in plain["domains"].items():
+        for split in ("valid", "test"):
+            rows = whole["domains"][name][split]
+            assert {row: rows[row] for row in domain[split]} == domain[split]
+            assert set(rows) - set(domain[split]) == {"memory", "fedecider + memory"}
+
+
+BAD_INPUT = {
+    "seen items": (("--protocol", "strict/keep_seen"), "expected strict"),
+    "cut adapters": (("--export_rank", "1"), "expected one of the two"),
+    "an unknown kind": (("--memory.kind", "knn"), "memory.kind"),
+    "no sources": (("--memory.sources", ""), "expected some of own, public, others"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_code_2(playground, case, capsys, monkeypatch):
+    words, expected = BAD_INPUT[case]
+    monkeypatch.chdir(playground)
+    assert main("federate", "--config", "toy.yaml", *words) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert "Traceback" not in error
+
+
+def test_a_damaged_memory_is_told(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    shutil.copytree("runs/whole", "runs/damaged")
+    (Path("runs/damaged/private/crime") / TENSOR_FILE).write_bytes(b"nothing")
+    assert main("recommend", "--run", "runs/damaged", "--domain", "crime", "--history", "x") == 2
+    assert TENSOR_FILE in capsys.readouterr().err
+    keys = list(load("runs/whole", "comics").items.keys)
+    with pytest.raises(ValueError, match="another catalogue"):
+        load_memory(Path("runs/whole/private/crime"), keys)

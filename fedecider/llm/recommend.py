@@ -16,7 +16,9 @@ from typing import NamedTuple
 import torch
 from peft import PeftModel
 
+from fedecider.llm.item_texts import PROJECTION_FILE
 from fedecider.llm.manifest import verify_manifest
+from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.llm.run_record import read_llm_run
 from fedecider.lora.export import ITEM_FILE, ItemTable, load_adapter, read_item_ids
 from fedecider.running.cli import from_plain
@@ -27,6 +29,7 @@ from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
+from idgen.keywords import KeywordConfig
 from idgen.ranking import RankingConfig
 from idgen.samples import Task, catalogue_task, encode_histories
 from idgen.tokenizer import load_tokenizer
@@ -40,6 +43,8 @@ class RecommendConfig:
         run: The run folder that scripts/federate.py printed.
         domain: The domain whose adapter and catalogue are used.
         history: The titles or item keys of that domain, oldest first, separated by " | ".
+        new_items: A file with items that came after the training, .csv or .jsonl with key, title and text; they are
+            recommended by their texts alone, and may stand in the history.
         k: The number of recommendations.
         device: The device, cpu or cuda.
     """
@@ -47,6 +52,7 @@ class RecommendConfig:
     run: str
     domain: str
     history: str
+    new_items: str = ""
     k: int = 10
     device: str = "cpu"
 
@@ -70,13 +76,13 @@ class Recommendation(NamedTuple):
     """Log-probability of the item's ID, over length ** length_penalty."""
 
 
-def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Loaded:
-    """Backbone, adapter and items of one domain of a run.
+def load(run: str | Path, domain: str, device: str | torch.device = "cpu", new_items: Sequence[NewItem] = ()) -> Loaded:
+    """Backbone, adapter and items of one domain of a run, ``new_items`` behind them (`fedecider.llm.new_items`).
 
     Raises:
         FileNotFoundError: there is no such run or domain.
-        ValueError: a file was changed after the export or is damaged, the parts do not belong together, or there is no
-            such device.
+        ValueError: a file was changed after the export or is damaged, the parts do not belong together, there is no
+            such device, or new items cannot be added.
     """
     folder, record = RunFolder(Path(run)), read_llm_run(Path(run))
     device = checked_device(device)
@@ -86,14 +92,19 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu") -> Lo
     adapter = folder.adapters / domain
     verify_manifest(folder.root, [folder.backbone, adapter])
     with damage_names(folder.record):
-        samples, ranking = record["config"]["run"]["pretrain"]["samples"], record["config"]["ranking"]
+        pretrain, ranking = record["config"]["run"]["pretrain"], record["config"]["ranking"]
         quantize = record["config"]["run"].get("quantize", "none")  # runs before there was the choice
+        samples, keywords, encoder = pretrain["samples"], pretrain["keywords"], pretrain.get("text_encoder", "auto")
     sample_config = from_plain(SampleConfig, samples, f"samples in {folder.record}")
     ranking_config = from_plain(RankingConfig, ranking, f"ranking in {folder.record}")
     items = read_item_ids(adapter)
     tokenizer = load_tokenizer(folder.backbone)
     base = load_backbone(folder.backbone, tokenizer, quantize, device)
     model = load_adapter(base, adapter).to(device).eval()
+    if new_items:
+        keyword_config = from_plain(KeywordConfig, keywords, f"keywords in {folder.record}")
+        texts = NewTexts(folder.backbone / TEXT_FOLDER / PROJECTION_FILE, encoder, keyword_config)
+        tokenizer, items = add_items(model, tokenizer, items, items.catalogue or domain, new_items, texts)
     with damage_names(adapter / ITEM_FILE):
         item_ids = checked_ids(items, len(tokenizer))
         task = catalogue_task(items.catalogue or domain, item_ids, tokenizer, sample_config)

@@ -117,7 +117,7 @@ def settings_of(args: argparse.Namespace, changes: Sequence[str]) -> Settings:
 def positions(
     made: Beginning, settings: Settings, splits: Mapping[str, Split], encoded: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """Group of users -> domain -> places of the test items among all items, of a copy to which the hidden are added."""
+    """Group of users -> domain -> places of their test items among all items; a copy of the model gets the hidden."""
     keys = {name: [item.key for item in split.hidden] for name, split in splits.items()}
     texts = {name: [item.text for item in split.hidden] for name, split in splits.items()}
     phrases = unique_phrases(keys, texts, settings.run.pretrain.keywords, known_phrases(made.tokenizer))

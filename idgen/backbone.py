@@ -65,6 +65,8 @@ class BackboneConfig:
         embedding_init: The token embeddings that a model from scratch starts with: "random"; "cooccurrence": vectors
             from which tokens stand in item IDs that public users have near each other; or "text": vectors of the item
             texts, from a text encoder.
+        freeze_item_table: If true, the table of the tokens is never trained, the layers alone are. Item vectors stay
+            those of the texts, and the vector of an item that comes later stands among them as any other.
         word_vectors: The settings of "cooccurrence".
         start: Where a decoder starts.
     """
@@ -79,16 +81,27 @@ class BackboneConfig:
     dropout: ShareBelow1 = 0.1
     feed_forward: Literal["relu", "gated-gelu"] = "relu"
     embedding_init: Literal["random", "cooccurrence", "text"] = "random"
+    freeze_item_table: bool = False
     word_vectors: WordVectorConfig = field(default_factory=WordVectorConfig)
     start: DecoderStart = field(default_factory=DecoderStart)
 
     def __post_init__(self) -> None:
         check(self)
-        if self.kind == "decoder" and self.name_or_path is None and self.embedding_init != "text":
+        if self.starts_from_texts and self.embedding_init != "text":
             raise ValueError(
                 f"got a decoder from scratch with embedding_init {self.embedding_init}, expected text: it starts as a "
                 "text-neighbour rule. Set embedding_init to text, or name_or_path to a pretrained decoder"
             )
+        if self.freeze_item_table and not self.starts_from_texts:
+            raise ValueError(
+                "got freeze_item_table for a T5 or a pretrained backbone, expected a decoder from scratch (kind "
+                "decoder, no name_or_path): its tokens are items that start as vectors of their texts. Set it to false"
+            )
+
+    @property
+    def starts_from_texts(self) -> bool:
+        """Whether it is a decoder from scratch, whose table starts as nothing but vectors of item texts."""
+        return self.kind == "decoder" and self.name_or_path is None
 
 
 def known_width(config: BackboneConfig) -> int | None:
@@ -127,7 +140,7 @@ def build_backbone(
     vector_VD = _start_vectors(config, tokenizer, seed, tasks, item_vectors)
     if config.kind == "decoder":
         assert vector_VD is not None  # checked by the settings
-        return build_small_decoder(
+        decoder = build_small_decoder(
             vector_VD,
             config.start,
             num_layers=config.num_layers,
@@ -137,6 +150,8 @@ def build_backbone(
             padding=int(tokenizer.pad_token_id),  # type: ignore[arg-type]
             seed=seed,
         )
+        decoder.get_input_embeddings().requires_grad_(not config.freeze_item_table)
+        return decoder
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(_scratch_config(config, tokenizer))
@@ -266,7 +281,7 @@ def train_backbone(
     on_step: OnStep | None = None,
     validate: Callable[[], float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train all weights on the mixed training samples of ``tasks``, in place; logs as in `train_model`.
+    """Train what is not frozen on the mixed training samples of ``tasks``, in place; logs as in `train_model`.
 
     FeDecider (WWW 2026), appendix B.2: the base model is fine-tuned on data of users outside all clients.
     """

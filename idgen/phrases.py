@@ -7,7 +7,7 @@ vector of its own (benchmarks/results has the comparison). The ID stays a text o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from transformers import PreTrainedTokenizerBase
@@ -17,16 +17,19 @@ from idgen.keywords import KeywordConfig, keyword_candidates
 
 
 def unique_phrases(
-    item_keys: Mapping[str, Sequence[str]], item_texts: Mapping[str, Sequence[str]], keywords: KeywordConfig
+    item_keys: Mapping[str, Sequence[str]],
+    item_texts: Mapping[str, Sequence[str]],
+    keywords: KeywordConfig,
+    taken: Iterable[str] = (),
 ) -> dict[str, list[str]]:
-    """Domain -> one phrase per item; no two items of any domains share one.
+    """Domain -> one phrase per item; no two items of any domains share one, and none is among ``taken``.
 
     Items are served in the order of domain and key, so file order does not matter; each takes its first keyword
     candidate that is free, or its best one with the first free number.
     """
     places = sorted((domain, key, item) for domain, keys in item_keys.items() for item, key in enumerate(keys))
     texts = [item_texts[domain][item] for domain, _, item in places]
-    used: set[str] = set()
+    used = set(taken)
     chosen: dict[str, list[str]] = {domain: [""] * len(keys) for domain, keys in item_keys.items()}
     for (domain, _, item), candidates in zip(places, keyword_candidates(texts, keywords), strict=True):
         base = candidates[-1] if candidates else "item"

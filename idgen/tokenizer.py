@@ -66,6 +66,36 @@ def train_tokenizer(
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
     )
+    return _for_transformers(tokenizer)
+
+
+def known_phrases(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """The texts that are one token already."""
+    return {piece.replace(SPACE, " ").strip() for piece in tokenizer.get_vocab()}
+
+
+def with_phrases(tokenizer: PreTrainedTokenizerBase, phrases: Sequence[str]) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer of `train_tokenizer` in which each of ``phrases`` is one token; its own tokens stay.
+
+    Raises:
+        ValueError: it is a tokenizer of another kind, or a phrase is one token already.
+    """
+    content = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    if content["model"]["type"] != "Unigram" or len(content["model"]["vocab"]) != len(tokenizer):
+        raise ValueError(
+            f"got a tokenizer of the kind {content['model']['type']}, expected one that was trained with phrases "
+            "(tokenizer_kind phrase)"
+        )
+    both = sorted(known_phrases(tokenizer).intersection(phrases))
+    if both or len(set(phrases)) != len(phrases):
+        raise ValueError(
+            f"got phrases {both or list(phrases)} that are one token already, expected new ones, each once"
+        )
+    content["model"]["vocab"] += [[SPACE + SPACE.join(clean_words(phrase)), PHRASE_SCORE] for phrase in phrases]
+    return _for_transformers(Tokenizer.from_str(json.dumps(content)))
+
+
+def _for_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from fedecider.llm.new_items import read_new_items
 from fedecider.llm.recommend import RecommendConfig, load, recommend
 from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.progress import console
@@ -21,7 +22,8 @@ DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), argv, RecommendConfig)
-        loaded = load(config.run, config.domain, config.device, config.memory)
+        new_items = read_new_items(Path(config.new_items)) if config.new_items else []
+        loaded = load(config.run, config.domain, config.device, config.memory, new_items)
         titles = [title.strip() for title in config.history.split("|") if title.strip()]
         table = Table(title=f"Next for a reader in {config.domain}", show_edge=False)
         for column in ("", "title", "score", "key"):

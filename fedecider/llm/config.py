@@ -75,6 +75,16 @@ class PretrainConfig:
                 "got samples.targets every with a T5, expected last: a T5 reads the history in its encoder and writes "
                 "one target. Set backbone.kind to decoder for a model that predicts every item of a history at once"
             )
+        if self.backbone.freeze_item_table and self.tokenizer_kind != "phrase":
+            raise ValueError(
+                f"got freeze_item_table with tokenizer_kind {self.tokenizer_kind}, expected phrase: only where an item "
+                "is one token is the table one of items"
+            )
+        if self.backbone.freeze_item_table and self.train.table_rate != 1.0:
+            raise ValueError(
+                f"got freeze_item_table with train.table_rate {self.train.table_rate:g}, expected 1: a table that is "
+                "not trained has no rate"
+            )
         if self.alternating.num_phases > 0 and self.backbone.kind != "t5" and self.backbone.name_or_path is None:
             raise ValueError(
                 "got alternating phases with a decoder, expected none: gradients reach the ID generator through the "

@@ -1,8 +1,9 @@
 """Stages 1 and 2: what all clients share before the first round - tokenizer, item IDs, backbone and its student.
 
 Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
-(item and user IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``report.json``. Folder of stage
-2: ``backbone/`` (student and tokenizer) and ``report.json``.
+(item and user IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``text_projection.safetensors``
+where the backbone starts from them alone, ``report.json``. Folder of stage 2: ``backbone/`` (student and tokenizer) and
+``report.json``.
 
 Item IDs, item vectors and public tasks are made once per catalogue, which silos share. ``domains`` are those of the
 clients and, behind them, those of a foreign pool, which have no client users (`fedecider.llm.setup.load_data`).
@@ -27,7 +28,7 @@ from fedecider.federation.record import write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.domain_ids import ITEM_VECTORS, DomainIds, assign_ids, load_ids, save_ids
-from fedecider.llm.item_texts import encoded_texts, encoder_digest
+from fedecider.llm.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.progress import progress
 from fedecider.running.stages import Stage, cached_stage, file_digest
 from idgen.alternating import alternate
@@ -37,7 +38,7 @@ from idgen.phrases import unique_phrases
 from idgen.prompts import prompt_texts
 from idgen.ranking import RankingConfig, eval_users, rank_task
 from idgen.samples import Task, build_task
-from idgen.text_vectors import item_vectors
+from idgen.text_vectors import TextProjection, text_projection
 from idgen.tokenizer import load_tokenizer, train_tokenizer
 from idgen.walks import nearest_items
 
@@ -56,6 +57,8 @@ class Beginning(NamedTuple):
     """None where IDs are the items' own keywords."""
     vectors: dict[str, Tensor]
     """Catalogue -> vectors of its item texts; empty where nothing reads them."""
+    projection: TextProjection | None
+    """What made them."""
     ids: dict[str, DomainIds]
     tasks: list[Task]
     model: Any
@@ -172,15 +175,16 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     generator = None
     if settings.id_source == "generator":
         generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
-    vectors = {}
+    vectors, projection = {}, None
     if settings.needs_item_vectors:
         encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
-        vectors = item_vectors(encoded, settings.backbone.d_model)
+        projection = text_projection(encoded, settings.backbone.d_model)
+        vectors = {name: projection.rows(name, text_IE) for name, text_IE in encoded.items()}
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items()}
     ids = assign_ids(settings, domains, tokenizer, generator, phrases, near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
     model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)
-    return Beginning(tokenizer, generator, vectors, ids, tasks, model.to(device), report)
+    return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
 
 
 def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:
@@ -198,6 +202,8 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
     if generator is not None:
         save_backbone(generator.model, tokenizer, folder / "id_generator")
     save_ids(folder, domains, ids)
+    if made.projection is not None and settings.backbone.starts_from_texts:
+        save_projection(folder / PROJECTION_FILE, made.projection, encoder_digest(settings.text_encoder))
     if made.vectors:
         vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
         save_file(vectors, folder / ITEM_VECTORS)

@@ -11,8 +11,10 @@ from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.llm.examples import decode_examples
+from fedecider.llm.item_texts import PROJECTION_FILE
 from fedecider.llm.loading import load_reported
 from fedecider.llm.manifest import write_manifest
+from fedecider.llm.new_items import TEXT_FOLDER
 from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.card import LOCAL_BACKBONE, Card
@@ -49,6 +51,10 @@ def hand_over(
     truncated: dict[str, dict[str, Any]] = {}
     shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
     shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
+    projection = foundation.pretrained.folder / PROJECTION_FILE
+    if projection.is_file():
+        (folder.backbone / TEXT_FOLDER).mkdir()
+        shutil.copy(projection, folder.backbone / TEXT_FOLDER)
     folder.adapters.mkdir(exist_ok=True)
     entry = METHODS[settings.run.method]
     for client, (name, domain) in enumerate(foundation.domains.items()):

@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import chosen_encoder, load_encoder
-from fedecider.running.damage import damage_names
+from fedecider.running.damage import check_tensors, damage_names
 from fedecider.running.stages import cached_stage, file_digest
+from idgen.text_vectors import TextProjection
 
 VECTOR_FILE = "vectors.safetensors"
+PROJECTION_FILE = "text_projection.safetensors"
+MEAN = "mean."
 
 
 def encoder_digest(name: str) -> str:
@@ -38,3 +42,18 @@ def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> di
     with damage_names(stage.folder / VECTOR_FILE):
         loaded = load_file(stage.folder / VECTOR_FILE)
         return {name: loaded[domain.catalogue] for name, domain in domains.items()}
+
+
+def save_projection(path: Path, projection: TextProjection, encoder: str) -> None:
+    """What gives texts that come later their place among the item vectors; ``encoder``: its `encoder_digest`."""
+    tensors = {f"{MEAN}{name}": mean_E for name, mean_E in projection.mean.items()}
+    save_file({**tensors, "basis": projection.basis_ED.contiguous()}, path, metadata={"encoder": encoder})
+
+
+def load_projection(path: Path) -> tuple[TextProjection, str]:
+    """The projection of `save_projection`, and the digest of its encoder. ``ValueError`` when the file is damaged."""
+    check_tensors(path)
+    with damage_names(path), safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
+        mean = {name.removeprefix(MEAN): tensor for name, tensor in tensors.items() if name.startswith(MEAN)}
+        return TextProjection(mean, tensors["basis"]), file.metadata()["encoder"]

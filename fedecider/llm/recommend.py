@@ -16,8 +16,10 @@ from typing import NamedTuple
 import torch
 from peft import PeftModel
 
+from fedecider.llm.item_texts import PROJECTION_FILE
 from fedecider.llm.manifest import verify_manifest
 from fedecider.llm.model_scores import model_scores
+from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.llm.run_record import read_llm_run
 from fedecider.lora.export import ITEM_FILE, ItemTable, load_adapter, read_item_ids
 from fedecider.memory.contexts import new_contexts
@@ -31,6 +33,7 @@ from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
+from idgen.keywords import KeywordConfig
 from idgen.ranking import RankingConfig
 from idgen.samples import Task, catalogue_task, encode_histories
 from idgen.tokenizer import load_tokenizer
@@ -44,14 +47,18 @@ class RecommendConfig:
         run: The run folder that scripts/federate.py printed.
         domain: The domain whose adapter and catalogue are used.
         history: The titles or item keys of that domain, oldest first, separated by " | ".
+        new_items: A file with items that came after the training, .csv or .jsonl with key, title and text; they are
+            recommended by their texts alone, and may stand in the history.
         k: The number of recommendations.
         device: The device, cpu or cuda.
-        memory: If true, and the run folder holds the client's private memory, rank with it; else with the model alone.
+        memory: If true, and the run folder holds the client's private memory, rank with it; else, or with new items,
+            which it never counted, with the model alone.
     """
 
     run: str
     domain: str
     history: str
+    new_items: str = ""
     k: int = 10
     device: str = "cpu"
     memory: bool = True
@@ -79,13 +86,22 @@ class Recommendation(NamedTuple):
     """Log-probability: of the item's ID, over length ** length_penalty; with a memory, of the item in the mixture."""
 
 
-def load(run: str | Path, domain: str, device: str | torch.device = "cpu", memory: bool = True) -> Loaded:
+def load(
+    run: str | Path,
+    domain: str,
+    device: str | torch.device = "cpu",
+    memory: bool = True,
+    new_items: Sequence[NewItem] = (),
+) -> Loaded:
     """Backbone, adapter and items of one domain of a run, and with ``memory`` its private memory where there is one.
+
+    ``new_items`` come behind the others (`fedecider.llm.new_items`); the memory, which never counted one of them, is
+    left out then.
 
     Raises:
         FileNotFoundError: there is no such run or domain.
-        ValueError: a file was changed after the export or is damaged, the parts do not belong together, or there is no
-            such device.
+        ValueError: a file was changed after the export or is damaged, the parts do not belong together, there is no
+            such device, or new items cannot be added.
     """
     folder, record = RunFolder(Path(run)), read_llm_run(Path(run))
     device = checked_device(device)
@@ -95,19 +111,24 @@ def load(run: str | Path, domain: str, device: str | torch.device = "cpu", memor
     adapter = folder.adapters / domain
     verify_manifest(folder.root, [folder.backbone, adapter])
     with damage_names(folder.record):
-        samples, ranking = record["config"]["run"]["pretrain"]["samples"], record["config"]["ranking"]
+        pretrain, ranking = record["config"]["run"]["pretrain"], record["config"]["ranking"]
         quantize = record["config"]["run"].get("quantize", "none")  # runs before there was the choice
+        samples, keywords, encoder = pretrain["samples"], pretrain["keywords"], pretrain.get("text_encoder", "auto")
     sample_config = from_plain(SampleConfig, samples, f"samples in {folder.record}")
     ranking_config = from_plain(RankingConfig, ranking, f"ranking in {folder.record}")
     items = read_item_ids(adapter)
     tokenizer = load_tokenizer(folder.backbone)
     base = load_backbone(folder.backbone, tokenizer, quantize, device)
     model = load_adapter(base, adapter).to(device).eval()
+    if new_items:
+        keyword_config = from_plain(KeywordConfig, keywords, f"keywords in {folder.record}")
+        texts = NewTexts(folder.backbone / TEXT_FOLDER / PROJECTION_FILE, encoder, keyword_config)
+        tokenizer, items = add_items(model, tokenizer, items, items.catalogue or domain, new_items, texts)
     with damage_names(adapter / ITEM_FILE):
         item_ids = checked_ids(items, len(tokenizer))
         task = catalogue_task(items.catalogue or domain, item_ids, tokenizer, sample_config)
     private = folder.private / domain
-    kept = load_memory(private, items.keys) if memory and private.is_dir() else None
+    kept = load_memory(private, items.keys) if memory and not new_items and private.is_dir() else None
     return Loaded(
         model=model,
         task=task,

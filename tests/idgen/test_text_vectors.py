@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from idgen.text_vectors import item_vectors
+from idgen.text_vectors import item_vectors, text_projection
 
 
 def encoded(num_items, width, seed, shift=0.0):
@@ -49,3 +49,18 @@ def test_errors_say_what_to_do():
         item_vectors({"a": encoded(9, 4, 0), "b": encoded(9, 5, 0)}, 2)
     with pytest.raises(ValueError, match="smaller d_model"):
         item_vectors({"a": encoded(3, 8, 0)}, 4)
+
+
+def test_a_later_text_gets_the_row_that_it_would_have_had():
+    texts = {"a": encoded(40, 6, 0, shift=4.0), "b": encoded(20, 6, 1, shift=-3.0)}
+    projection, vectors = text_projection(texts, 4), item_vectors(texts, 4)
+    for name, text_IE in texts.items():
+        again = torch.cat([projection.rows(name, text_IE[item : item + 1]) for item in range(len(text_IE))])
+        assert torch.allclose(again, vectors[name], atol=1e-6)
+    left_IR, values_R, _ = torch.linalg.svd(
+        torch.cat([text_IE.double() - text_IE.double().mean(0) for text_IE in texts.values()]), full_matrices=False
+    )
+    expected_ID = torch.nn.functional.normalize(left_IR[:, :4] * values_R[:4].sqrt(), dim=1).float()
+    assert torch.allclose(torch.cat(list(vectors.values())).abs(), expected_ID.abs(), atol=1e-5)
+    with pytest.raises(ValueError, match="width 5, expected 6"):
+        projection.rows("a", encoded(2, 5, 0))

@@ -1,0 +1,222 @@
+"""Cold start: items that no training has seen, added by their texts alone, against all other items of their catalogue.
+
+    python benchmarks/cold_start.py --data <prepared> [--set --pretrain.train.max_steps 120] [--output FILE]
+
+A share of each catalogue's items is hidden: they leave the catalogue of stage 1, and their events leave the histories
+of public users and clients. The decoder of ``configs/amazon_decoder_cpu.yaml`` is trained on what is left (catalogue
+walks, public users and train parts of the clients in one place), once with its item table and once with the table
+frozen. Then the hidden items are added, and every client user whose test item is one of them is asked for it among all
+items; the history is what is left of the events before. Users whose test item was always there show what the frozen
+table costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from provenance import heading
+from torch import Tensor
+
+from fedecider.baselines.counts import train_counts
+from fedecider.baselines.text_neighbours import text_neighbour_scores
+from fedecider.data.domain import Domain, Events
+from fedecider.data.encoders import load_encoder
+from fedecider.data.store import load_domains
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol, rank_held_out
+from fedecider.evaluation.split import MIN_EVENTS
+from fedecider.federation.streams import derive_seed, stream
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.foundation import Beginning, begin, client_tasks
+from fedecider.llm.item_texts import encoded_texts
+from fedecider.llm.new_items import NewItem
+from fedecider.llm.setup import Settings
+from idgen.backbone import train_backbone
+from idgen.draws import event_table
+from idgen.item_ids import ItemIds
+from idgen.new_items import append_rows
+from idgen.phrases import unique_phrases
+from idgen.ranking import rank_task
+from idgen.samples import catalogue_task
+from idgen.tokenizer import encode_ids, known_phrases, with_phrases
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "amazon_decoder_cpu.yaml"
+TABLES = {
+    "table trained": [],
+    "table frozen": ["--pretrain.backbone.freeze_item_table", "true", "--pretrain.train.table_rate", "1"],
+}
+GROUPS = ("hidden", "old")
+"""Users by their test item."""
+NUM_BEAMS = 50
+"""Items of the history take up to 20 of them before they are dropped."""
+CPU = torch.device("cpu")
+
+
+class Split(NamedTuple):
+    """One domain: what training sees, and who is asked afterwards. Hidden items are numbered behind the old ones."""
+
+    trained: Domain
+    hidden: list[NewItem]
+    asked: dict[str, list[list[int]]]
+    """Group of users -> histories with the test item last."""
+
+
+def hide(domain: Domain, share: float, seed: int) -> Split:
+    """Take ``share`` of the items out of a domain, and with them their events."""
+    num_items = len(domain.item_keys)
+    drawn = torch.randperm(num_items, generator=stream(seed, "cold items", domain.name))
+    hidden = set(drawn[: round(share * num_items)].tolist())
+    old = [item for item in range(num_items) if item not in hidden]
+    place = {item: number for number, item in enumerate([*old, *sorted(hidden)])}
+
+    def rest(sequence: Sequence[int]) -> list[int]:
+        return [place[item] for item in sequence if item not in hidden]
+
+    def reduced(events: Events) -> Events:
+        kept = [(user, rest(items)) for user, items in zip(events.users, events.sequences, strict=True)]
+        kept = [(user, items) for user, items in kept if len(items) >= MIN_EVENTS]
+        return Events([user for user, _ in kept], [items for _, items in kept], None)
+
+    def columns(values: Sequence[str]) -> list[str]:
+        return [values[item] for item in old]
+
+    asked: dict[str, list[list[int]]] = {group: [] for group in GROUPS}
+    for sequence in domain.clients.sequences:
+        history = rest(sequence[:-1])
+        if len(history) >= MIN_EVENTS - 1:
+            asked["hidden" if sequence[-1] in hidden else "old"].append([*history, place[sequence[-1]]])
+    trained = replace(
+        domain,
+        item_keys=columns(domain.item_keys),
+        titles=columns(domain.titles),
+        item_texts=columns(domain.item_texts),
+        clients=reduced(domain.clients),
+        public=reduced(domain.public),
+    )
+    taken = [NewItem(domain.item_keys[i], domain.titles[i], domain.item_texts[i]) for i in sorted(hidden)]
+    return Split(trained, taken, asked)
+
+
+def settings_of(args: argparse.Namespace, changes: Sequence[str]) -> Settings:
+    words = ["--config", str(CONFIG), "--data", args.data, "--domains", args.domains, "--cache", args.cache]
+    words += ["--num_beams", str(NUM_BEAMS)]
+    return parse_settings(
+        "", [*words, "--seed", str(args.seed), "--pretrain.text_encoder", args.encoder, *args.set, *changes]
+    )
+
+
+def positions(
+    made: Beginning, settings: Settings, splits: Mapping[str, Split], encoded: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Group of users -> domain -> places of their test items among all items; a copy of the model gets the hidden."""
+    keys = {name: [item.key for item in split.hidden] for name, split in splits.items()}
+    texts = {name: [item.text for item in split.hidden] for name, split in splits.items()}
+    phrases = unique_phrases(keys, texts, settings.run.pretrain.keywords, known_phrases(made.tokenizer))
+    tokenizer = with_phrases(made.tokenizer, [phrase for of_domain in phrases.values() for phrase in of_domain])
+    assert made.projection is not None
+    model = copy.deepcopy(made.model)
+    row_ND = [made.projection.rows(name, encoded[name][-len(split.hidden) :]) for name, split in splits.items()]
+    append_rows(model, torch.cat(row_ND))
+    drop_seen = get_protocol(settings.run.protocol).drop_seen
+    found: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
+    for name, split in splits.items():
+        old = made.ids[name].items
+        tokens = [*old.token_ids, *encode_ids(tokenizer, phrases[name])]
+        ids = ItemIds([*old.texts, *phrases[name]], tokens, {})
+        task = catalogue_task(name, ids, tokenizer, settings.run.pretrain.samples)
+        for group in GROUPS:
+            events = event_table(split.asked[group], True, np.zeros(len(split.asked[group]), bool), "none")
+            asked = task._replace(sequences=split.asked[group], train=events)
+            found[group][name] = rank_task(
+                model, asked, task.trie, "test", None, settings.ranking, drop_seen, "fp32", CPU
+            )
+    return found
+
+
+def baseline_positions(
+    encoded: Mapping[str, Tensor], splits: Mapping[str, Split], group: str
+) -> dict[str, dict[str, Tensor]]:
+    """Text neighbours over all items, and popularity in what training sees."""
+    text, popular = {}, {}
+    for name, split in splits.items():
+        asked, num_items = split.asked[group], len(encoded[name])
+        score = text_neighbour_scores(encoded[name], asked, "test")
+        text[name] = rank_held_out(score, asked, num_items, "test")
+        count_I = train_counts(split.trained.clients.sequences, num_items, split.trained.public.sequences)
+        popular[name] = rank_held_out(
+            lambda user_B, count_I=count_I: count_I.expand(len(user_B), -1), asked, num_items, "test"
+        )
+    return {"popularity": popular, "text neighbours": text}
+
+
+def line(label: str, seconds: str, found: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """hit@10 and ndcg@10 over the users of all domains, by group, with the standard error of hit@10."""
+    cells = []
+    for position in found.values():
+        metrics = mean_metrics(torch.cat(list(position.values())), (10,))
+        hit, num = metrics["hit@10"], sum(map(len, position.values()))
+        cells += [f"{hit:.4f} ± {np.sqrt(hit * (1 - hit) / num):.4f}", f"{metrics['ndcg@10']:.4f}"]
+    return f"| {label} | {seconds} | " + " | ".join(cells) + " |"
+
+
+def rows(args: argparse.Namespace) -> Iterator[str]:
+    domains = load_domains(args.data, args.domains.split(","))
+    splits = {name: hide(domain, args.share, args.seed) for name, domain in domains.items()}
+    trained = {name: split.trained for name, split in splits.items()}
+    encoded, encode = encoded_texts(trained, args.encoder, args.cache), load_encoder(args.encoder).encode
+    encoded = {
+        name: torch.cat([encoded[name], encode([item.text for item in split.hidden]).float()])
+        for name, split in splits.items()
+    }
+    for group in GROUPS:
+        sizes = {name: len(split.asked[group]) for name, split in splits.items()}
+        yield f"- users whose test item is {group}: {sum(sizes.values())} {sizes}"
+    yield f"- hidden items: { {name: len(split.hidden) for name, split in splits.items()} }\n"
+    yield "| row | CPU s of training | hidden: hit@10 | ndcg@10 | old: hit@10 | ndcg@10 |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    found = {group: baseline_positions(encoded, splits, group) for group in GROUPS}
+    for label in ("popularity", "text neighbours"):
+        yield line(label, "", {group: by_row[label] for group, by_row in found.items()})
+    for label, changes in TABLES.items():
+        settings = settings_of(args, changes)
+        made = begin(settings.run, trained, CPU)
+        if label == "table frozen":
+            yield line("decoder before training", "0", positions(made, settings, splits, encoded))
+        clients = client_tasks(trained, made.ids, made.tokenizer, settings.run.pretrain)
+        started, seed = time.process_time(), derive_seed(args.seed, "cold start")
+        train_backbone(made.model, [*made.tasks, *clients], settings.run.pretrain.train, seed)
+        seconds = time.process_time() - started
+        yield line(label, f"{seconds:.0f}", positions(made, settings, splits, encoded))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--domains", default="movies_tv,cds_vinyl,video_games")
+    parser.add_argument("--share", type=float, default=0.1, help="of the items of each catalogue that are hidden")
+    parser.add_argument("--encoder", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", default=".cache")
+    parser.add_argument("--output", type=Path, help="Markdown file; lines are appended as they come")
+    parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further settings of the decoder")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for text in chain(["# Cold start", "", *heading("cold_start.py", args.threads)], rows(args)):
+        print(text, flush=True)
+        if args.output:
+            with args.output.open("a") as file:
+                file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

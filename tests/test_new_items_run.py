@@ -1,0 +1,233 @@
+"""A run with a frozen item table, and items that come after it: from the command line to recommendations."""
+
+import csv
+import dataclasses
+import json
+import runpy
+import shutil
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from fedecider.data.encoders import Encoder
+from fedecider.data.sample import sample_domains
+from fedecider.evaluation.split import MIN_EVENTS, train_part
+from fedecider.llm import item_texts, new_items
+from fedecider.llm.config import PretrainConfig
+from fedecider.llm.item_texts import PROJECTION_FILE, save_projection
+from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
+from fedecider.llm.recommend import load, recommend
+from fedecider.lora.export import ItemTable
+from idgen.backbone import BackboneConfig
+from idgen.keywords import KeywordConfig
+from idgen.text_vectors import text_projection, token_vectors
+from idgen.tokenizer import train_tokenizer
+from idgen.training import BackboneTraining
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TABLE = "model.embed_tokens.weight"
+CRIME = sample_domains(("crime",))["crime"]
+
+
+def main(script: str, *words: str) -> int:
+    try:
+        return runpy.run_path(str(REPOSITORY / "scripts" / f"{script}.py"))["main"](list(words))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def word_sums(texts):
+    """(N, 64): a text's vector is the sum of vectors that its words alone decide."""
+    rows = []
+    for text in texts:
+        seeds = [zlib.crc32(word.encode()) for word in text.split()]
+        rows.append(sum(torch.randn(64, generator=torch.Generator().manual_seed(seed)) for seed in seeds))
+    return torch.stack(rows).double()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def encoder():
+    """The folder ``encoder`` is a sentence encoder."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (item_texts, new_items):
+            patch.setattr(module, "load_encoder", lambda name: Encoder(name, word_sums))
+        yield
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    """A folder with one finished run, ``run``, whose table was frozen; adapters are trained on the tied table too."""
+    folder = tmp_path_factory.mktemp("cold")
+    (folder / "encoder").mkdir()
+    (folder / "encoder" / "weights").write_text("first")
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
+    content |= {"lora_targets": "attention,table", "encoder": "tfidf"}
+    content["pretrain"] |= {"text_encoder": "encoder"}
+    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64, "freeze_item_table": True}
+    content["pretrain"]["train"] |= {"max_steps": 10}
+    content["distill"] |= {"epochs": 1, "keep": "all", "finetune": {"epochs": 1}}
+    (folder / "toy.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main("federate", "--config", "toy.yaml", "--output", "run") == 0
+    return folder
+
+
+@pytest.fixture
+def there(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    return playground
+
+
+def test_a_frozen_table_is_that_of_the_texts_after_every_stage(there):
+    (stage,) = there.glob(".cache/pretrain-*")
+    ids = {
+        name: json.loads((stage / "ids" / f"{name}.json").read_text())["items"]["token_ids"]
+        for name in ("crime", "comics")
+    }
+    teacher, student = (
+        load_file(folder / "model.safetensors") for folder in (stage / "backbone", there / "run" / "backbone")
+    )
+    start_VD = token_vectors(load_file(stage / "item_vectors.safetensors"), ids, len(teacher[TABLE]))
+    assert torch.equal(teacher[TABLE], start_VD)
+    assert torch.equal(student[TABLE], start_VD)
+    layers = [name for name in teacher if ".layers." in name]
+    assert any(not torch.equal(teacher[name], student[name]) for name in layers)  # fine-tuned
+
+
+def test_a_new_item_stands_where_its_text_stands(there):
+    old, titles = load("run", "crime"), CRIME.titles
+    twin = NewItem("later", "A Later Book", CRIME.item_texts[7].upper().replace(" ", " \n", 1))
+    other = NewItem("other", "Another", "title: no word of these books: xylophones")
+    loaded = load("run", "crime", new_items=[twin, other])
+    number = len(old.items.keys)
+    assert list(loaded.items.keys) == [*old.items.keys, "later", "other"]
+    assert [loaded.items.token_ids[place] for place in (number, number + 1)] == [
+        [len(old.model.get_input_embeddings().weight)],
+        [len(old.model.get_input_embeddings().weight) + 1],
+    ]
+    table_VD = loaded.model.get_input_embeddings().get_base_layer().weight
+    twins = table_VD[[loaded.items.token_ids[7][0], loaded.items.token_ids[number][0]]]
+    assert torch.allclose(twins[0], twins[1], atol=1e-6)
+    assert loaded.items.id_texts[number] not in old.items.id_texts
+    ranked = [item.key for item in recommend(loaded, [titles[7]], k=number)]
+    assert ranked.index("later") < 3  # its text is that of the history
+    assert ranked.index("other") > number // 4
+    before = [item.key for item in recommend(old, [titles[3], titles[9]], k=20)]
+    after = [item.key for item in recommend(loaded, [titles[3], titles[9]], k=22)]
+    assert [key for key in after if key not in ("later", "other")][:18] == before[:18]
+    assert recommend(loaded, ["A Later Book"], k=1)[0].key == CRIME.item_keys[7]
+
+
+def test_the_command_takes_both_kinds_of_files(there, capsys):
+    item = NewItem("later", "A Later Book", CRIME.item_texts[7])
+    with Path("new.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([NewItem._fields, item])
+    Path("new.jsonl").write_text(json.dumps(item._asdict()) + "\n\n")
+    for name in ("new.csv", "new.jsonl"):
+        words = ("--run", "run", "--domain", "crime", "--k", "3", "--new_items", name)
+        assert main("recommend", *words, "--history", CRIME.titles[7]) == 0
+        assert "A Later Book" in capsys.readouterr().out
+
+
+BAD_FILES = {
+    "a key of the catalogue": (
+        "a.jsonl",
+        [NewItem(CRIME.item_keys[0], "T", "title: t")._asdict()],
+        "one that no other",
+    ),
+    "a key twice": ("a.jsonl", [NewItem("new", "T", "title: t")._asdict()] * 2, "got the key 'new'"),
+    "an empty text": ("a.jsonl", [NewItem("new", "T", " .. ")._asdict()], "got the text ' .. '"),
+    "no title": ("a.jsonl", [{"key": "new", "text": "t"}], "entry 1 has not all"),
+    "no text": ("a.csv", ["key,title,text", "new,T"], "entry 1 has not all"),
+    "no object": ("a.jsonl", ['"text"'], "entry 1 has not all"),
+    "no JSON": ("a.jsonl", ["{"], "expected key, title, text"),
+    "nothing": ("a.csv", ["key,title,text"], "it has no entry"),
+    "another kind": ("a.txt", [], "expected a .csv or .jsonl file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_are_one_line_and_code_2(there, case, capsys):
+    name, lines, expected = BAD_FILES[case]
+    Path(name).write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    words = ("--run", "run", "--domain", "crime", "--history", CRIME.titles[7], "--new_items", name)
+    assert main("recommend", *words) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert "Traceback" not in error
+
+
+def test_another_encoder_than_that_of_the_run_is_refused(there, monkeypatch):
+    item = [NewItem("later", "A Later Book", "title: a later book")]
+    (there / "encoder" / "weights").write_text("second")
+    with pytest.raises(ValueError, match="with which the run was made"):
+        load("run", "crime", new_items=item)
+    (there / "encoder" / "weights").write_text("first")
+    load("run", "crime", new_items=item)
+    shutil.copytree("run", "damaged")
+    (there / "damaged" / "backbone" / TEXT_FOLDER / PROJECTION_FILE).write_bytes(b"short")
+    with pytest.raises(ValueError, match="was changed after the export"):
+        load("damaged", "crime")
+
+
+def test_models_without_a_place_for_new_items_are_refused(tmp_path):
+    item, path = [NewItem("new", "New", "title: new")], tmp_path / PROJECTION_FILE
+    texts = NewTexts(path, "tfidf", KeywordConfig())
+    tokenizer = train_tokenizer(["old"], 0, "word", ["old"])
+
+    def add(*tokens):
+        return add_items(None, tokenizer, ItemTable(["old"], ["Old"], ["old"], [list(tokens)]), "shop", item, texts)
+
+    with pytest.raises(ValueError, match=f"a run without {PROJECTION_FILE}"):
+        add(3)
+    with pytest.raises(ValueError, match="several tokens, such as 'old'"):
+        add(3, 4)
+    save_projection(path, text_projection({"shop": torch.eye(3)}, 2), "tfidf")
+    with pytest.raises(ValueError, match="TF-IDF is fitted on all texts"):
+        add(3)
+
+
+BAD_SETTINGS = {
+    "a T5": (BackboneConfig, {"kind": "t5"}, "for a T5 or a pretrained"),
+    "a pretrained decoder": (BackboneConfig, {"kind": "decoder", "name_or_path": "x"}, "for a T5 or a pretrained"),
+    "tokens that are words": (PretrainConfig, {"tokenizer_kind": "word"}, "expected phrase"),
+    "a rate": (PretrainConfig, {"train": BackboneTraining(table_rate=20.0)}, "got freeze_item_table with train.table"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_settings_that_do_not_go_together(case):
+    kind, changes, expected = BAD_SETTINGS[case]
+    backbone = BackboneConfig(kind="decoder", embedding_init="text", freeze_item_table=True)
+    whole = PretrainConfig(backbone=backbone, tokenizer_kind="phrase", id_source="keywords")
+    with pytest.raises(ValueError, match=expected):
+        dataclasses.replace(backbone if kind is BackboneConfig else whole, **changes)
+
+
+def test_hidden_items_of_the_benchmark_are_in_no_history_that_is_trained_on(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    hide = runpy.run_path(str(REPOSITORY / "benchmarks" / "cold_start.py"))["hide"]
+    split = hide(CRIME, 0.2, seed=0)
+    hidden = {item.key for item in split.hidden}
+    assert len(hidden) == round(0.2 * len(CRIME.item_keys))
+    assert hidden.isdisjoint(split.trained.item_keys)
+    keys = [*split.trained.item_keys, *(item.key for item in split.hidden)]
+    of_user = dict(zip(CRIME.clients.users, CRIME.clients.sequences, strict=True))
+    for user, sequence in zip(split.trained.clients.users, split.trained.clients.sequences, strict=True):
+        whole = [CRIME.item_keys[item] for item in of_user[user]]
+        left = [keys[item] for item in sequence]
+        assert left == [key for key in whole if key not in hidden]
+        assert len(train_part(left)) <= len(train_part(whole))  # nothing that is asked for is trained on
+    for group, is_hidden in (("hidden", True), ("old", False)):
+        assert split.asked[group]
+        for sequence in split.asked[group]:
+            assert len(sequence) >= MIN_EVENTS
+            assert (keys[sequence[-1]] in hidden) == is_hidden
+            assert hidden.isdisjoint(keys[item] for item in sequence[:-1])

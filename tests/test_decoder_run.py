@@ -51,7 +51,7 @@ def test_it_starts_above_popularity_and_leaves_everything_behind(playground):
     for domain in metrics["domains"].values():
         rows = {row: values["ndcg@10"]["mean"] for row, values in domain["test"].items()}
         assert rows["zero-shot student"] > 2 * rows["popularity"]
-    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head", "embed_tokens"}
     for name in metrics["domains"]:
         config = json.loads((run / "adapters" / name / "adapter_config.json").read_text())
         assert config["task_type"] == "CAUSAL_LM"

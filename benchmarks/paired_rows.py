@@ -1,4 +1,4 @@
-"""Rows of finished runs against each other, user by user: macro difference, interval, permutation test, Holm's correction.
+"""Rows of finished runs against each other, user by user: macro difference, interval and permutation test with Holm.
 
     python benchmarks/paired_rows.py --runs runs/a[,runs/b,...] --rows "fedecider + memory" [--output FILE]
 

@@ -210,7 +210,7 @@ def test_descent_on_the_generator_lowers_the_recommenders_loss():
 def test_gradient_equals_finite_differences(temperature, monkeypatch):
     """With the greedy tokens fixed, the loss along a random direction of the generator's weights, in float64."""
 
-    def logits_in_float64(self, model, hidden):
+    def logits_in_float64(self, model, hidden, tokens=None):
         return model.lm_head(hidden * model.config.d_model**-0.5)
 
     def norm_in_float64(self, hidden):

@@ -64,7 +64,7 @@ def counting_positions(settings: Settings, foundation: Foundation, split: str = 
     """
     protocol = get_protocol(settings.run.protocol)
     found: dict[str, Positions] = {name: {} for name in (*UNTRAINED, CANARY)}
-    everyone = {**foundation.domains, **foundation.pool}  # as encoded before stage 1
+    everyone = {**foundation.domains, **foundation.pool}  # as stage 1 encodes them
     vectors = encoded_texts(everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     for name, domain in foundation.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)

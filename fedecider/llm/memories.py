@@ -58,7 +58,7 @@ def build_memories(settings: Settings, foundation: Foundation, recommender: Reco
     """
     config, domains = settings.run.memory, foundation.domains
     counts, traffic = client_counts(domains, config, settings.run.seed)
-    everyone = {**domains, **foundation.pool}  # as encoded before stage 1
+    everyone = {**domains, **foundation.pool}  # as stage 1 encodes them
     vectors = encoded_texts(everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     load_student(recommender)
     clients = {}

@@ -11,13 +11,13 @@ from accelerate import Accelerator
 
 from fedecider.data.card import describe
 from fedecider.data.domain import NO_EVENTS, Domain, check_public_disjoint, clients_of
+from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm.config import RunConfig
 from fedecider.llm.domain_ids import DomainIds, load_ids
 from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
-from fedecider.llm.item_texts import encoded_texts
 from fedecider.lora.adapters import attach_lora, layer_names
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
@@ -110,7 +110,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
             "embeddings. Write output instead of table in lora_targets"
         )
     with launch.accelerator.main_process_first():
-        encoded_texts(domains, config.pretrain.text_encoder, config.cache)  # read again for the table after the rounds
+        load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
         distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
     if launch.is_main:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.split import MIN_EVENTS, train_part
-from fedecider.llm import item_texts, new_items
+from fedecider.llm import item_texts, new_items, setup
 from fedecider.llm.config import PretrainConfig
 from fedecider.llm.item_texts import PROJECTION_FILE, save_projection
 from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
@@ -53,7 +53,7 @@ def word_sums(texts):
 def encoder():
     """The folder ``encoder`` is a sentence encoder."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (item_texts, new_items):
+        for module in (item_texts, new_items, setup):
             patch.setattr(module, "load_encoder", lambda name: Encoder(name, word_sums))
         yield
 

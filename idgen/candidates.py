@@ -6,6 +6,7 @@ items, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,23 +47,14 @@ def token_log_probs(
     Teacher-forced on the cache of the prompt, which is read once a user: all candidates of a user stand side by side as
     the beams of a search do. Memory of the cache grows with users x candidates x tokens: for some hundred candidates.
     """
-    model, trie, family = unwrap(model), trie.to(input_ids_BS.device), family_of(model)
-    num_users, num_candidates = candidate_BM.shape
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
+    num_candidates = candidate_BM.shape[1]
     label_BMT = trie.label_IT[candidate_BM.to(trie.device).clamp(min=0)]
     row_C = torch.arange(candidate_BM.numel(), device=trie.device)
-    itself_BM = row_C[:num_candidates].expand(num_users, -1)
     found = []
     with evaluating(model):
-        state = family.start(model, input_ids_BS, attention_mask_BS)
-        nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=trie.device)
-        hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
-        hidden_BMD = hidden_BMD.expand(-1, num_candidates, -1)
-        for number in range(int((label_BMT >= 0).sum(2).max())):
-            if number:
-                given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
-                parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
-                hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
-            token_BM = label_BMT[..., number]
+        for hidden_BMD, token_BM in _steps(model, input_ids_BS, attention_mask_BS, label_BMT):
+            hidden_BMD = hidden_BMD.expand(-1, num_candidates, -1)
             log_prob_C = log_prob_of(model, hidden_BMD.flatten(0, 1), row_C, token_BM.clamp(min=0).flatten())
             found.append(log_prob_C.view_as(token_BM).masked_fill(token_BM < 0, 0.0))
     missing = trie.max_length - len(found)
@@ -104,27 +96,35 @@ def trie_log_probs(
     model gives to tokens outside the trie. Cost: as `token_log_probs`; where IDs are one token long, one step for
     any number of candidates.
     """
-    model, trie, family = unwrap(model), trie.to(input_ids_BS.device), family_of(model)
-    num_users, num_candidates = candidate_BM.shape
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
     label_BMT = trie.label_IT[candidate_BM.to(trie.device).clamp(min=0)]
-    itself_BM = torch.arange(num_candidates, device=trie.device).expand(num_users, -1)
-    node_BM = torch.zeros_like(itself_BM)
-    nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=trie.device)
+    node_BM = torch.zeros_like(label_BMT[..., 0])
     score_BM = torch.zeros(node_BM.shape, dtype=torch.float64, device=trie.device)
     with evaluating(model):
-        state = family.start(model, input_ids_BS, attention_mask_BS)
-        hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
-        for number in range(int((label_BMT >= 0).sum(2).max())):
-            if number:
-                given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
-                parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
-                hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
-            token_BM = label_BMT[..., number]
+        for hidden_BMD, token_BM in _steps(model, input_ids_BS, attention_mask_BS, label_BMT):
             inside_BM = token_BM >= 0
             next_BM = torch.where(inside_BM, trie.advance(node_BM, token_BM.clamp(min=0)), -1)
             score_BM += _child_log_probs(model, hidden_BMD, node_BM, next_BM, trie, temperature)
             node_BM = torch.where(inside_BM, next_BM, node_BM)
     return score_BM.masked_fill(candidate_BM.to(trie.device) < 0, -torch.inf)
+
+
+def _steps(
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, label_BMT: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What predicts each token of the candidates, (B, 1, D) for the first and (B, M, D) later, with it, (B, M)."""
+    family, device = family_of(model), label_BMT.device
+    num_users, num_candidates, _ = label_BMT.shape
+    itself_BM = torch.arange(num_candidates, device=device).expand(num_users, -1)
+    nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=device)
+    state = family.start(model, input_ids_BS, attention_mask_BS)
+    hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
+    for number in range(int((label_BMT >= 0).sum(2).max())):
+        if number:
+            given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
+            parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
+            hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
+        yield hidden_BMD, label_BMT[..., number]
 
 
 def _child_log_probs(

@@ -87,6 +87,8 @@ Depth = Annotated[int, at_least(1, most=1000)]
 Epochs = Annotated[int, at_least(1, most=10_000)]
 """Passes over data whose order is drawn ahead for all of them."""
 Precision = Annotated[Literal["fp32", "bf16"], "fp16 overflows in T5"]
+Schedule = Literal["linear", "cosine", "constant"]
+"""Course of a learning rate: down to its final share, or not at all."""
 Negatives = Annotated[int, at_least(1, most=10_000)]
 """Drawn for every positive at once."""
 LoraRank = Annotated[int, at_least(1, most=4096, hint="the paper uses 8 and 16")]

@@ -5,7 +5,7 @@ Shapes: N samples, E events of all users, H history length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -160,6 +160,12 @@ def event_table(
         end_E=first_E + length_U[user_E],
         named_E=has_text_U[user_E] & (place_E >= written_U[user_E]),
     )
+
+
+def without_targets(events: EventTable, users: Collection[int]) -> EventTable:
+    """The table with nothing of ``users`` to train on: their training parts are empty."""
+    gone_E = np.isin(events.user_E, np.fromiter(users, np.int64, len(users)))
+    return events._replace(train_end_E=np.where(gone_E, events.first_E, events.train_end_E))
 
 
 def merge_events(tables: Sequence[EventTable]) -> EventTable:

@@ -6,7 +6,7 @@ T target tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ from idgen.draws import (
     is_target,
     merge_events,
     window_ends,
+    without_targets,
 )
 from idgen.item_ids import ItemIds
 from idgen.prompts import encode, load_templates
@@ -83,6 +84,10 @@ class Task(NamedTuple):
     hold_out: bool
     neighbours: Neighbours | None = None
     """Items with near texts, for catalogue walks; None where there are none."""
+
+    def without_users(self, users: Collection[int]) -> Task:
+        """The same task with ``users`` (row numbers) left out of training; they are ranked as before."""
+        return self._replace(train=without_targets(self.train, users))
 
     @property
     def training_sequences(self) -> list[list[int]]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ShareBelow1, ZeroOrMore, check
+from fedecider.bounds import (
+    NotNegative,
+    OneOrMore,
+    Positive,
+    Precision,
+    Schedule,
+    Share,
+    ShareBelow1,
+    ZeroOrMore,
+    check,
+)
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import TokenBatch, num_samples_of
 
@@ -63,7 +73,7 @@ class BackboneTraining:
     epochs: ZeroOrMore = 1
     max_steps: ZeroOrMore = 0
     warmup_share: Share = 0.05
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    schedule: Schedule = "linear"
     final_share: Share = 0.0
     weight_decay: NotNegative = 0.01
     beta2: ShareBelow1 = 0.999
@@ -158,9 +168,28 @@ def learning_rate_factor(step: int, total_steps: int, config: BackboneTraining) 
         return (step + 1) / (warmup + 1)
     if config.schedule == "constant":
         return 1.0
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    share = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    share = decay(config.schedule, (step - warmup) / max(1, total_steps - warmup))
     return config.final_share + (1 - config.final_share) * share
+
+
+def decay(schedule: Schedule, progress: float) -> float:
+    """Factor on a learning rate after a share of the steps, from 1 at 0; at 1 it is 0 unless it is constant."""
+    if schedule == "constant":
+        return 1.0
+    return 1 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def keep_full_rates(optimizer: torch.optim.AdamW) -> torch.optim.AdamW:
+    """``optimizer`` with the learning rate of every group noted in it as ``full_lr``."""
+    for group in optimizer.param_groups:
+        group["full_lr"] = group["lr"]
+    return optimizer
+
+
+def set_rates(optimizer: Any, factor: float) -> None:
+    """Every group's learning rate becomes its ``full_lr`` times ``factor``."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["full_lr"] * factor
 
 
 def make_optimizer(groups: Sequence[dict[str, Any]], config: BackboneTraining) -> torch.optim.AdamW:
@@ -173,9 +202,7 @@ def make_optimizer(groups: Sequence[dict[str, Any]], config: BackboneTraining) -
         weight_decay=config.weight_decay,
         fused=True,
     )
-    for group in optimizer.param_groups:
-        group["full_lr"] = group["lr"]
-    return optimizer
+    return keep_full_rates(optimizer)
 
 
 def set_dropout(model: nn.Module, probability: float) -> None:
@@ -232,8 +259,7 @@ def train_steps(
         if step >= total_steps:
             break
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        for group in optimizer.param_groups:
-            group["lr"] = group["full_lr"] * learning_rate_factor(step, total_steps, config)
+        set_rates(optimizer, learning_rate_factor(step, total_steps, config))
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
             loss = loss_fn(batch)
         optimizer.zero_grad(set_to_none=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedecider.data.domain import Domain
-from fedecider.evaluation.split import train_part
-from fedecider.llm.setup import Settings
+from fedecider.llm.setup import Settings, calibration
 from idgen.backbone import known_width
 
 
 def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
     """``ValueError`` for more beams than items, adapters of a larger rank than the layers they adapt, and clients
-    without an event that the weights of a memory could be fitted on."""
+    with nobody to fit the weights of a memory on."""
     most = max(len(domain.item_keys) for domain in domains.values())
     if settings.ranking.num_beams > most:
         raise ValueError(
@@ -26,8 +25,7 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
         )
     if settings.run.memory.kind != "none":
         for name, domain in domains.items():
-            if not any(len(set(train_part(sequence))) > 1 for sequence in domain.clients.sequences):
-                raise ValueError(
-                    f"got no user of {name} with two different train events, expected some for memory.kind "
-                    f"{settings.run.memory.kind}: prepare the data with a larger min_length, or set it to none"
-                )
+            try:
+                calibration(domain, settings.run.memory, settings.run.seed)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None

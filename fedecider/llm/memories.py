@@ -18,9 +18,9 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.baselines import Positions
 from fedecider.llm.item_texts import encoded_texts
-from fedecider.llm.loading import load_reported, load_student
+from fedecider.llm.loading import load_reported
 from fedecider.llm.model_scores import model_scores
-from fedecider.llm.setup import Foundation, Settings
+from fedecider.llm.setup import Foundation, Settings, calibration
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.contexts import Contexts, held_out_contexts, training_contexts
 from fedecider.memory.counts import Counts, count_events, no_counts
@@ -51,19 +51,21 @@ def with_memory(method: str) -> str:
     return f"{method} + memory"
 
 
-def build_memories(settings: Settings, foundation: Foundation, recommender: Recommender) -> Memories:
-    """Fit every client's memory on its train events, beside the student without adapters.
+def build_memories(
+    settings: Settings, method: FederatedMethod, foundation: Foundation, recommender: Recommender, state: RunState
+) -> Memories:
+    """Fit every client's memory beside its reported model, on train events of users whom no adapter has seen.
 
-    The student has seen no event of any client. The adapters have: weights fitted with them would all go to the model.
+    Fitted on users who trained the adapters, nearly all weight would go to the model.
     """
     config, domains = settings.run.memory, foundation.domains
     counts, traffic = client_counts(domains, config, settings.run.seed)
     everyone = {**domains, **foundation.pool}  # as stage 1 encodes them
     vectors = encoded_texts(everyone, settings.run.pretrain.text_encoder, settings.run.cache)
-    load_student(recommender)
     clients = {}
     for client, (name, domain) in enumerate(domains.items()):
         contexts = memory_contexts(domain, config, settings.run.seed)
+        load_reported(settings, method, recommender, state, client)
         unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
         clients[name] = fit_memory(counts[name], unit_ID, contexts, scores, config)
     return Memories(clients, traffic)
@@ -71,7 +73,8 @@ def build_memories(settings: Settings, foundation: Foundation, recommender: Reco
 
 def memory_contexts(domain: Domain, config: MemoryConfig, seed: int) -> Contexts:
     """The train events of a client on which its weights are fitted."""
-    return training_contexts(domain.clients.sequences, config.max_contexts, stream(seed, "memory", domain.name))
+    sequences = [domain.clients.sequences[user] for user in calibration(domain, config, seed)]
+    return training_contexts(sequences, config.max_contexts, stream(seed, "memory", domain.name))
 
 
 def client_counts(

@@ -56,7 +56,7 @@ def write_results(
         return
     memories = None
     if settings.run.memory.kind != "none":
-        memories = build_memories(settings, foundation, recommender)
+        memories = build_memories(settings, method, foundation, recommender, state)
         save_memories(memories, foundation.domains, folder)
         asked = (settings, method, recommender, state, memories)
         methods |= memory_rows(*asked, "test")

@@ -15,10 +15,13 @@ from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.streams import stream
 from fedecider.llm.config import RunConfig
 from fedecider.llm.domain_ids import DomainIds, load_ids
 from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
 from fedecider.lora.adapters import attach_lora, layer_names
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.contexts import calibration_users
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
@@ -26,6 +29,7 @@ from fedecider.running.stages import Stage, as_plain
 from idgen.backbone import check_backbone, has_tied_output, linear_layers, load_backbone
 from idgen.quantized import check_quantize
 from idgen.ranking import RankingConfig
+from idgen.samples import Task
 from idgen.tokenizer import load_tokenizer
 
 
@@ -140,11 +144,27 @@ def make_recommender(
     return build_recommender(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,
-        client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain),
+        training_tasks(settings, foundation, tokenizer),
         seed=settings.run.seed,
         training=settings.training,
         ranking=settings.ranking,
         drop_seen=get_protocol(settings.run.protocol).drop_seen,
         device=device,
         deepspeed=deepspeed,
+    )
+
+
+def training_tasks(settings: Settings, foundation: Foundation, tokenizer: Any) -> list[Task]:
+    """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
+    tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
+    if settings.run.memory.kind == "none":
+        return tasks
+    asked = settings.run.memory, settings.run.seed
+    return [task.without_users(calibration(foundation.domains[task.name], *asked)) for task in tasks]
+
+
+def calibration(domain: Domain, config: MemoryConfig, seed: int) -> list[int]:
+    """Rows of the client's users that are kept for the weights of its memory, alike in every call."""
+    return calibration_users(
+        domain.clients.sequences, config.calibration_share, stream(seed, "calibration", domain.name)
     )

@@ -23,8 +23,8 @@ from fedecider.bounds import LoraRank, check
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 from fedecider.lora.fusion import FusedLinear, fused_layers
-from fedecider.lora.tied_table import tie_adapter
-from idgen.backbones.families import family_of
+from fedecider.lora.tied_table import HEAD, adapted_embeddings, tie_adapter
+from idgen.backbones.families import family_of, unwrap
 
 FACTORS = ("lora_a", "lora_b")
 """Names of the two factors of a pair."""
@@ -65,6 +65,8 @@ class AdapterShape(NamedTuple):
     rank: int
     in_features: int
     out_features: int
+    is_table: bool = False
+    """Whether it is the target table, whose inputs are the coordinates of the tokens' vectors."""
 
 
 def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
@@ -113,10 +115,10 @@ def layer_names(settings: LoraSettings, names: Collection[str]) -> list[str]:
 
 def adapter_shapes(model: nn.Module) -> dict[str, AdapterShape]:
     """Sizes of every adapted layer by path, sorted by path."""
-    shapes = {}
+    shapes, has_table = {}, bool(adapted_embeddings(unwrap(model)))
     for name, layer in fused_layers(model).items():
         own_a, own_b = layer.own_pair()
-        shapes[name] = AdapterShape(own_a.shape[0], own_a.shape[1], own_b.shape[0])
+        shapes[name] = AdapterShape(own_a.shape[0], own_a.shape[1], own_b.shape[0], has_table and name == HEAD)
     return shapes
 
 
@@ -142,12 +144,18 @@ def named_factors(model: nn.Module, factors: Collection[str] = FACTORS) -> dict[
 def initial_adapters(shapes: dict[str, AdapterShape], seed: int) -> Tree:
     """The common start of all clients: A Kaiming-uniform as in PEFT, ``U(-1/sqrt(I), 1/sqrt(I))``, and B = 0.
 
-    Every layer draws from its own stream, so a layer's start does not depend on which other layers are adapted.
+    Every layer draws from its own stream, so a layer's start does not depend on which other layers are adapted. The A
+    of a table holds the first R unit vectors instead: a row of B is then what is added to the first R coordinates of
+    a token, the leading principal components where tokens start from texts, and at R = I any table can be reached.
+    Random rows in their place mix coordinates, which an optimiser with a rate for every number does not see through.
     """
     tree: Tree = {}
     for name, shape in shapes.items():
-        uniform = torch.rand(shape.rank, shape.in_features, generator=stream(seed, "lora_a", name))
-        tree[f"{name}.lora_a"] = (2.0 * uniform - 1.0) / math.sqrt(shape.in_features)
+        if shape.is_table:
+            tree[f"{name}.lora_a"] = torch.eye(shape.rank, shape.in_features)
+        else:
+            uniform = torch.rand(shape.rank, shape.in_features, generator=stream(seed, "lora_a", name))
+            tree[f"{name}.lora_a"] = (2.0 * uniform - 1.0) / math.sqrt(shape.in_features)
         tree[f"{name}.lora_b"] = torch.zeros(shape.out_features, shape.rank)
     return tree
 

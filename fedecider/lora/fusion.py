@@ -40,9 +40,26 @@ class Bank(NamedTuple):
     """Row of this layer in an (M, S) alpha."""
     separate: bool
     """True: sum of products (the method). False: product of sums (the ablation w/o Sep)."""
+    kept: list[tuple[Tensor, Tensor]]
+    """At most one: outputs that were asked for again and again, and the peers' rows there (`peer_rows`)."""
+    whole: dict[tuple[int, ...], Tensor]
+    """At most one: the dense update, by versions of what it was made of (`FusedLinear.dense_update`)."""
 
     def weight_S(self) -> Tensor:
         return self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
+
+    @torch.no_grad()
+    def peer_rows(self, token_ids: Tensor, rank: int) -> Tensor:
+        """(P, *, I) rows ``B_j[token_ids] A_j`` of every peer's direction."""
+        if self.kept and self.kept[0][0] is token_ids:
+            return self.kept[0][1]
+        row_b = F.embedding(token_ids, self.peer_bt.t()).unflatten(-1, (-1, rank))
+        return torch.einsum("...pr,pri->p...i", row_b, self.peer_a.unflatten(0, (-1, rank)))
+
+    def keep(self, token_ids: Tensor, rank: int) -> None:
+        """Have :meth:`peer_rows` of exactly this tensor at hand: a catalogue is the same in every step."""
+        if not (self.kept and self.kept[0][0] is token_ids):
+            self.kept[:] = [(token_ids, self.peer_rows(token_ids, rank))]
 
 
 class FusedLinear(LoraLinear):
@@ -54,6 +71,8 @@ class FusedLinear(LoraLinear):
     """
 
     bank: Bank | None = None
+    by_rows = False
+    """Whether rows of the update are asked for (`update_rows`), as by embeddings that are tied to it."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters or self.merged:
@@ -64,6 +83,8 @@ class FusedLinear(LoraLinear):
         own_a, own_b = self.own_pair()
         if self.bank is None:
             return _LowRank.apply(base, x, own_a, own_b, None, None, None)
+        if self.by_rows and not torch.is_grad_enabled():
+            return base + F.linear(x, self.dense_update().to(x.dtype)).to(base.dtype)
         if self.bank.separate:
             return _LowRank.apply(base, x, own_a, own_b, self.bank.peer_a, self.bank.peer_bt, self.bank.weight_S())
         return _LowRank.apply(base, x, *self._mixed_factors(), None, None, None)
@@ -97,6 +118,16 @@ class FusedLinear(LoraLinear):
         mixed_b = weight_S[0] * own_b + torch.tensordot(weight_S[1:], peer_bt, 1).t()
         return mixed_a, mixed_b
 
+    @torch.no_grad()
+    def dense_update(self) -> Tensor:
+        """(O, I) of all slots, made once for what is loaded: ranking asks a large table for it in every step."""
+        assert self.bank is not None
+        versions = tuple(tensor._version for tensor in (*self.own_pair(), self.bank.alpha))
+        if versions not in self.bank.whole:
+            self.bank.whole.clear()
+            self.bank.whole[versions] = self.get_delta_weight(ADAPTER)
+        return self.bank.whole[versions]
+
     def update_rows(self, token_ids: Tensor) -> Tensor:
         """Rows of the update at some outputs, ``dW[token_ids]`` (*, I), differentiable in the own pair and alpha."""
         own_a, own_b = self.own_pair()
@@ -105,15 +136,18 @@ class FusedLinear(LoraLinear):
         if not self.bank.separate:
             mixed_a, mixed_b = self._mixed_factors()
             return F.embedding(token_ids, mixed_b) @ mixed_a
-        weight = self.bank.weight_S().repeat_interleave(own_a.shape[0])
-        peer_b = self.bank.peer_bt[:, token_ids.flatten()].t().view(*token_ids.shape, -1)
-        row_b = torch.cat([F.embedding(token_ids, own_b), peer_b], -1) * weight
-        return row_b @ torch.cat([own_a, self.bank.peer_a])
+        weight_S = self.bank.weight_S()
+        own_rows = F.embedding(token_ids, own_b) @ own_a
+        return weight_S[0] * own_rows + torch.tensordot(weight_S[1:], self.bank.peer_rows(token_ids, len(own_a)), 1)
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
         """Rows ``W0[token_ids] + dW[token_ids]`` (C, I) of the layer: what some outputs are the products with."""
         rows = F.embedding(token_ids, cast(Tensor, self.get_base_layer().weight))
-        return rows if self.disable_adapters or self.merged else rows + self.update_rows(token_ids).to(rows.dtype)
+        if self.disable_adapters or self.merged:
+            return rows
+        if self.bank is not None and self.bank.separate:
+            self.bank.keep(token_ids, len(self.own_pair()[0]))
+        return rows + self.update_rows(token_ids).to(rows.dtype)
 
     @torch.no_grad()
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -240,12 +274,21 @@ def load_fusion(
         _write_pair(layer, source_a, source_b)
         layer.bank = Bank(
             peer_a=stacked_a[peers].flatten(0, 1).to(device, torch.float32),
-            peer_bt=stacked_b[peers].transpose(1, 2).flatten(0, 1).to(device, torch.float32).contiguous(),
+            peer_bt=_peer_outputs(stacked_b[peers].to(device, torch.float32), layer.by_rows),
             alpha=alpha,
             row=row,
             separate=separate,
+            kept=[],
+            whole={},
         )
     return alpha
+
+
+def _peer_outputs(peer_b: Tensor, by_rows: bool) -> Tensor:
+    """(P, O, R) -> (P * R, O), with the numbers of an output beside each other where they are read by rows."""
+    if by_rows:
+        return peer_b.transpose(0, 1).flatten(1).t()
+    return peer_b.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def load_plain(model: nn.Module, adapters: Tree) -> None:

@@ -41,6 +41,7 @@ def tie_adapter(base: Any) -> None:
     """
     for table in tied_embeddings(base).values():
         table.register_forward_hook(ReadsTable(base.lm_head))
+    base.lm_head.by_rows = True
 
 
 def adapted_embeddings(base: Any) -> list[str]:

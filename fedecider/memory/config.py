@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fedecider.bounds import OneOrMore, Positive, at_least, check
+from fedecider.bounds import OneOrMore, Positive, above, at_least, check
 
 SOURCES = ("own", "public", "others")
 
@@ -25,6 +25,8 @@ class MemoryConfig:
             items get more.
         text_power: The exponent of the cosine of two texts: a near text counts much more than two half-near ones.
         temperature: The temperature of the model: above 1, its likeliest items get less.
+        calibration_share: The share of a client's users on whose train events the weights are fitted, and whose events
+            no adapter is trained on: a model is overrated by users whom it has seen.
         max_contexts: The number of train events of a client, drawn once, on which the weights are fitted.
         num_buckets: The number of groups of histories, by how much is known of their newest item, that have weights of
             their own.
@@ -38,7 +40,8 @@ class MemoryConfig:
     num_context: OneOrMore = 10
     count_exponent: Positive = 1.5
     text_power: Positive = 6.0
-    temperature: Positive = 1.5
+    temperature: Positive = 1.0
+    calibration_share: Annotated[float, above(0, most=0.5)] = 0.1
     max_contexts: OneOrMore = 2000
     num_buckets: Annotated[int, at_least(1, most=100)] = 3
     bucket_prior: Positive = 50.0

@@ -19,6 +19,25 @@ class Contexts(NamedTuple):
     """Events that are taken out of all counts before this context is scored: the user's own; empty for none."""
 
 
+def calibration_users(sequences: Sequence[Sequence[int]], share: float, generator: torch.Generator) -> list[int]:
+    """Rows of the users whose train events fit the weights and train no adapter: a draw, rising, of at least one.
+
+    Drawn are users with two different train events: others give nothing to fit on.
+
+    Raises:
+        ValueError: there are not two such users, one to fit on and one to train on.
+    """
+    drawn = [user for user, sequence in enumerate(sequences) if len(set(train_part(sequence))) > 1]
+    if len(drawn) < 2:
+        raise ValueError(
+            f"got {len(drawn)} users with two different train events, expected two for a memory, one to fit its "
+            "weights on and one to train on: prepare the data with more users or a larger min_length, or set "
+            "memory.kind to none"
+        )
+    order = torch.randperm(len(drawn), generator=generator).tolist()
+    return sorted(drawn[place] for place in order[: max(1, round(share * len(drawn)))])
+
+
 def training_contexts(sequences: Sequence[Sequence[int]], max_contexts: int, generator: torch.Generator) -> Contexts:
     """Every event of each user's train part from the second on, behind the events before it, with the user left out.
 

@@ -17,7 +17,7 @@ from fedecider.lora.adapters import FACTORS, ROLES, adapter_shapes, check_adapte
 from fedecider.methods.recommender import Recommender
 from fedecider.methods.sharded import deepspeed_steps
 from idgen.quantized import check_trainable
-from idgen.training import checkpointed, sequence_loss
+from idgen.training import checkpointed, decay, keep_full_rates, sequence_loss, set_rates
 
 
 class Pull(NamedTuple):
@@ -46,7 +46,8 @@ def train_locally(
     factors: Collection[str] = FACTORS,
     pull: Pull | None = None,
 ) -> Trained:
-    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, constant rates, no decay, global clipping.
+    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, rates by ``schedule``, no weight decay, global
+    clipping.
 
     The loss is the model's token cross-entropy over labels that are not -100. Sample order, prompt templates and
     dropout draw from streams keyed by the domain's name, the round and the epoch. ``alpha`` trains beside the factors
@@ -76,12 +77,14 @@ def train_locally(
         _stepping(recommender, groups, alpha, named, pull) as step,
     ):
         for epoch in range(settings.local_epochs):
-            total, count = torch.zeros((), device=recommender.device), 0
-            for batch in recommender.batches(client, stream(recommender.seed, "batches", name, round, epoch)):
-                total += step({key: tensor.to(recommender.device, non_blocking=True) for key, tensor in batch.items()})
-                count += 1
-            losses.append(float(total) / max(count, 1))
-            steps += count
+            total = torch.zeros((), device=recommender.device)
+            batches = list(recommender.batches(client, stream(recommender.seed, "batches", name, round, epoch)))
+            for place, batch in enumerate(batches):
+                factor = decay(settings.schedule, (epoch + place / len(batches)) / settings.local_epochs)
+                inputs = {key: tensor.to(recommender.device, non_blocking=True) for key, tensor in batch.items()}
+                total += step(inputs, factor)
+            losses.append(float(total) / max(len(batches), 1))
+            steps += len(batches)
     model.eval()
     finite = all(bool(torch.isfinite(parameter).all()) for parameter in trained)
     log = {"loss": losses[-1], "first_loss": losses[0], "steps": steps, "finite": finite}
@@ -103,8 +106,8 @@ def _stepping(
     alpha: nn.Parameter | None,
     named: dict[str, nn.Parameter],
     pull: Pull | None,
-) -> Iterator[Callable[[dict[str, Tensor]], Tensor]]:
-    """One step of AdamW on a batch that is on the device: batch -> its loss."""
+) -> Iterator[Callable[[dict[str, Tensor], float], Tensor]]:
+    """One step of AdamW on a batch that is on the device: batch, factor on the learning rates -> its loss."""
     if recommender.deepspeed is not None:
         if pull is not None:
             raise ValueError(
@@ -112,13 +115,18 @@ def _stepping(
                 "another method. Run it without --use_deepspeed"
             )
         training = recommender.training
-        with deepspeed_steps(recommender.deepspeed, recommender.model, groups, alpha, training) as step:
-            yield step
+        with deepspeed_steps(recommender.deepspeed, recommender.model, groups, alpha, training) as sharded_step:
+            yield sharded_step
         return
     trained = [parameter for group in groups for parameter in group["params"]]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+    optimizer = keep_full_rates(torch.optim.AdamW(groups, weight_decay=0.0, fused=True))
     anchors = [] if pull is None else [pull.anchor[name].to(recommender.device) for name in named]
-    yield lambda inputs: _step(recommender, optimizer, trained, inputs, anchors, pull.strength if pull else 0.0)
+
+    def step(inputs: dict[str, Tensor], factor: float) -> Tensor:
+        set_rates(optimizer, factor)
+        return _step(recommender, optimizer, trained, inputs, anchors, pull.strength if pull else 0.0)
+
+    yield step
 
 
 def _step(

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.bounds import OneOrMore, Positive, PositiveOrInfinite, Precision, check
+from fedecider.bounds import OneOrMore, Positive, PositiveOrInfinite, Precision, Schedule, check
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
@@ -31,7 +31,9 @@ class LocalTraining:
     Args:
         local_epochs: The number of passes over a client's training samples in a round.
         batch_size: The number of samples of a local step.
-        learning_rate: The constant learning rate of the LoRA factors (AdamW); the state is fresh in every round.
+        learning_rate: The learning rate of the LoRA factors (AdamW); the state is fresh in every round.
+        schedule: The course of every learning rate in a round's local training: constant, or linear or cosine down to
+            zero. What is sent has then settled.
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
         softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
@@ -46,6 +48,7 @@ class LocalTraining:
     local_epochs: OneOrMore = 5
     batch_size: OneOrMore = 64
     learning_rate: Positive = 1e-3
+    schedule: Schedule = "constant"
     output_rate: Positive = 1.0
     softmax: Literal["vocabulary", "catalogue"] = "vocabulary"
     clip_norm: PositiveOrInfinite = 1.0
@@ -100,7 +103,7 @@ def build_recommender(
     model.to(device)
     tries = [task.trie.to(device) for task in tasks]
 
-    catalogues = [task.one_token_catalogue() if training.softmax == "catalogue" else None for task in tasks]
+    catalogues = [task.one_token_catalogue().to(device) if training.softmax == "catalogue" else None for task in tasks]
 
     def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
         token_C = catalogues[client]

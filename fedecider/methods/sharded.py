@@ -21,7 +21,7 @@ from fedecider.lora.tied_table import adapted_embeddings
 from fedecider.methods.recommender import LocalTraining
 from idgen.backbones.families import unwrap
 from idgen.quantized import quantize_of
-from idgen.training import sequence_loss
+from idgen.training import keep_full_rates, sequence_loss, set_rates
 
 
 class Objective(nn.Module):
@@ -43,8 +43,10 @@ def deepspeed_steps(
     groups: list[dict[str, Any]],
     alpha: nn.Parameter | None,
     settings: LocalTraining,
-) -> Iterator[Callable[[dict[str, Tensor]], Tensor]]:
-    """A function that takes one step of AdamW on a batch and returns its loss; ``model`` has the result at the end.
+) -> Iterator[Callable[[dict[str, Tensor], float], Tensor]]:
+    """A function that takes one step of AdamW on a batch, at a factor on the learning rates, and returns its loss.
+
+    ``model`` has the result at the end.
 
     ``groups``: AdamW's, of parameters of ``model`` and ``alpha``. Clipping and batch size of the DeepSpeed config are
     those of ``settings``.
@@ -68,9 +70,11 @@ def deepspeed_steps(
     groups = [{**group, "params": [copies[id(parameter)] for parameter in group["params"]]} for group in groups]
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = settings.batch_size
     plugin.deepspeed_config["gradient_clipping"] = settings.clip_norm if math.isfinite(settings.clip_norm) else 0.0
-    engine, _ = accelerator.prepare(objective, torch.optim.AdamW(groups, weight_decay=0.0))
+    optimizer = keep_full_rates(torch.optim.AdamW(groups, weight_decay=0.0))
+    engine, sharded = accelerator.prepare(objective, optimizer)
 
-    def step(batch: dict[str, Tensor]) -> Tensor:
+    def step(batch: dict[str, Tensor], factor: float) -> Tensor:
+        set_rates(sharded, factor)
         loss = engine(batch)
         accelerator.backward(loss)  # and a step, and gradients back to zero
         return loss.detach().float()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import scipy
@@ -29,7 +29,7 @@ NUM_BUCKETS = 5
 BUCKET_METRICS = ("hit@5", "ndcg@5")
 NUM_NEWEST = 10
 """Train titles that stand for a user without a textual ID."""
-MAX_TEXTS = 512
+MAX_TEXTS = 256
 """Texts encoded per domain."""
 MAX_PERMUTED = 7
 """Clients up to which all orders are tried: 7! = 5,040."""
@@ -64,7 +64,8 @@ def domain_distances(texts: Mapping[str, Sequence[str]], encoder: Encoder) -> Te
     empty = [name for name, group in texts.items() if not group]
     if empty:
         raise ValueError(f"got no text for {empty}, expected at least one per domain")
-    vector_ND = encoder.encode([text for group in texts.values() for text in group])
+    place = {text: number for number, text in enumerate(dict.fromkeys(chain.from_iterable(texts.values())))}
+    vector_ND = encoder.encode(list(place))[[place[text] for group in texts.values() for text in group]]
     mean_KD = torch.stack([part.mean(0) for part in vector_ND.split([len(group) for group in texts.values()])])
     unit_KD = mean_KD / mean_KD.norm(dim=1, keepdim=True).clamp(min=1e-12)
     distance_KK = (1.0 - unit_KD @ unit_KD.T).clamp(min=0.0).fill_diagonal_(0.0)

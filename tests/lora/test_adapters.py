@@ -28,8 +28,8 @@ def test_every_attention_projection_is_adapted_and_sizes_are_right():
     # encoder self, decoder self, decoder cross: three attentions of four projections
     assert len(shapes) == 12
     assert list(shapes) == sorted(shapes)
-    assert shapes["encoder.block.0.layer.0.SelfAttention.q"] == (RANK, 12, 10)
-    assert shapes["decoder.block.0.layer.1.EncDecAttention.o"] == (RANK, 10, 12)
+    assert shapes["encoder.block.0.layer.0.SelfAttention.q"] == (RANK, 12, 10, False)
+    assert shapes["decoder.block.0.layer.1.EncDecAttention.o"] == (RANK, 10, 12, False)
     # every projection costs r * (12 + 10)
     assert num_scalars(read_adapters(model)) == 12 * RANK * 22
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

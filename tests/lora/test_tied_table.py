@@ -8,9 +8,9 @@ import torch
 from lora_toys import batch, random_adapters, random_stack, tiny_t5
 from tiny_causal import tiny_causal
 
-from fedecider.lora.adapters import LoraSettings, attach_lora, named_factors
+from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, named_factors
 from fedecider.lora.export import load_adapter, save_peft_folder
-from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
+from fedecider.lora.fusion import fused_factors, fused_layers, load_fusion, load_plain
 from fedecider.lora.tied_table import adapted_embeddings, tied_embeddings
 from idgen.backbones.families import family_of
 from idgen.decode import constrained_beam_search, score_catalogue
@@ -186,3 +186,56 @@ def test_the_loss_over_a_catalogue_is_that_of_its_logits(family, separate, targe
         outside_V = torch.ones(40, dtype=torch.bool).index_fill(0, token_C, False)
         assert not found["lm_head.lora_b"][outside_V].any()
         assert found["lm_head.lora_b"][token_C].any(1).all()
+
+
+@FAMILIES
+def test_a_table_starts_with_the_coordinates_of_its_vectors(family):
+    model = adapted_table(family, "attention")
+    shapes = adapter_shapes(model)
+    start = initial_adapters(shapes, 7)
+    width = shapes["lm_head"].in_features
+    assert torch.equal(start["lm_head.lora_a"], torch.eye(width)[:RANK])
+    assert not start["lm_head.lora_b"].any()
+    assert torch.equal(start["lm_head.lora_a"], initial_adapters(shapes, 8)["lm_head.lora_a"])  # there is no draw
+    others = [key for key in start if key.endswith("lora_a") and key != "lm_head.lora_a"]
+    assert others
+    assert not any(torch.equal(start[key], torch.eye(*start[key].shape)) for key in others)
+    outputs = initial_adapters(adapter_shapes(attach_lora(base_of(family), LoraSettings(RANK, ("output",)))), 7)
+    assert not torch.equal(outputs["lm_head.lora_a"], start["lm_head.lora_a"])  # an output alone starts as layers do
+
+
+def test_rows_of_peers_are_those_of_their_products_however_often_they_are_asked_for():
+    model = adapted_table("llama")
+    weight_K = torch.tensor([1.5, -0.5, 2.0])
+    (layer,) = fused_layers(model).values()
+    ids_C = torch.tensor([3, 8, 11])
+    found = []
+    for seed in (1, 2):
+        stack = random_stack(model, 3)
+        stack = {name: seed * tensor for name, tensor in stack.items()}
+        load_fusion(model, stack, 1, weight_K)
+        pairs = zip(stack["lm_head.lora_b"], stack["lm_head.lora_a"], strict=True)
+        update_VD = sum(weight * b @ a for weight, (b, a) in zip(weight_K, pairs, strict=True))
+        expected_CD = layer.get_base_layer().weight[ids_C] + update_VD[ids_C]
+        for _ in range(2):  # what is kept for a catalogue must not outlive its directions
+            torch.testing.assert_close(layer.output_rows(ids_C), expected_CD, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            layer.update_rows(torch.tensor([[8, 2]])), update_VD[[8, 2]][None], rtol=1e-4, atol=1e-4
+        )
+        found.append(expected_CD)
+    assert not torch.allclose(found[0], found[1])
+
+
+def test_ranking_sees_every_change_of_what_is_loaded():
+    """The dense update is made once; training in place makes it anew."""
+    model, inputs = adapted_table("llama"), inputs_of("llama")
+    alpha = load_fusion(model, random_stack(model, 3), 1, torch.tensor([1.5, -0.5, 2.0]))
+    own_b = named_factors(model)["lm_head.lora_b"]
+    for changed in (own_b, alpha, own_b):
+        with torch.no_grad():
+            before = model(**inputs).logits
+            changed += 0.25
+            ranked = model(**inputs).logits
+        trained = model(**inputs).logits  # with gradients: low rank
+        torch.testing.assert_close(ranked, trained.detach(), rtol=1e-4, atol=1e-4)
+        assert (ranked - before).abs().max() > 0.01

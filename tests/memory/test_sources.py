@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from memory_toys import NUM_ITEMS, sequences
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.split import train_part
 from fedecider.llm import memories
+from fedecider.llm.setup import calibration
 from fedecider.memory.config import MemoryConfig
+from fedecider.memory.contexts import calibration_users
 from fedecider.memory.counts import count_events
 
 
@@ -79,3 +82,24 @@ def test_events_held_out_by_siblings_are_not_in_the_sum():
     for name in SHOPS:
         contexts = [memories.memory_contexts(one[name], config, 3) for one in (SHOPS, changed)]
         assert contexts[0] == contexts[1]
+
+
+def test_users_who_fit_the_weights_are_a_draw_of_those_who_can():
+    sequences = [[1, 2, 3, 4], [1, 1, 3, 4], [1, 2], [5, 6, 7, 8], [5, 6, 7, 8, 9], [2, 3, 7, 8]]
+    draws = {
+        seed: calibration_users(sequences, 0.5, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1, 2, 3, 4, 5)
+    }
+    assert all(len(draw) == 2 and draw == sorted(draw) and set(draw) <= {0, 3, 4, 5} for draw in draws.values())
+    assert len({tuple(draw) for draw in draws.values()}) > 1
+    assert len(calibration_users(sequences, 0.01, torch.Generator())) == 1
+    with pytest.raises(ValueError, match="got 1 users with two different train events, expected two"):
+        calibration_users(sequences[:3], 0.5, torch.Generator())
+
+
+def test_weights_are_fitted_on_the_users_who_train_no_adapter():
+    domain, config = SHOPS["books.1"], MemoryConfig(calibration_share=0.4)
+    kept = calibration(domain, config, 5)
+    assert kept == calibration(domain, config, 5)
+    parts = [list(train_part(domain.clients.sequences[user])) for user in kept]
+    contexts = memories.memory_contexts(domain, config, 5)
+    assert {tuple(part) for part in contexts.left_out} == {tuple(part) for part in parts}

@@ -22,7 +22,7 @@ from idgen.decode import score_catalogue
 from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
 from idgen.ranking import RankingConfig
-from idgen.samples import build_task, eval_batches
+from idgen.samples import build_task, eval_batches, num_samples
 from idgen.tokenizer import train_tokenizer
 
 WORDS = ["red", "blue", "green", "amber", "grey"]
@@ -161,6 +161,53 @@ def test_rows_of_the_output_have_a_rate_of_their_own(parts):
         assert by_rate < 1.1 * most, name  # AdamW moves each by its rate
         assert by_rate > 0.3 * most or "lora_a" in name, name  # A has no gradient before B has moved
     assert moved[1.0]["lm_head.lora_b"] < 1.1e-3 * steps
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
+    """Of every group: layers, rows of the output and fusion weights."""
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def spy(self, *args, **kwargs):
+        seen.append([group["lr"] for group in self.param_groups])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    recommender = recommender_of(parts, targets=("attention", "output"))
+    training = replace(recommender.training, schedule=schedule, local_epochs=2, output_rate=3.0)
+    alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
+    trained = train_locally(recommender._replace(training=training), 0, 1, alpha=alpha, alpha_learning_rate=0.5)
+    progress = torch.arange(len(seen)) / len(seen)
+    shapes = {
+        "constant": torch.ones(len(seen)),
+        "linear": 1 - progress,
+        "cosine": (1 + (torch.pi * progress).cos()) / 2,
+    }
+    assert len(seen) == trained.log["steps"] == 4
+    rates = {tuple(round(rate / full, 9) for rate, full in zip(row, seen[0], strict=True)) for row in seen}
+    assert len(rates) == (1 if schedule == "constant" else len(seen))
+    assert sorted(set(seen[0])) == pytest.approx([1e-2, 3e-2, 0.5])
+    factor = torch.tensor([row[0] / seen[0][0] for row in seen])
+    torch.testing.assert_close(factor, shapes[schedule], rtol=1e-5, atol=1e-6)
+
+
+def test_users_who_are_left_out_train_nothing_and_are_ranked(parts):
+    tokenizer, (task, other) = parts
+    domain, gone = make_domain("crime", 15, [5, 9, 4, 7], 2), [1, 3]
+    sequences = [row[::-1] if user in gone else row for user, row in enumerate(domain.clients.sequences)]
+    changed = replace(domain, clients=domain.clients._replace(sequences=sequences))
+    again = build_task(changed, changed.clients, task.item_ids, tokenizer, task.config, hold_out=True)
+    found = {}
+    for name, one in {"all": task, "cut": task.without_users(gone), "changed": again.without_users(gone)}.items():
+        recommender = recommender_of((tokenizer, [one, other]))
+        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
+        found[name] = train_locally(recommender, 0, 1).adapters
+        assert len(recommender.positions(0, "test")) == 4
+        assert recommender.num_examples(0) == num_samples(one)
+    assert all(torch.equal(found["cut"][name], value) for name, value in found["changed"].items())
+    assert not all(torch.equal(found["all"][name], value) for name, value in found["cut"].items())
+    assert [num_samples(one) for one in (task, task.without_users(gone))] == [2 + 6 + 1 + 4, 2 + 1]
 
 
 def test_bf16_training_and_ranking(parts):

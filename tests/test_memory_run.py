@@ -69,8 +69,10 @@ def test_rows_weights_and_files(playground):
         assert domain["test"]["memory"]["ndcg@10"]["mean"] > 2 * domain["test"]["popularity"]["ndcg@10"]["mean"]
         assert {("memory", name), ("fedecider + memory", name)} <= views
         weights = metrics["memory"][name]["beside_model"]
-        assert weights["experts"] == ["counts", "text", "agreement", "model", "uniform"]
-        assert torch.tensor(weights["weight_QE"]).shape == (3, 5)
+        one_token = playground.name.startswith("decoder")
+        names = ["counts", "text", "agreement", "model", *["consensus"] * one_token, "uniform"]
+        assert weights["experts"] == names
+        assert torch.tensor(weights["weight_QE"]).shape == (3, len(names))
         assert sum(weights["mean_E"]) == pytest.approx(1.0)
         assert 100 < weights["num_contexts"] <= 300
         assert sorted(path.name for path in (run / "private" / name).iterdir()) == [SETTINGS_FILE, TENSOR_FILE]

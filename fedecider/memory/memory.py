@@ -1,9 +1,9 @@
 """A client's memory: fitted once on its train events, then asked for the items that a history leads to.
 
-p(item | history) = sum_e lambda_e p_e(item | history); e: counts, text neighbours, the agreement of both, the model, a
-uniform floor. The idea of a memory beside a language model, mixed with a weight, is that of kNN-LM (Khandelwal et al.,
-ICLR 2020). Differs from it: the experts are counts and texts in place of hidden states, weights are fitted by EM with
-every user left out, and they depend on how much is known of the newest item.
+p(item | history) = sum_e lambda_e p_e(item | history); e: counts, text neighbours, the agreement of both, the model,
+its consensus with the others, a uniform floor. The idea of a memory beside a language model, mixed with a weight, is
+that of kNN-LM (Khandelwal et al., ICLR 2020). Differs from it: the experts are counts and texts in place of hidden
+states, weights are fitted by EM with every user left out, and they depend on how much is known of the newest item.
 
 Shape legend: B histories, M candidates of one, S seen items, I items, D dimensions, N contexts.
 """
@@ -25,6 +25,9 @@ from fedecider.memory.counts import Counts
 from fedecider.memory.mixture import Mixture, fit_mixture
 
 EXPERTS = ("counts", "text", "agreement")
+MODEL, CONSENSUS = "model", "consensus"
+"""Consensus is proportional to the root of the model times the mixture without it. It sums over the whole catalogue, so
+there is none where IDs have several tokens."""
 FLOOR = "uniform"
 MAX_NUMBERS = 2**21
 """Entries of a (B, I) matrix: bounds memory, changes no result."""
@@ -89,8 +92,13 @@ def fit_memory(
         prob_NE = np.stack([probs[name] for name in names], 1)
         return fit_mixture(prob_NE, known_N, tuple(names), config.num_buckets, config.bucket_prior)
 
-    alone = fitted([name for name in probs if name != "model"])
-    return Memory(counts, unit_ID, alone, fitted(list(probs)) if model else None, config)
+    memory = Memory(counts, unit_ID, fitted([name for name in probs if name != MODEL]), None, config)
+    if model is None:
+        return memory
+    if model.beams is None:
+        floor_N = probs.pop(FLOOR)
+        probs |= {CONSENSUS: _consensus_of_targets(memory, contexts, model), FLOOR: floor_N}
+    return memory._replace(beside_model=fitted(list(probs)))
 
 
 def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Iterator[Ranked]:
@@ -105,28 +113,27 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Itera
     num_items = memory.counts.num_items
     for batch in _batches(contexts, num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
-        weight_BE = mixture.weights(experts.known(found))
-        summed_BI = sum(
-            weight_BE[:, number, None] * expert_probs(name, found, memory.unit_ID, memory.config)
-            for number, name in enumerate(mixture.experts)
-            if name != "model"
-        )
-        prob_BI, item_BM = torch.from_numpy(summed_BI), torch.arange(num_items).expand(len(batch.targets), -1)
+        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in (*EXPERTS, FLOOR)}
+        prob_BI = _weighted(mixture, found, own)
+        item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
         if model is None:
-            yield Ranked(item_BM, prob_BI)
+            yield Ranked(item_BM, torch.from_numpy(prob_BI))
             continue
         if model.beams is not None:
-            item_BM = _candidates(prob_BI, model.beams(batch.histories), memory.config.num_best)
+            item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories), memory.config.num_best)
         asked = (found.newest.unseen_BI, batch.histories, item_BM, memory.config.temperature)
         model_BM = model_probs(model, *asked)
-        weight_B = torch.from_numpy(weight_BE[:, mixture.experts.index("model")])
-        given_BM = prob_BI.gather(1, item_BM.clamp(min=0)) + weight_B[:, None] * model_BM
+        asking = {MODEL: model_BM.numpy()}
+        if CONSENSUS in mixture.experts:  # then the candidates are the catalogue
+            asking[CONSENSUS] = consensus_probs(model_BM.numpy(), _weighted(memory.alone, found, own), found.newest)
+        given_BM = torch.from_numpy(prob_BI).gather(1, item_BM.clamp(min=0))
+        given_BM = given_BM + torch.from_numpy(_weighted(mixture, found, asking))
         unseen_BM = torch.from_numpy(found.newest.unseen_BI).gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
         yield Ranked(item_BM, given_BM * unseen_BM)
 
 
 def expert_probs(name: str, found: experts.Evidence, unit_ID: np.ndarray, config: MemoryConfig) -> np.ndarray:
-    """(B, I) of one expert but the model."""
+    """(B, I) of one expert that needs no model."""
     if name == "counts":
         return experts.count_probs(found, config.count_exponent)
     if name == "text":
@@ -156,6 +163,31 @@ def model_probs(
     return prob_BM * keep_BM / rest_B1.clamp(min=1e-12)
 
 
+def consensus_probs(model_BI: np.ndarray, alone_BI: np.ndarray, newest: experts.Newest) -> np.ndarray:
+    """p(b | h) proportional to sqrt(p_model(b | h) p_memory(b | h)): what both find likely. (B, I)."""
+    return experts.normalised(np.sqrt(model_BI * alone_BI), newest)
+
+
+def _weighted(mixture: Mixture, found: experts.Evidence, probs: dict[str, np.ndarray]) -> np.ndarray:
+    """The share of ``probs``, expert -> (B, M), in the mixture. (B, M)."""
+    weight_BE = mixture.weights(experts.known(found))
+    parts = [weight_BE[:, mixture.experts.index(name), None] * prob_BM for name, prob_BM in probs.items()]
+    return np.sum(parts, axis=0)
+
+
+def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores) -> np.ndarray:
+    """(N,) of the targets."""
+    found_N = []
+    for batch in _batches(contexts, memory.counts.num_items, memory.config):
+        found = experts.evidence(memory.counts, batch, memory.config.num_context)
+        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in (*EXPERTS, FLOOR)}
+        alone_BI, every_BI = _weighted(memory.alone, found, own), torch.arange(memory.counts.num_items)
+        asked = (found.newest.unseen_BI, batch.histories, every_BI.expand(len(alone_BI), -1))
+        model_BI = model_probs(model, *asked, memory.config.temperature).numpy()
+        found_N.append(consensus_probs(model_BI, alone_BI, found.newest)[np.arange(len(alone_BI)), batch.targets])
+    return np.concatenate(found_N)
+
+
 def _batches(contexts: Contexts, num_items: int, config: MemoryConfig) -> Iterator[Contexts]:
     """Nobody is left out of counts that nobody's own events are in."""
     own = "own" in config.source_names
@@ -173,7 +205,7 @@ def _target_probs(
     probs = {name: expert_probs(name, found, unit_ID, config)[row_B, target_B] for name in EXPERTS}
     if model is not None:
         asked = (found.newest.unseen_BI, batch.histories, torch.from_numpy(target_B)[:, None], config.temperature)
-        probs["model"] = model_probs(model, *asked)[:, 0].numpy()
+        probs[MODEL] = model_probs(model, *asked)[:, 0].numpy()
     return {**probs, FLOOR: expert_probs(FLOOR, found, unit_ID, config)[row_B, target_B]}
 
 

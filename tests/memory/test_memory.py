@@ -70,11 +70,32 @@ def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
     assert len(found.unique()) > 4
 
 
+def test_the_consensus_is_the_root_of_what_both_find_likely():
+    mixture = MEMORY.beside_model
+    assert mixture.experts == ("counts", "text", "agreement", "model", "consensus", "uniform")
+    assert mixture.mean_E[4] > 0
+    only = np.eye(6)[4]
+    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (2, 1))))
+    alone_BI, found_BI = all_of(rank(MEMORY, ASKED, None)), all_of(rank(memory, ASKED, toy_model()))
+    unseen_BI = torch.ones(len(USERS), NUM_ITEMS, dtype=torch.bool)
+    for row, items in enumerate(HISTORIES):
+        unseen_BI[row, items] = False
+    model_BI = scores_of(HISTORIES).masked_fill(~unseen_BI, -torch.inf).softmax(1)
+    product_BI = (alone_BI * model_BI).sqrt()
+    torch.testing.assert_close(found_BI, product_BI / product_BI.sum(1, keepdim=True))
+
+
 def test_candidates_have_the_probabilities_of_the_whole_catalogue():
     """As for item IDs of several tokens: beams and the best of the memory, in place of every item."""
     memory = fitted(model=toy_model(num_beams=3), num_best=2)
-    assert np.allclose(memory.beside_model.weight_QE, MEMORY.beside_model.weight_QE)
-    whole = all_of(rank(MEMORY, ASKED, toy_model()))
+    assert memory.beside_model.experts == (
+        "counts",
+        "text",
+        "agreement",
+        "model",
+        "uniform",
+    )  # a sum over all is missing
+    whole = all_of(rank(memory, ASKED, toy_model()))
     (some,) = rank(memory, ASKED, toy_model(num_beams=3))
     beams = scores_of(HISTORIES).topk(3).indices
     for row in range(len(USERS)):

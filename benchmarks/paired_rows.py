@@ -1,11 +1,14 @@
 """Rows of finished runs against each other, user by user: macro difference, interval and permutation test with Holm.
 
-    python benchmarks/paired_rows.py --runs runs/a[,runs/b,...] --rows "fedecider + memory" [--output FILE]
+    python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] --rows "fedecider + memory" \
+        [--sasrec data/... --seeds 2] [--output FILE]
 
-Every row named by --rows is compared with all other rows of all runs, on hit@10 and ndcg@10 of the test items (macro
-over the domains; a user of several domains is one person). Runs must have ranked the same users: of the further runs
-rows keep their names with the run's folder before them, but for baselines, which are alike in all of them and are read
-from the first. What is printed is Markdown.
+Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
+compared with all other rows of all settings, on hit@10 and ndcg@10 of the test items (macro over the domains; a user of
+several domains is one person). Runs must have ranked the same users: of the further settings rows keep their names with
+the folder before them, but for baselines, which are alike in all of them and are read from the first. --sasrec adds
+SASRec, also with text start, on the events of prepared data, the best of its grid on validation. What is printed is
+Markdown.
 """
 
 from __future__ import annotations
@@ -16,37 +19,47 @@ from pathlib import Path
 import torch
 from provenance import heading
 
-from fedecider.evaluation.metrics import MACRO, macro_mean, mean_metrics
+from fedecider.comparison.baselines import SASREC, SASREC_TEXT, sasrec
+from fedecider.data.store import load_domains
+from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.evaluation.statistics import compare_table
+from fedecider.evaluation.statistics import compare_table, table_intervals
 from fedecider.federation.streams import stream
 
 METRICS = ("hit@10", "ndcg@10")
 Positions = dict[str, dict[str, torch.Tensor]]
-"""row -> domain -> (U,) places."""
+"""row -> domain -> (S, U) places."""
 
 
-def rows_of(runs: list[Path]) -> tuple[Positions, dict[str, list[str]]]:
-    """Test rows of all runs, and the users of every domain.
+def rows_of(settings: list[list[Path]]) -> tuple[Positions, dict[str, list[str]]]:
+    """Test rows of all settings, seeds stacked, and the users of every domain.
 
     Raises:
         ValueError: the runs ranked other domains or users.
     """
     rows: Positions = {}
     persons: dict[str, list[str]] = {}
-    for number, run in enumerate(runs):
-        found: Positions = {}
-        for record in read_per_user(run / "per_user.parquet"):
-            if record.split != "test":
-                continue
-            if persons.setdefault(record.domain, list(record.users)) != list(record.users):
-                raise ValueError(f"got other users of {record.domain} in {run}, expected those of {runs[0]}")
-            found.setdefault(record.view, {})[record.domain] = record.position_U
-        for row, positions in found.items():
-            baseline = number > 0 and row in rows and all(torch.equal(rows[row][d], positions[d]) for d in positions)
-            if not baseline:
-                rows[row if number == 0 else f"{run.name}: {row}"] = positions
+    for number, runs in enumerate(settings):
+        found: dict[str, dict[str, list[torch.Tensor]]] = {}
+        for run in runs:
+            for record in read_per_user(run / "per_user.parquet"):
+                if record.split != "test":
+                    continue
+                if persons.setdefault(record.domain, list(record.users)) != list(record.users):
+                    raise ValueError(f"got other users of {record.domain} in {run}, expected those of {settings[0][0]}")
+                found.setdefault(record.view, {}).setdefault(record.domain, []).append(record.position_U)
+        for row, seeds in found.items():
+            positions = {domain: torch.stack(position_SU) for domain, position_SU in seeds.items()}
+            known = number > 0 and row in rows and all(torch.equal(rows[row][d], positions[d]) for d in positions)
+            if not known:
+                rows[row if number == 0 else f"{runs[0].name}: {row}"] = positions
     return rows, persons
+
+
+def sasrec_rows(data: str, domains: list[str], seeds: int, tune: int, cache: str, encoder: str) -> Positions:
+    loaded = load_domains(data, domains)
+    asked = (loaded, "strict", seeds, tune, Path(cache), "cpu")
+    return {SASREC: sasrec(*asked), SASREC_TEXT: sasrec(*asked, encoder)}
 
 
 def table(rows: Positions, persons: dict[str, list[str]], chosen: list[str]) -> list[str]:
@@ -57,9 +70,10 @@ def table(rows: Positions, persons: dict[str, list[str]], chosen: list[str]) -> 
     found = compare_table(rows, stream(0, "paired rows"), METRICS, pairs, persons=persons)
     macro = {(c.first, c.second, c.metric): c for c in found if c.domain == MACRO}
     lines = ["| row | hit@10 | ndcg@10 |", "|---|---:|---:|"]
-    for row, positions in rows.items():
-        means = macro_mean({domain: mean_metrics(position_U, (10,)) for domain, position_U in positions.items()})
-        lines.append(f"| {row} | {means['hit@10']:.4f} | {means['ndcg@10']:.4f} |")
+    intervals = table_intervals(rows, stream(0, "intervals"), (10,), persons=persons)
+    for row in rows:
+        shown = [intervals[row][MACRO][metric] for metric in METRICS]
+        lines.append(f"| {row} | " + " | ".join(f"{i.mean:.4f} [{i.low:.4f}, {i.high:.4f}]" for i in shown) + " |")
     lines += ["", "| row | against | metric | difference | 95 % interval | Holm p |", "|---|---|---|---:|---|---:|"]
     for c in macro.values():
         gap = c.difference
@@ -70,11 +84,19 @@ def table(rows: Positions, persons: dict[str, list[str]], chosen: list[str]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", required=True)
+    parser.add_argument("--runs", required=True, help="settings by commas, their seeds by +")
     parser.add_argument("--rows", required=True)
+    parser.add_argument("--sasrec", default="", help="prepared data on which SASRec is trained")
+    parser.add_argument("--tune", type=int, default=3, help="settings of SASRec's grid")
+    parser.add_argument("--encoder", default="auto")
+    parser.add_argument("--cache", default=".cache")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    lines = table(*rows_of([Path(run) for run in args.runs.split(",")]), args.rows.split(","))
+    settings = [[Path(run) for run in runs.split("+")] for runs in args.runs.split(",")]
+    rows, persons = rows_of(settings)
+    if args.sasrec:
+        rows |= sasrec_rows(args.sasrec, list(persons), len(settings[0]), args.tune, args.cache, args.encoder)
+    lines = table(rows, persons, args.rows.split(","))
     text = "\n".join(["# Rows against each other", "", *heading("paired_rows.py", 1), "", *lines]) + "\n"
     print(text)
     if args.output:

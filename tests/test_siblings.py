@@ -1,0 +1,35 @@
+"""The permutation test of benchmarks/siblings.py: all ways once, and weights that lean on siblings are found."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def siblings():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+        return runpy.run_path(str(REPOSITORY / "benchmarks" / "siblings.py"))
+
+
+@pytest.mark.parametrize(("sizes", "ways"), [([4, 4, 4], 5775), ([2, 2], 3), ([1, 2, 3], 60), ([2, 1, 1], 6), ([5], 1)])
+def test_every_way_to_share_the_clients_out_comes_once(siblings, sizes, ways):
+    found = [frozenset(map(frozenset, way)) for way in siblings["groupings"](range(sum(sizes)), sizes)]
+    assert len(found) == len(set(found)) == ways
+    assert all(sorted(map(len, way)) == sorted(sizes) for way in found)
+
+
+def test_weights_that_lean_on_siblings_are_found_whatever_the_size_of_a_row(siblings):
+    groups = [(0, 2), (1, 3)]
+    weight_KK = torch.ones(4, 4, dtype=torch.float64)
+    weight_KK[0, 2] = weight_KK[2, 0] = weight_KK[1, 3] = weight_KK[3, 1] = 1.3
+    assert siblings["gap"](weight_KK, groups) == pytest.approx(0.3 / 1.1)
+    scaled_KK = weight_KK * torch.tensor([[1.0], [5.0], [10.0], [0.1]], dtype=torch.float64)
+    scaled_KK.fill_diagonal_(99.0)  # the own weight is no peer's
+    assert siblings["gap"](scaled_KK, groups) == pytest.approx(0.3 / 1.1)
+    gaps = [siblings["gap"](scaled_KK, way) for way in siblings["groupings"](range(4), [2, 2])]
+    assert sum(value >= siblings["gap"](scaled_KK, groups) - 1e-12 for value in gaps) == 1

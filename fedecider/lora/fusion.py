@@ -158,7 +158,7 @@ class FusedLinear(LoraLinear):
         if not self.bank.separate:
             return self._mixed_factors()
         weight = self.bank.weight_S().repeat_interleave(own_a.shape[0])
-        return torch.cat([own_a, self.bank.peer_a]), torch.cat([own_b.t(), self.bank.peer_bt]).t() * weight
+        return torch.cat([own_a, self.bank.peer_a]), torch.cat([own_b, self.bank.peer_bt.t()], 1) * weight
 
     def get_delta_weight(self, adapter: str) -> Tensor:
         """(O, I) dense update, peers included; PEFT's merge uses it."""

@@ -6,7 +6,7 @@ is its ``TrainClient`` and what its views mean; whoever aggregates otherwise rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
@@ -81,7 +81,7 @@ def train_from_global(
     return trained.adapters, kept, trained.log
 
 
-def scalars_both_ways(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+def scalars_both_ways(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """P down and P up in every round, P the scalars of one client's adapters."""
     num_scalars = sum(factor_scalars(shapes).values())
     return num_scalars, num_scalars

@@ -11,7 +11,7 @@ Shape legend: K clients of the run, C clients of a block, M modules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
@@ -141,10 +141,13 @@ def fusion_weights(local: Tree) -> Tensor:
 FUSION_WEIGHTS = FusionWeights(fusion_weights, log="alpha", log_per_layer="alpha_modules")
 
 
-def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
-    """P up; down the common start in round 1 and K directions later: K P (an upper bound with ``skip_below``)."""
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
+    """P up; down the common start in round 1 and K directions later (an upper bound with ``skip_below``).
+
+    Of a direction travels what its client and the receiver both have rows of.
+    """
     num_scalars = sum(factor_scalars(shapes).values())
-    return (1 if round == 1 else num_clients) * num_scalars, num_scalars
+    return num_scalars if round == 1 else sum(sum(factor_scalars(peer).values()) for peer in peers), num_scalars
 
 
 def _update(

@@ -18,6 +18,8 @@ from fedecider.bounds import OneOrMore, Positive, PositiveOrInfinite, Precision,
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import adapter_shapes
+from fedecider.methods.own_rows import rows_of_clients
 from idgen.ranking import RankingConfig, eval_users, rank_task
 from idgen.samples import Split, Task, num_samples, train_batches
 
@@ -80,6 +82,9 @@ class Recommender(NamedTuple):
     """client -> training samples, the client weight of sample-weighted means."""
     deepspeed: Accelerator | None = None
     """Trains through DeepSpeed (`fedecider.methods.sharded`), where it was launched so."""
+    own_rows: Tree = {}  # noqa: RUF012 (never written to)
+    """Factor name -> (K, V) bool: its rows that a client's training may change (`fedecider.methods.own_rows`); factors
+    that are not named it may change anywhere."""
 
     @property
     def num_clients(self) -> int:
@@ -137,6 +142,7 @@ def build_recommender(
         positions=positions,
         num_examples=lambda client: num_samples(tasks[client]),
         deepspeed=deepspeed,
+        own_rows=rows_of_clients(adapter_shapes(model), tasks) if training.softmax == "catalogue" else {},
     )
 
 

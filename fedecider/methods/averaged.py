@@ -42,7 +42,9 @@ def averaged(
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` what ``update`` sends for client i.
 
     All start from the same adapters. ``p_i`` is 1 / C or the share of training samples; clients whose adapters are not
-    finite are left out.
+    finite are left out. Where tables travel by rows of catalogues (`fedecider.methods.own_rows`), ``p_i`` of a row are
+    brought to sum 1 over the clients that have it; rows of B that nobody sent stay as they are. The mean over all
+    clients would thin out what those of one catalogue learnt, by nothing but the number of the others.
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
 

@@ -39,7 +39,8 @@ class LocalTraining:
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
         softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
-            item IDs are one token each. Then adapters of the output have no part in other catalogues.
+            item IDs are one token each. Then adapters of the output have no part in other catalogues, of which
+            no rows travel.
         clip_norm: The largest global norm of a step's gradient.
         precision: The number format: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are
             fp32 in both.

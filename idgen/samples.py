@@ -103,6 +103,13 @@ class Task(NamedTuple):
             )
         return torch.tensor(sorted(tokens[0] for tokens in self.item_ids.token_ids))
 
+    def wording_tokens(self) -> Tensor:
+        """The tokens of all wordings and separators, and of padding, rising: what prompts may hold beside items and
+        texts of users."""
+        segments, first_item = self.parts.segments, int(self.parts.first_item_K[0])
+        fixed = segments.token_F[: segments.start_G[first_item]]
+        return torch.tensor(sorted({self.parts.padding, *fixed.tolist()}))
+
 
 def build_task(
     domain: Domain,

@@ -24,10 +24,16 @@ from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.domain_ids import load_ids
 from fedecider.llm.recommend import load, recommend
 from fedecider.llm.setup import load_data
+from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters
+from fedecider.lora.fusion import load_plain
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.own_rows import rows_of_clients
+from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.backbone import BackboneConfig
 from idgen.draws import SampleConfig
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
+from idgen.ranking import RankingConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.training import BackboneTraining
 
@@ -64,7 +70,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("silos")
     save_domains({**SILOS, **WHOLE}, folder / "data")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
-    content |= {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2, "encoder": "tfidf"}
+    content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2, "encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
@@ -237,7 +243,7 @@ def test_a_run_over_silos_leaves_everything_behind(folder, monkeypatch):
     assert list(metrics["domains"]) == list(SILOS)
     assert sum(metrics["domains"][f"crime.{number}"]["num_users"] for number in (1, 2)) == NUM_CLIENTS
     assert sorted(path.name for path in (run / "adapters").iterdir()) == sorted(SILOS)
-    assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (1, 4, 4)
+    assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (2, 4, 4)
     analysis = json.loads((run / "analysis.json").read_text())
     assert analysis["distances"]["item_distance"][0][1] == pytest.approx(0.0, abs=1e-9)
     assert analysis["distances"]["item_distance"][0][2] > 0.01
@@ -247,6 +253,50 @@ def test_a_run_over_silos_leaves_everything_behind(folder, monkeypatch):
     assert items["catalogue"] == "crime"
     loaded = load(run, "crime.2")
     assert (loaded.task.name, len(recommend(loaded, [loaded.items.titles[0]], k=3))) == ("crime", 3)
+
+
+def test_rows_of_the_own_catalogue_are_all_that_travels(folder):
+    run = folder / "runs" / "silos"
+    content = json.loads((run / "communication.json").read_text())
+    analysis = json.loads((run / "analysis.json").read_text())
+    assert all(entry["equal"] for entry in analysis["traffic"])
+    (before, after) = [json.loads(line)["traffic"] for line in (run / "rounds.jsonl").read_text().splitlines()]
+    common = content["common_rows"]
+    assert common[0][1] == common[0][0] > len(SILOS["crime.1"].item_keys)
+    assert common[0][2] == common[0][0] - len(SILOS["crime.1"].item_keys)
+    for client, rows in enumerate(common):
+        first, second = (next(one for one in record if client in one["clients"]) for record in (before, after))
+        for one in (first, second):
+            assert one["up"]["lm_head.lora_b"] == 4 * 2 * rows[client]
+        assert first["down"]["lm_head.lora_b"] == 4 * 2 * rows[client]
+        assert second["down"]["lm_head.lora_b"] == 4 * 2 * sum(rows)
+
+
+def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
+    """Prompts of real tasks, with every token that they hold; else a change would be lost on its way."""
+    config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
+    made = foundation.begin(config, SILOS, CPU)
+    tasks = foundation.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
+    training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01, softmax="catalogue")
+    model = attach_lora(made.model, LoraSettings(4, ("table", "attention")))
+    recommender = build_recommender(
+        model, made.tokenizer, tasks, seed=0, training=training, ranking=RankingConfig(num_beams=5)
+    )
+    shapes = adapter_shapes(model)
+    own_KV = recommender.own_rows["lm_head.lora_b"]
+    assert own_KV.shape == (4, shapes["lm_head"].out_features)
+    for client, task in enumerate(tasks):
+        load_plain(model, initial_adapters(shapes, 0))
+        changed_V = train_locally(recommender, client, 1).adapters["lm_head.lora_b"].any(1)
+        assert not changed_V[~own_KV[client]].any()
+        assert changed_V[task.one_token_catalogue()].all()
+    with_texts = [tasks[0], tasks[1]._replace(user_texts=["a reader"])]
+    assert rows_of_clients(shapes, with_texts) == {}
+    outputs = {**shapes, "lm_head": shapes["lm_head"]._replace(is_table=False)}
+    (own_KV,) = rows_of_clients(outputs, with_texts).values()
+    assert [row_V.nonzero().flatten().tolist() for row_V in own_KV] == [
+        task.one_token_catalogue().tolist() for task in tasks[:2]
+    ]
 
 
 def test_counts_of_a_silo_are_its_own_and_the_public_pools(folder):

@@ -39,8 +39,9 @@ class Download(NamedTuple):
     payload: dict[str, int] = {}  # noqa: RUF012 (never written to)
     """Bytes of shared tensors that travel encoded; all others have their plain size."""
     sent_rows: Tree = {}  # noqa: RUF012 (never written to)
-    """(C, n) bool for shared tensors of n rows of which only some are sent: client c gets the rows that
-    ``sent_rows[name][c]`` marks, in their order, and must know their places; it may not use the others."""
+    """(C, n) bool for tensors of n rows of which only some are sent, (C, m, n) for m tables of n rows: client c gets
+    the rows that ``sent_rows[name][c]`` marks, in their order, and must know their places; it may not use the others
+    (:func:`fedecider.federation.wire.received` is what it has)."""
 
 
 class Upload(NamedTuple):
@@ -60,6 +61,9 @@ class Upload(NamedTuple):
     """(C,) int64 bytes of tensors that travel encoded; all others have their plain size."""
     num_rows: dict[str, int] = {}  # noqa: RUF012 (never written to)
     """Rows in full of tables in ``rows`` that were not downloaded, such as gradients: every other row is zero."""
+    sent_rows: Tree = {}  # noqa: RUF012 (never written to)
+    """(C, n) bool for tensors of n rows of which only the marked ones leave a client, in their order; the server must
+    know their places. The others are zero here and nobody's: a mean over clients is, row by row, over the senders."""
     finite: Tensor | None = None
     """(C,) bool, set by the runner when the upload has left its clients: whether all its tensors are finite. None while
     nobody has looked; :func:`fedecider.federation.aggregate.finite_clients` is how a server asks."""

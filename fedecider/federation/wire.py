@@ -87,41 +87,69 @@ def download_of(download: Download, row: int) -> Download:
 
 
 def message(download: Download, row: int) -> Tree:
-    """What client ``row`` of the block is sent: shared tensors (marked rows only, where marked) and its own ones."""
+    """What client ``row`` of the block is sent: shared tensors and its own ones, marked rows only where marked."""
     one = download_of(download, row)
-    shared = {
-        name: tensor[one.sent_rows[name][0].to(tensor.device)] if name in one.sent_rows else tensor
-        for name, tensor in one.shared.items()
-    }
-    return {**shared, **take_row(one.per_client, 0)}
+    return _marked({**one.shared, **take_row(one.per_client, 0)}, take_row(one.sent_rows, 0))
+
+
+def received(download: Download, row: int) -> Download:
+    """What client ``row`` of the block knows: a download of its own in which rows that it was not sent are zero."""
+    one = download_of(download, row)
+    marks = take_row(one.sent_rows, 0)
+    return one._replace(
+        shared={name: only_rows(tensor, marks.get(name)) for name, tensor in one.shared.items()},
+        per_client={name: only_rows(tensor[0], marks.get(name))[None] for name, tensor in one.per_client.items()},
+        sent_rows={},
+    )
+
+
+def only_rows(tensor: Tensor, mark: Tensor | None) -> Tensor:
+    """``tensor`` with zeros where its leading dimensions are not marked; all of it without marks."""
+    if mark is None:
+        return tensor
+    return tensor.masked_fill(~mark.to(tensor.device).view(*mark.shape, *[1] * (tensor.dim() - mark.dim())), 0)
 
 
 def measure(download: Download, upload: Upload) -> list[Traffic]:
     """Exact traffic of each client of a block, in the order of ``upload.clients``.
 
     A table that an upload holds by rows counts as a whole, since that is what travels; tensors with a ``payload`` count
-    with it, and shared tensors with ``sent_rows`` with those. Every other tensor of a block has one size for all
-    clients.
+    with it, and tensors with ``sent_rows`` with those. Every other tensor of a block has one size for all clients.
     """
     num_clients = len(upload.clients)
     down = [_down(download, row) for row in range(num_clients if download.sent_rows else 1)]
     down = down if download.sent_rows else down * num_clients
-    received = _first_row(upload.tensors) | {name: _base(upload, download, name) for name in upload.rows}
-    plain = {name: tensor_bytes(tensor) for name, tensor in received.items()}
-    header_up = header_bytes(received)
+    up = [_up(download, upload, row) for row in range(num_clients if upload.sent_rows else 1)]
+    up = up if upload.sent_rows else up * num_clients
     payload = {name: size_C.tolist() for name, size_C in upload.payload.items()}
-    if not payload and not download.sent_rows:
-        return [Traffic(down[0][0], plain, down[0][1], header_up)] * num_clients
+    if not payload and not download.sent_rows and not upload.sent_rows:
+        return [Traffic(down[0][0], up[0][0], down[0][1], up[0][1])] * num_clients
     return [
-        Traffic(sizes_down, plain | {name: sizes[row] for name, sizes in payload.items()}, header_down, header_up)
-        for row, (sizes_down, header_down) in enumerate(down)
+        Traffic(sizes_down, sizes_up | {name: sizes[row] for name, sizes in payload.items()}, header_down, header_up)
+        for row, ((sizes_down, header_down), (sizes_up, header_up)) in enumerate(zip(down, up, strict=True))
     ]
 
 
 def _down(download: Download, row: int) -> tuple[dict[str, int], int]:
     """Bytes per tensor and of the header of what client ``row`` of the block receives."""
     sent = message(download, row)
-    return {name: tensor_bytes(tensor) for name, tensor in sent.items()} | download.payload, header_bytes(sent)
+    return _sizes(sent) | download.payload, header_bytes(sent)
+
+
+def _up(download: Download, upload: Upload, row: int) -> tuple[dict[str, int], int]:
+    """Bytes per tensor, payloads apart, and of the header of what client ``row`` of the block sends."""
+    whole = take_row(upload.tensors, row) | {name: _base(upload, download, name) for name in upload.rows}
+    sent = _marked(whole, take_row(upload.sent_rows, row))
+    return _sizes(sent), header_bytes(sent)
+
+
+def _sizes(tree: Tree) -> dict[str, int]:
+    return {name: tensor_bytes(tensor) for name, tensor in tree.items()}
+
+
+def _marked(tree: Tree, marks: Tree) -> Tree:
+    """The marked rows of the tensors that have marks, all others as they are."""
+    return {name: tensor[marks[name].to(tensor.device)] if name in marks else tensor for name, tensor in tree.items()}
 
 
 def dense(upload: Upload, download: Download) -> Upload:
@@ -142,10 +170,6 @@ def _base(upload: Upload, download: Download, name: str) -> Tensor:
     if name in upload.num_rows:
         return upload.tensors[name].new_zeros(upload.num_rows[name], *upload.tensors[name].shape[2:])
     return download.shared[name] if name in download.shared else download.per_client[name][0]
-
-
-def _first_row(tree: Tree) -> Tree:
-    return {name: tensor[0] for name, tensor in tree.items()}
 
 
 def group_traffic(traffic: list[tuple[int, Traffic]]) -> list[dict]:
@@ -171,6 +195,9 @@ def check_upload(upload: Upload, local: Tree, block_clients: Tensor) -> None:
         assert tensor.shape[:1] == upload.clients.shape, f"upload tensor {name} has no client axis"
     for name, row_CR in upload.rows.items():
         assert row_CR.shape == upload.tensors[name].shape[:2], f"one row number per row of {name}"
+    for name, sent_CI in upload.sent_rows.items():
+        assert sent_CI.shape == upload.tensors[name].shape[:2], f"one mark per row of {name}"
+        assert not upload.tensors[name][~sent_CI.to(upload.tensors[name].device)].any(), f"unmarked rows of {name}"
 
 
 def with_finite(upload: Upload) -> tuple[Upload, list[dict[str, Any]]]:

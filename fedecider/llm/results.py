@@ -24,6 +24,7 @@ from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.methods import METHODS
 from fedecider.methods.fusion_weights import FusionWeights
+from fedecider.methods.own_rows import common_rows
 from fedecider.methods.recommender import Recommender
 from fedecider.report.costs import WAYS, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
@@ -222,6 +223,7 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Re
     return {
         "unit": "bytes of one safetensors message per client, round and direction",
         "adapter_scalars": num_scalars(initial_adapters(adapter_shapes(recommender.model), 0)),
+        "common_rows": common_rows(recommender.own_rows),
         "total": total_bytes(records),
         "rounds": per_round,
         "tensors": {str(record["round"]): record["traffic"] for record in (records[0], records[-1])},

@@ -22,6 +22,7 @@ from fedecider.llm.baselines import STUDENT
 from fedecider.lora.adapters import AdapterShape
 from fedecider.lora.export import WEIGHTS_FILE
 from fedecider.methods import METHODS
+from fedecider.methods.own_rows import travelling_shapes
 from fedecider.report.analyses import (
     MAX_TEXTS,
     activity_table,
@@ -67,7 +68,12 @@ def run_analysis(
         raise ValueError(f"got domains {names}, expected those of the run in its order: {list(metrics['domains'])}")
     positions = _positions(folder, domains, metrics["reported"], compare)
     shapes = run_shapes(folder, names[0], record["config"]["run"]["lora_rank"])
-    scalars = METHODS[record["config"]["run"]["method"]].scalars
+    common = read_json(folder.communication).get("common_rows", [])  # runs of before sent whole tables
+
+    def scalars(client: int, round: int) -> tuple[int, int]:
+        own, peers = travelling_shapes(shapes, common, client, len(names))
+        return METHODS[record["config"]["run"]["method"]].scalars(own, peers, round)
+
     chosen = next((entry for entry in records if entry["round"] == selected), None)
     if chosen is None:
         raise ValueError(f"got no record of the selected round {selected} in {folder.rounds}, expected one")
@@ -82,7 +88,7 @@ def run_analysis(
         "distances": _distances(domains, user_texts, encoder, max_texts, _selected_alpha(alpha, selected)),
         "activity": activity_table(domains, positions),
         "popularity": popularity_table(domains, positions),
-        "traffic": traffic_table(records, names, lambda round: scalars(shapes, len(names), round)),
+        "traffic": traffic_table(records, names, scalars),
         "timing": timing(records, names),
         "rounds": [{key: entry[key] for key in ("round", "score", "train_s")} for entry in records],
         "modules": list(shapes),

@@ -69,6 +69,10 @@ class AdapterShape(NamedTuple):
     """Whether it is the target table, whose inputs are the coordinates of the tokens' vectors."""
 
 
+Shapes = Mapping[str, AdapterShape]
+"""The adapted layers of a client by path."""
+
+
 def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     """Freeze ``model`` and attach LoRA through PEFT: scaling 1, no dropout, no bias, ``FusedLinear`` layers.
 
@@ -196,7 +200,7 @@ def module_names(tree: Tree) -> list[str]:
     return sorted(key[: -len(".lora_a")] for key in tree if key.endswith(".lora_a"))
 
 
-def factor_scalars(shapes: Mapping[str, AdapterShape]) -> dict[str, int]:
+def factor_scalars(shapes: Shapes) -> dict[str, int]:
     """Scalars of all A and of all B of one client; their sum is P."""
     return {
         "lora_a": sum(shape.rank * shape.in_features for shape in shapes.values()),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
-from fedecider.lora.adapters import AdapterShape
+from fedecider.lora.adapters import Shapes
 from fedecider.methods import (
     centralised,
     ditto,
@@ -22,6 +22,8 @@ from fedecider.methods import (
     rolora,
 )
 from fedecider.methods.fusion_weights import FusionWeights
+from fedecider.methods.own_rows import sends_own_rows
+from fedecider.methods.recommender import Recommender
 
 
 class Method(NamedTuple):
@@ -29,18 +31,26 @@ class Method(NamedTuple):
 
     config: type
     """Frozen dataclass of the method's own settings."""
-    build: Callable[..., FederatedMethod]
-    """(recommender, config) -> the method."""
+    algorithm: Callable[..., FederatedMethod]
+    """(recommender, config) -> the method, over whole adapters; :meth:`build` is what runs."""
     load_view: Callable[..., Any]
-    """(recommender, config, view, download, own row, client): put that client's model into ``recommender.model``."""
-    scalars: Callable[[Mapping[str, AdapterShape], int, int], tuple[int, int]]
-    """(adapter shapes, number of clients, round) -> scalars that one client receives and sends, by the formula."""
+    """(recommender, config, view, download, own row, client): put that client's model into ``recommender.model``. The
+    download is what the client knows (`fedecider.federation.wire.received`)."""
+    scalars: Callable[[Shapes, Sequence[Shapes], int], tuple[int, int]]
+    """(shapes, peers, round) -> scalars that one client receives and sends, by the formula. ``shapes`` are those of its
+    own adapters, ``peers[j]`` those of what it reads of client j's; they differ where only rows of catalogues travel
+    (`fedecider.methods.own_rows.travelling_shapes`)."""
     grid: tuple[dict[str, Any], ...] = ({},)
     """Settings to choose from on validation, the default first: an equal budget of N takes the first N."""
     pooled: bool = False
     """True: all clients are handed over in one block, since nothing is federated."""
     fusion_weights: FusionWeights | None = None
     """Where its fusion weights are found; None for a method without."""
+
+    def build(self, recommender: Recommender, config: Any) -> FederatedMethod:
+        """The method; of tables only rows of the own catalogue travel, where training changes no others."""
+        method = self.algorithm(recommender, config)
+        return method if self.pooled else sends_own_rows(method, recommender.own_rows)
 
 
 METHODS = {

@@ -6,7 +6,7 @@ is its ``TrainClient`` and what its views mean; whoever aggregates otherwise rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
@@ -42,7 +42,9 @@ def averaged(
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` what ``update`` sends for client i.
 
     All start from the same adapters. ``p_i`` is 1 / C or the share of training samples; clients whose adapters are not
-    finite are left out.
+    finite are left out. Where tables travel by rows of catalogues (`fedecider.methods.own_rows`), ``p_i`` of a row are
+    brought to sum 1 over the clients that have it; rows of B that nobody sent stay as they are. The mean over all
+    clients would thin out what those of one catalogue learnt, by nothing but the number of the others.
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
 
@@ -81,7 +83,7 @@ def train_from_global(
     return trained.adapters, kept, trained.log
 
 
-def scalars_both_ways(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+def scalars_both_ways(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """P down and P up in every round, P the scalars of one client's adapters."""
     num_scalars = sum(factor_scalars(shapes).values())
     return num_scalars, num_scalars

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ from fedecider.federation.method import Block, Download, FederatedMethod, Tree, 
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     initial_adapters,
     stack_trees,
@@ -101,6 +101,6 @@ def load_view(
     load_plain(recommender.model, without_prefix(own, "own"))
 
 
-def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """Nothing is sent."""
     return 0, 0

@@ -178,7 +178,13 @@ def _search_batches(recommender: Recommender, config: FdloraConfig, client: int)
     num_batches = max(NUM_BATCHES, -(-config.num_search_prompts // recommender.training.batch_size))
     batches = list(islice(recommender.batches(client, generator), num_batches))
     share = -(-config.num_search_prompts // len(batches))
-    return [{key: tensor[:share].to(recommender.device) for key, tensor in batch.items()} for batch in batches]
+    return [
+        {
+            key: (tensor if key == "catalogue" else tensor[:share]).to(recommender.device)
+            for key, tensor in batch.items()
+        }
+        for batch in batches
+    ]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ Shape legend: K clients of the run, C clients of a block, M modules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
@@ -50,13 +50,14 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
     """Round 1 trains plain LoRA; later rounds train own pair and weights over all clients' directions.
 
     ``dW_i = sum_j alpha_ij B_j A_j`` with ``||B_j A_j||_F = 1`` per module (section 3.1). Upload: the own pair only (P
-    scalars). Download: K directions; in round 1 the common start. Views: ``post_broadcast`` (the paper's final model)
-    and ``pre_upload``, the model as it was trained. Differs from the paper: untrained and non-finite updates are
-    handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that the first broadcast changes nothing there;
-    ``alpha_init auto``, ``alpha_per`` and ``skip_below`` are ours. With ``auto`` the first training of every client is
-    plain LoRA, also where it comes in a later round; after it the client sets its weights from the norms of its own
-    update (`_started`), for which nothing is sent. Until then its model is the shared student. A skipped direction
-    stays away for good: while it is absent its weight has no gradient, so nothing could tell that it is wanted again.
+    scalars). Download: K directions, of tables only rows of the own catalogue; in round 1 the common start. Views:
+    ``post_broadcast`` (the paper's final model) and ``pre_upload``, the model as it was trained. Differs from the
+    paper: untrained and non-finite updates are handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that
+    the first broadcast changes nothing there; ``alpha_init auto``, ``alpha_per`` and ``skip_below`` are ours. With
+    ``auto`` the first training of every client is plain LoRA, also where it comes in a later round; after it the client
+    sets its weights from the norms of its own update (`_started`), for which nothing is sent. Until then its model is
+    the shared student. A skipped direction stays away for good: while it is absent its weight has no gradient, so
+    nothing could tell that it is wanted again.
     """
     num_clients = recommender.num_clients
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
@@ -141,10 +142,13 @@ def fusion_weights(local: Tree) -> Tensor:
 FUSION_WEIGHTS = FusionWeights(fusion_weights, log="alpha", log_per_layer="alpha_modules")
 
 
-def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
-    """P up; down the common start in round 1 and K directions later: K P (an upper bound with ``skip_below``)."""
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
+    """P up; down the common start in round 1 and K directions later (an upper bound with ``skip_below``).
+
+    Of a direction travels what its client and the receiver both have rows of.
+    """
     num_scalars = sum(factor_scalars(shapes).values())
-    return (1 if round == 1 else num_clients) * num_scalars, num_scalars
+    return num_scalars if round == 1 else sum(sum(factor_scalars(peer).values()) for peer in peers), num_scalars
 
 
 def _update(

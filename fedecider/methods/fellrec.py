@@ -5,7 +5,7 @@ Shape legend: K clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedecider.bounds import Positive, at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.lora.adapters import AdapterShape, factor_scalars
+from fedecider.lora.adapters import Shapes, factor_scalars
 from fedecider.methods.personal_average import LOSS, cosines, exact_sum, load_row, module_products, personal_average
 from fedecider.methods.recommender import Recommender
 
@@ -85,7 +85,7 @@ def load_view(
     load_row(recommender, view, download, own, client)
 
 
-def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """P down, P and the loss up."""
     num_scalars = sum(factor_scalars(shapes).values())
     return num_scalars, num_scalars + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
@@ -72,7 +72,7 @@ def load_view(
     load_plain(recommender.model, {**start, **(download.shared if view == "global" else without_prefix(own, "own"))})
 
 
-def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """All B both ways, about P/2."""
     num_scalars = factor_scalars(shapes)["lora_b"]
     return num_scalars, num_scalars

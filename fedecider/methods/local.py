@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     initial_adapters,
     stack_trees,
@@ -64,6 +64,6 @@ def load_view(
     load_plain(recommender.model, without_prefix(own, "own"))
 
 
-def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """Nothing is sent."""
     return 0, 0

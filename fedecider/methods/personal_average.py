@@ -62,7 +62,8 @@ def personal_average(name: str, recommender: Recommender, weigh: Weigh, *, sends
         return {**start_K, **notes}, with_prefix(start_K, "own")
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        mixed = [mixed_row(server, server[WEIGHTS][client], client) for client in clients.tolist()]
+        own_rows = recommender.own_rows
+        mixed = [mixed_row(server, server[WEIGHTS][client], client, own_rows) for client in clients.tolist()]
         return Download({}, stack_trees(mixed))
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
@@ -129,8 +130,12 @@ def exact_sum(value: Tensor) -> Tensor:
     return torch.tensor(sums, dtype=torch.float64).reshape(value.shape[:-1])
 
 
-def mixed_row(rows: Tree, weight_K: Tensor, client: int) -> Tree:
-    """``sum_k weight_k theta_k`` factor by factor in float64, ``client`` first and then the others by number."""
+def mixed_row(rows: Tree, weight_K: Tensor, client: int, own_rows: Tree) -> Tree:
+    """``sum_k weight_k theta_k`` factor by factor in float64, ``client`` first and then the others by number.
+
+    Factors in ``own_rows`` (K, V) are averaged row by row over those whose row it is, by their share of these clients'
+    weight: who knows nothing of an item does not thin it out.
+    """
     weights = weight_K.tolist()
     order = [client, *(other for other in range(len(weights)) if other != client)]
     mixed: Tree = {}
@@ -140,6 +145,10 @@ def mixed_row(rows: Tree, weight_K: Tensor, client: int) -> Tree:
             total = torch.zeros_like(tensor[0], dtype=torch.float64)
             for other in order:
                 total += weights[other] * tensor[other].double()
+            if f"{name}.{factor}" in own_rows:
+                own_KV = own_rows[f"{name}.{factor}"]
+                weight_V = sum((weights[other] * own_KV[other].double() for other in order), torch.zeros(()))
+                total = torch.where(weight_V > 0.0, 1.0 / weight_V, 0.0)[:, None] * total
             mixed[f"{name}.{factor}"] = total.to(tensor.dtype)
     return mixed
 

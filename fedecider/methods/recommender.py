@@ -18,6 +18,8 @@ from fedecider.bounds import OneOrMore, Positive, PositiveOrInfinite, Precision,
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
+from fedecider.lora.adapters import adapter_shapes
+from fedecider.methods.own_rows import rows_of_clients
 from idgen.ranking import RankingConfig, eval_users, rank_task
 from idgen.samples import Split, Task, num_samples, train_batches
 
@@ -37,7 +39,8 @@ class LocalTraining:
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
         softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
-            item IDs are one token each. Then adapters of the output have no part in other catalogues.
+            item IDs are one token each. Then adapters of the output have no part in other catalogues, of which
+            no rows travel.
         clip_norm: The largest global norm of a step's gradient.
         precision: The number format: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are
             fp32 in both.
@@ -80,6 +83,9 @@ class Recommender(NamedTuple):
     """client -> training samples, the client weight of sample-weighted means."""
     deepspeed: Accelerator | None = None
     """Trains through DeepSpeed (`fedecider.methods.sharded`), where it was launched so."""
+    own_rows: Tree = {}  # noqa: RUF012 (never written to)
+    """Factor name -> (K, V) bool: its rows that a client's training may change (`fedecider.methods.own_rows`); factors
+    that are not named it may change anywhere."""
 
     @property
     def num_clients(self) -> int:
@@ -137,6 +143,7 @@ def build_recommender(
         positions=positions,
         num_examples=lambda client: num_samples(tasks[client]),
         deepspeed=deepspeed,
+        own_rows=rows_of_clients(adapter_shapes(model), tasks) if training.softmax == "catalogue" else {},
     )
 
 

@@ -8,7 +8,7 @@ Shape legend: K clients of the run, C clients of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
-    AdapterShape,
+    Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
@@ -110,7 +110,7 @@ def load_view(
     load_plain(recommender.model, {**without_prefix(own, "own"), **(download.shared if view == "global" else {})})
 
 
-def scalars(shapes: Mapping[str, AdapterShape], num_clients: int, round: int) -> tuple[int, int]:
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """The frozen factor down and the trained one up; for clients that took part in the round before."""
     num_scalars = factor_scalars(shapes)
     return num_scalars[frozen_factor(round)], num_scalars[trained_factor(round)]

@@ -250,16 +250,16 @@ def _span(count_U: Tensor) -> list[int] | None:
 
 
 def traffic_table(
-    records: Sequence[dict], names: Sequence[str], scalars: Callable[[int], tuple[int, int]]
+    records: Sequence[dict], names: Sequence[str], scalars: Callable[[int, int], tuple[int, int]]
 ) -> list[dict[str, Any]]:
     """One entry per round and group of clients with equal traffic: payload bytes, the formula's, and the header.
 
-    ``scalars``: round -> scalars down and up by the method's formula, 4 bytes each (FeDecider, Table 6).
+    ``scalars``: client, round -> scalars down and up by the method's formula, 4 bytes each (FeDecider, Table 6).
     """
     table = []
     for record in records:
-        formula = dict(zip(("down", "up"), scalars(record["round"]), strict=True))
         for group in record["traffic"]:
+            formula = dict(zip(("down", "up"), scalars(group["clients"][0], record["round"]), strict=True))
             entry: dict[str, Any] = {
                 "round": record["round"],
                 "clients": [names[client] for client in group["clients"]],

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +7,16 @@ from safetensors.torch import save
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.federation.wire import dense, download_of, header_bytes, measure, message, tensor_bytes
+from fedecider.federation.wire import (
+    check_upload,
+    dense,
+    download_of,
+    header_bytes,
+    measure,
+    message,
+    received,
+    tensor_bytes,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -103,3 +113,65 @@ def test_rows_of_a_table_that_was_not_downloaded_stand_among_zeros():
     assert [one.up["table"] for one in measure(Download({}), gradient)] == [40, 40]
     mean = weighted_mean([gradient], {"table": torch.zeros(5, 2)})["table"]
     assert mean.tolist() == [[-3.75, -4.5], [2.5, 5.0], [0, 0], [7.5, 10.0], [0, 0]]
+
+
+MARKED = torch.tensor([[True, False, True, False], [False, True, True, False]])
+
+
+def marked_upload(rows=MARKED):
+    """Two clients that send some rows of a table of four, and all of another tensor."""
+    table = torch.arange(1.0, 17.0).view(2, 4, 2) * rows[..., None]
+    rest = torch.tensor([[1.0], [5.0]])
+    return Upload(
+        torch.tensor([4, 7]), torch.tensor([1.0, 3.0]), {"table": table, "rest": rest}, sent_rows={"table": rows}
+    )
+
+
+def test_marked_rows_are_all_that_is_sent_either_way():
+    shared = {"table": torch.ones(4, 2), "stack": torch.ones(3, 4, 2), "rest": torch.ones(2)}
+    stack = MARKED[:, None] & torch.tensor([[True], [False], [True]])
+    own = torch.arange(16.0).view(2, 4, 2)
+    download = Download(shared, {"own": own}, sent_rows={"table": MARKED, "stack": stack, "own": MARKED})
+    for row, one in enumerate(measure(download, marked_upload())):
+        sent = message(download, row)
+        assert {name: len(tensor) for name, tensor in sent.items()} == {"table": 2, "stack": 4, "rest": 2, "own": 2}
+        assert one.bytes_down == len(save(sent))
+        upload = marked_upload()
+        assert one.bytes_up == len(save({"table": upload.tensors["table"][row][MARKED[row]], "rest": torch.ones(1)}))
+    second = received(download, 1)
+    assert second.sent_rows == {}
+    assert second.per_client["own"].tolist() == [[[0, 0], [10, 11], [12, 13], [0, 0]]]
+    assert second.shared["table"][:, 0].tolist() == [0, 1, 1, 0]
+    assert second.shared["stack"][..., 1].tolist() == [[0, 1, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]]
+    assert second.shared["rest"] is shared["rest"]
+
+
+def test_the_mean_of_a_marked_row_is_over_those_who_sent_it():
+    before = {"table": torch.full((4, 2), -1.0), "rest": torch.zeros(1)}
+    mean = weighted_mean([marked_upload()], before)
+    assert mean["table"].tolist() == [[1, 2], [11, 12], [(5 + 3 * 13) / 4, (6 + 3 * 14) / 4], [-1, -1]]
+    assert mean["rest"].tolist() == [4.0]
+    upload = marked_upload()
+    parts = [
+        Upload(
+            upload.clients[row : row + 1],
+            upload.weights[row : row + 1],
+            {name: tensor[row : row + 1] for name, tensor in upload.tensors.items()},
+            sent_rows={"table": MARKED[row : row + 1]},
+        )
+        for row in range(2)
+    ]
+    assert torch.equal(weighted_mean(parts, before)["table"], mean["table"])
+    upload.tensors["table"][1, 1, 0] = torch.nan  # the whole client is left out
+    assert weighted_mean([upload], before)["table"].tolist() == [[1, 2], [-1, -1], [5, 6], [-1, -1]]
+    everybody = marked_upload(torch.ones(2, 4, dtype=torch.bool))
+    plain = everybody._replace(sent_rows={})
+    assert torch.equal(weighted_mean([everybody], before)["table"], weighted_mean([plain], before)["table"])
+
+
+def test_a_row_without_mark_must_not_leave_a_client():
+    upload = marked_upload()
+    check_upload(upload, {}, upload.clients)
+    upload.tensors["table"][0, 1] = 1.0
+    with pytest.raises(AssertionError, match="unmarked rows of table"):
+        check_upload(upload, {}, upload.clients)

@@ -66,7 +66,7 @@ def test_all_clients_hold_the_one_adapter_and_nothing_is_sent():
     assert [log["steps"] for log in records[0]["clients"]] == [7, 7, 7]
     for group in records[1]["traffic"]:
         assert (group["down"], group["up"], group["header_down"], group["header_up"]) == ({}, {}, 0, 0)
-    assert scalars({}, 3, 1) == (0, 0)
+    assert scalars({}, [{}] * 3, 1) == (0, 0)
     assert METHODS["centralised"].pooled
     method = centralised(recommender, config)
     together = evaluate(method, 2, "pooled", "valid", state.server, state.local, blocks(3, 3))

@@ -120,7 +120,7 @@ def test_traffic_is_what_the_formula_says(name):
     _, records = run(method, 3, 3)
     shapes = adapter_shapes(recommender.model)
     for record in records:
-        down, up = METHODS[name].scalars(shapes, 3, record["round"])
+        down, up = METHODS[name].scalars(shapes, [shapes] * 3, record["round"])
         for group in record["traffic"]:
             assert sum(group["down"].values()) == 4 * down
             assert sum(group["up"].values()) == 4 * up

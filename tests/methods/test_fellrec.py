@@ -80,7 +80,7 @@ def test_all_alike_and_listening_fully_is_the_uniform_mean():
     weight_KK = mixing_weights(cosine_KK, LOSS, 1, FellrecConfig(a=1e6))
     torch.testing.assert_close(weight_KK, torch.full((3, 3), 1 / 3, dtype=torch.float64))
     for client in range(3):
-        mixed = mixed_row(rows, weight_KK[client], client)
+        mixed = mixed_row(rows, weight_KK[client], client, {})
         for key, tensor in mixed.items():
             torch.testing.assert_close(tensor, rows[key].mean(0))
 

@@ -63,7 +63,7 @@ def test_weights_by_hand():
 
 
 def test_mixed_factors_by_hand():
-    mixed = mixed_row(TINY, torch.tensor([0.5, 0.25, -1.0]), 1)
+    mixed = mixed_row(TINY, torch.tensor([0.5, 0.25, -1.0]), 1, {})
     assert mixed["x.lora_a"].tolist() == [[5.5]]  # 1.5 + 1 + 3
     assert mixed["y.lora_a"].tolist() == [[0.5, 5.5]]
     assert mixed["x.lora_a"].dtype == torch.float32

@@ -18,6 +18,11 @@ from idgen.ranking import RankingConfig
 
 SIZES = {"crime": 7, "comics": 5, "children": 9}
 SHIFTS = {"crime": 1, "comics": -2, "children": 5}
+CATALOGUES = {"crime": (3, 12), "comics": (12, 22)}
+"""First and last token of silos' items; other tokens are words, padding, or of a catalogue without clients."""
+WORDING = [0, 2]
+SILO_SIZES = {"crime.1": 21, "comics.1": 17, "crime.2": 30, "comics.2": 13}
+SILOS = tuple(SILO_SIZES)
 
 
 def toy_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
@@ -37,9 +42,13 @@ def toy_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
         return T5ForConditionalGeneration(config).eval()
 
 
-def toy_causal(dropout: float = 0.0, family: str = "llama") -> PreTrainedModel:
+def toy_causal(dropout: float = 0.0, family: str = "llama", tied: bool = False) -> PreTrainedModel:
     sizes = {"vocab_size": 24, "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 2}
-    return tiny_causal(family, num_hidden_layers=1, attention_dropout=dropout, **sizes)
+    return tiny_causal(family, num_hidden_layers=1, attention_dropout=dropout, tie_word_embeddings=tied, **sizes)
+
+
+def tied_backbone() -> PreTrainedModel:
+    return toy_t5() if BACKBONE == "t5" else toy_causal(family=BACKBONE, tied=True)
 
 
 BACKBONES = {"t5": toy_t5, "llama": toy_causal, "qwen2": partial(toy_causal, family="qwen2")}
@@ -101,6 +110,45 @@ def toy_recommender(
         positions=positions,
         num_examples=lambda client: len(data[client]["labels"]),
     )
+
+
+def catalogue_recommender(names=SILOS, *, targets=("table", "attention"), learning_rate: float = 1e-2) -> Recommender:
+    """Silos of catalogues that share no item, with adapters of the table; a target is compared with its catalogue."""
+    model = attach_lora(tied_backbone(), LoraSettings(2, tuple(targets)))
+    tokens = [torch.arange(*CATALOGUES[name.split(".")[0]]) for name in names]
+    data = [catalogue_data(token_I, SILO_SIZES[name]) for token_I, name in zip(tokens, names, strict=True)]
+    own_KV = torch.zeros(len(names), 24, dtype=torch.bool)
+    for row_V, token_I in zip(own_KV, tokens, strict=True):
+        row_V[token_I] = True
+        row_V[WORDING] = True
+
+    def batches(client, generator):
+        order = torch.randperm(len(data[client]["labels"]), generator=generator)
+        for rows in order.split(4):
+            yield {**{key: tensor[rows] for key, tensor in data[client].items()}, "catalogue": tokens[client]}
+
+    def positions(client, split):
+        family, base = family_of(model), unwrap(model)
+        with torch.no_grad():
+            hidden_BD, target_B = family.predictions(base, data[client])
+            logit_BI = family.token_logits(base, hidden_BD, tokens[client])
+        return (logit_BI > logit_BI.gather(1, (target_B - tokens[client][0])[:, None])).sum(1)
+
+    return toy_recommender(names, data=data)._replace(
+        model=model,
+        batches=batches,
+        positions=positions,
+        training=LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate, softmax="catalogue"),
+        own_rows={"lm_head.lora_b": own_KV},
+    )
+
+
+def catalogue_data(token_I: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """A word, then items; the next item is the one behind the last one."""
+    place = torch.randint(len(token_I), (size, 4), generator=torch.Generator().manual_seed(size))
+    input_ids = torch.cat([torch.tensor(WORDING).repeat(size, 1), token_I[place]], 1)
+    target = token_I[(place[:, -1:] + 1) % len(token_I)]
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "labels": target}
 
 
 def blocks(num_clients: int, size: int = 1) -> list[Block]:

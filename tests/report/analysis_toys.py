@@ -47,6 +47,7 @@ def toy_run(root, method="fedecider"):
     if method == "fedecider":
         alpha = [[[2.0, 2.0], [2.0, 2.0]], [[2.5, -0.5], [0.25, 1.5]]]
         write_json(folder.fusion_weights, {"domains": DOMAINS, "rounds": [1, 2], "alpha": alpha})
+    write_json(folder.communication, {})
     factors = {}
     for name, (num_in, num_out) in SIZES.items():
         factors[f"{name}.lora_a"], factors[f"{name}.lora_b"] = torch.ones(4, num_in), torch.ones(num_out, 4)

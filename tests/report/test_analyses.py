@@ -174,12 +174,12 @@ def records():
 
 
 def test_traffic_against_the_formula():
-    table = traffic_table(records(), ["crime", "comics"], lambda round: (10 * round, 10))
+    table = traffic_table(records(), ["crime", "comics"], lambda client, round: (10 * round, 10))
     assert [entry["down"] for entry in table] == [40, 80]
     assert [entry["formula_down"] for entry in table] == [40, 80]
     assert [entry["header_up"] for entry in table] == [72, 72]
     assert all(entry["equal"] for entry in table)
-    wrong = traffic_table(records(), ["crime", "comics"], lambda round: (10, 10))
+    wrong = traffic_table(records(), ["crime", "comics"], lambda client, round: (10, 10))
     assert [entry["equal"] for entry in wrong] == [True, False]
     assert wrong[0]["clients"] == ["crime", "comics"]
 

@@ -1,0 +1,176 @@
+"""Tables travel by rows of catalogues: what is sent, what it changes, and what a mean over silos is."""
+
+import pytest
+import torch
+import toy_recommender as toys
+from toy_recommender import SILO_SIZES, SILOS, WORDING, blocks, catalogue_recommender, run
+
+from fedecider.federation.wire import message, received, take_row
+from fedecider.lora.adapters import adapter_shapes, initial_adapters, without_prefix
+from fedecider.lora.fusion import load_plain
+from fedecider.methods import METHODS
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.own_rows import TABLE, common_rows, rows_of_clients, sends_own_rows, travelling_shapes
+
+FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
+SETTINGS = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"own_slot": "raw", "alpha_init": 0.5}}
+CRIME, COMICS = torch.arange(3, 12), torch.arange(12, 22)
+NOBODYS = torch.tensor([1, 22, 23])
+
+methods = pytest.mark.parametrize("name", FEDERATED)
+
+
+@pytest.fixture(autouse=True, params=["llama", pytest.param("t5", marks=pytest.mark.slow)])
+def _backbone(request, monkeypatch):
+    monkeypatch.setattr(toys, "BACKBONE", request.param)
+
+
+def build(name, recommender=None, **config):
+    config = METHODS[name].config(**{**SETTINGS.get(name, {}), **config})
+    return METHODS[name].build(recommender or catalogue_recommender(), config)
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama", "qwen2"])
+def test_training_changes_the_own_rows_and_no_others(family, monkeypatch):
+    monkeypatch.setattr(toys, "BACKBONE", family)
+    recommender = catalogue_recommender()
+    for client in range(4):
+        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
+        changed_V = train_locally(recommender, client, 1).adapters[TABLE].any(1)
+        own_V = recommender.own_rows[TABLE][client]
+        assert not changed_V[~own_V].any()
+        assert changed_V[own_V][len(WORDING) :].all()
+        assert changed_V[2]  # a word of the prompt
+    outputs = catalogue_recommender(targets=("output",))
+    load_plain(outputs.model, initial_adapters(adapter_shapes(outputs.model), 0))
+    assert train_locally(outputs, 0, 1).adapters[TABLE].any(1).nonzero().flatten().tolist() == CRIME.tolist()
+
+
+@methods
+def test_clients_know_their_rows_only_and_the_formula_counts_them(name):
+    recommender = catalogue_recommender()
+    method = build(name, recommender)
+    state, records = run(method, 4, 3)
+    common, shapes = common_rows(recommender.own_rows), adapter_shapes(recommender.model)
+    assert common[0] == [11, 2, 11, 2]
+    for record in records:
+        assert sorted(client for group in record["traffic"] for client in group["clients"]) == [0, 1, 2, 3]
+        for group in record["traffic"]:
+            for client in group["clients"]:
+                down, up = METHODS[name].scalars(*travelling_shapes(shapes, common, client, 4), record["round"])
+                assert (sum(group["down"].values()), sum(group["up"].values())) == (4 * down, 4 * up)
+                assert group["up"].get(TABLE, 0) in (0, 4 * 2 * common[client][client])
+    for key, tensor in {**state.server, **state.local}.items():
+        if key.endswith(TABLE) and key.startswith(("own.", "peers.")):
+            assert tensor[0].any()
+            assert not tensor[0].movedim(-2, 0)[torch.cat([COMICS, NOBODYS])].any()
+
+
+@methods
+def test_block_size_and_a_resumed_run_do_not_matter(name, tmp_path):
+    single, records = run(build(name), 4, 3)
+    together, others = run(build(name), 4, 2, block_size=4, checkpoints=tmp_path)
+    together, more = run(build(name), 4, 3, checkpoints=tmp_path, resume=True)
+    assert same(single.server, together.server)
+    assert same(single.local, together.local)
+    for record, other in zip(records, [*others, *more], strict=True):
+        assert (record["valid"], record["traffic"]) == (other["valid"], other["traffic"])
+
+
+@pytest.mark.parametrize("config", [{}, {"own_slot": "normalized"}, {"alpha_per": "module"}, {"skip_below": 0.49}])
+def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
+    recommender = catalogue_recommender()
+    rows, found = run(build("fedecider", recommender, **config), 4, 3)
+    whole, expected = run(build("fedecider", recommender._replace(own_rows={}), **config), 4, 3)
+    assert same(rows.server, whole.server)
+    for key, tensor in whole.local.items():
+        if key == f"peers.{TABLE}":
+            for client, row_V in enumerate(recommender.own_rows[TABLE]):
+                assert torch.equal(rows.local[key][client][:, row_V], tensor[client][:, row_V])
+                assert not rows.local[key][client][:, ~row_V].any()
+        else:
+            assert torch.equal(rows.local[key], tensor)
+    for record, other in zip(found, expected, strict=True):
+        assert record["valid"] == other["valid"]
+        assert [log["loss"] for log in record["clients"]] == [log["loss"] for log in other["clients"]]
+
+
+def test_skipped_directions_do_not_travel_by_rows_either():
+    method = build("fedecider", skip_below=0.49)
+    state, _ = run(method, 4, 3)
+    away_KK = state.local["away"]
+    assert away_KK.any()
+    assert not away_KK.all()
+    for client, away_K in enumerate(away_KK):
+        sent = message(method.broadcast(4, state.server, torch.tensor([client])), 0)
+        common = torch.tensor(common_rows(catalogue_recommender().own_rows)[client])
+        assert len(sent[TABLE]) == int(common[~away_K].sum())
+
+
+def test_a_silo_has_the_mean_of_its_own_catalogue():
+    """Each catalogue's rows are FedAvg's of its own clients alone; what all have is the mean of all."""
+    for weighting in ("uniform", "examples"):
+        state, _ = run(build("fedavg", weighting=weighting), 4, 1)
+        for names, rows in ((SILOS[::2], CRIME), (SILOS[1::2], COMICS)):
+            alone, _ = run(build("fedavg", catalogue_recommender(names), weighting=weighting), 2, 1)
+            assert torch.equal(state.server[TABLE][rows], alone.server[TABLE][rows])
+        own = without_prefix(state.local, "own")
+        weight_K = torch.tensor([1.0] * 4 if weighting == "uniform" else [float(SILO_SIZES[name]) for name in SILOS])
+        weight_K /= weight_K.sum()
+        assert own[TABLE][:, 2].abs().sum() > 0.0
+        for key, tensor in own.items():
+            mean = torch.tensordot(weight_K, tensor, 1)
+            if key == TABLE:
+                mean = mean[WORDING]
+            found = state.server[key][WORDING] if key == TABLE else state.server[key]
+            torch.testing.assert_close(found, mean, rtol=1e-5, atol=1e-7)
+        assert not state.server[TABLE][NOBODYS].any()
+
+
+def test_rows_of_absent_clients_stay():
+    method = build("fedavg")
+    before, _ = run(method, 4, 1)
+    uploads = []
+    for client in (0, 2):
+        own = {key: tensor[client : client + 1] for key, tensor in before.local.items()}
+        download = method.broadcast(2, before.server, torch.tensor([client]))
+        uploads.append(method.client_update(2, download, own, blocks(4)[client])[0])
+    after = method.server_aggregate(2, before.server, iter(uploads))
+    assert torch.equal(after[TABLE][COMICS], before.server[TABLE][COMICS])
+    assert not torch.equal(after[TABLE][CRIME], before.server[TABLE][CRIME])
+
+
+@pytest.mark.parametrize("name", ["fellrec", "lora_sim"])
+def test_personal_averages_are_over_those_who_have_the_row(name):
+    method = build(name)
+    state, _ = run(method, 4, 2)
+    weight_K = state.server["weights"][0]
+    mixed = take_row(received(method.broadcast(3, state.server, torch.tensor([0])), 0).per_client, 0)
+    both = weight_K[[0, 2]] / weight_K[[0, 2]].sum()
+    expected = torch.tensordot(both, state.server[TABLE][[0, 2]].double(), 1)[CRIME].float()
+    torch.testing.assert_close(mixed[TABLE][CRIME], expected)
+    assert float(both.min()) > 0.05
+    everybody = torch.tensordot(weight_K, state.server[TABLE].double(), 1)[WORDING].float()
+    torch.testing.assert_close(mixed[TABLE][WORDING], everybody)
+    assert not mixed[TABLE][COMICS].any()
+
+
+def test_a_non_finite_upload_is_left_out():
+    broken = build("fedavg", catalogue_recommender(learning_rate=1e38))
+    state, records = run(broken, 4, 1)
+    assert len(records[0]["non_finite_uploads"]) == 4
+    assert same(state.server, broken.init()[0])
+
+
+def test_whole_tables_travel_where_any_row_may_change():
+    recommender = catalogue_recommender(targets=("attention",))
+    assert rows_of_clients(adapter_shapes(recommender.model), []) == {}
+    assert common_rows({}) == []
+    method = METHODS["fedavg"].algorithm(recommender, METHODS["fedavg"].config())
+    assert sends_own_rows(method, {}) is method
+    shapes = adapter_shapes(recommender.model)
+    assert travelling_shapes(shapes, [], 1, 3) == (shapes, [shapes] * 3)

@@ -60,7 +60,7 @@ PUBLIC_STAYS = frozenset(THEME_PATH[::2])
 """Themes after which public readers take the same theme again."""
 HOMES = {"crime": 0, "comics": 1, "children": 2}
 """Which third of the path a domain's readers know best."""
-TREND = 0.5
+TREND = 0.2
 NUM_NEW = 3
 
 

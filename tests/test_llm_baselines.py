@@ -12,12 +12,13 @@ from fedecider.comparison.baselines import BASELINES, SASREC, SASREC_TEXT
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.protocols import rank_held_out
 from fedecider.evaluation.statistics import Interval
-from fedecider.llm.baselines import COUNTS, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
+from fedecider.llm.baselines import COUNTS, STUDENT, TEACHER, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.results import printed_rows
 from fedecider.llm.setup import Foundation
 from fedecider.report.rows import CANARY, ResultRow
+from fedecider.report.tables import shown_domains
 from fedecider.running.stages import Stage
 
 NAMES = ("crime", "comics")
@@ -76,11 +77,26 @@ def row(label, score):
     return ResultRow(label, {"crime": low, "comics": low, "macro": values})
 
 
-def test_the_best_counts_stand_for_all_counts_in_the_terminal():
-    scores = {"fedecider": 0.3, "popularity": 0.1, "decayed co-occurrence": 0.5, "last-item co-occurrence": 0.4}
-    rows = [row(label, score) for label, score in {**scores, TEXT: 0.2, TEXT_AND_COUNTS: 0.6, CANARY: 0.0}.items()]
-    labels = [one.label for one in printed_rows(rows)]
-    assert labels == ["fedecider", "decayed co-occurrence", TEXT, TEXT_AND_COUNTS, CANARY]
+def test_few_rows_are_printed_with_the_best_counts_for_all_and_the_macro_mean_alone():
+    scores = {
+        "fedecider (post_broadcast)": 0.3,
+        "fedecider (pre_upload)": 0.3,
+        "fedecider + memory": 0.4,
+        "memory": 0.2,
+    }
+    scores |= {TEACHER: 0.2, STUDENT: 0.2, "popularity": 0.1, "decayed co-occurrence": 0.5}
+    scores |= {"last-item co-occurrence": 0.4, TEXT: 0.2, TEXT_AND_COUNTS: 0.6, CANARY: 0.0}
+    printed = printed_rows([row(label, score) for label, score in scores.items()])
+    left_out = {"fedecider (pre_upload)", TEACHER, "popularity", "last-item co-occurrence"}
+    assert [one.label for one in printed] == [label for label in scores if label not in left_out]
+    assert len(printed) == 8
+    assert shown_domains(printed) == ["macro"]
+
+
+def test_a_single_domain_is_printed_as_it_is():
+    rows = [row(label, 0.5) for label in ("local", *COUNTS)]
+    alone = [one._replace(values={name: one.values[name] for name in ("crime", "macro")}) for one in rows]
+    assert shown_domains(printed_rows(alone)) == ["crime"]
 
 
 def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeypatch):

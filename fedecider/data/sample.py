@@ -1,24 +1,26 @@
 """The embedded sample: three small book domains made by a documented, deterministic generator; no data is downloaded.
 
-What is planted, strongest first:
+What is planted, so that texts tell more than counts, and other clients more than a client's own readers:
 
-1. **Series.** Every book is a volume of a series (3 to 6 volumes). A reader goes on to the next volume of the series at
-   hand with probability 0.68 (crime), 0.70 (comics), 0.62 (children). Titles carry the series name and the volume
-   ("Silver Comet Murders, Book 2: ..."), so the signal is in the words too.
-2. **Theme path.** Each series has one of eight themes, with the same theme words in all domains ("comet", "wizard").
-   A reader who leaves a series takes a new one: with probability ``PATH_STRENGTH`` of the theme that follows the last
-   one on the domain's theme path, else of one of the reader's two favourite themes. Crime and comics have the same path
-   but for one exchange of two themes; the path of children is another one. So crime and comics can learn from each
-   other, and children cannot learn this from them.
-3. **Popularity.** Within a theme, series are taken with Zipf weights (the order is drawn per domain), and many readers
-   stop after the first volumes, so early volumes of few series are read most.
-4. **New series.** About one series in eight is new: only the clients read it, never the public pool, so a backbone that
-   was trained on the public pool has something left to learn.
-5. **Noise.** At each step a random book is read with probability ``NOISE``.
+1. **Theme path.** Every book has one of eighteen themes, told by the same words in all domains ("comet", "wizard") in
+   its title, categories and description. With probability ``PATH_STRENGTH`` a reader's next book has the theme that
+   follows the newest book's theme on ``THEME_PATH``, the same path in all domains; else a theme of the reader's two
+   favourites (``FAVOURITE`` of all steps) or the same theme again. Text neighbours point to the same theme, which is
+   mostly the wrong one; a model can learn from words which theme follows.
+2. **Homes and a trend.** Favourites lie in a third of the path, another one for every domain (``HOMES``). A share
+   ``TREND`` of a domain's client readers goes over to the next third with the newest ``NUM_NEW`` books; another domain
+   is at home there: what is new to one client has long been read at another one.
+3. **A public pool that knows half.** Public readers begin anywhere, stay in a theme where it is one of ``PUBLIC_STAYS``
+   (every other one), and go on along the path elsewhere. Two titles of fifteen are new: no public reader has them.
+4. **Cold books.** Readers read little (4 to 7 books), and within a theme books are taken with Zipf weights (the order
+   is drawn per domain), so that many books are read by a few only and counts of single books stay thin.
+5. **Few series.** One title of fifteen in a theme is a series of two or three volumes; its next volume is read next
+   with probability ``NEXT_VOLUME``.
+6. **Noise.** With probability ``NOISE`` a step takes any book.
 
-Readers are made per domain; ``NUM_SHARED`` readers are clients of two domains with the same favourites (the real data
-sets share users as well), and no client is public anywhere. Times are whole days; a second book on the same day occurs.
-All draws come from ``random.Random(text).random()``, which is the same on every Python version.
+Readers are made per domain; ``NUM_SHARED`` readers are clients of two domains (the real data sets share users as well),
+and no client is public anywhere. Times are whole days; a second book on the same day occurs. All draws come from
+``random.Random(text).random()``, which is the same on every Python version.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import NamedTuple, TypeVar
 from fedecider.data.card import make_card, overlaps
 from fedecider.data.domain import Domain, Events
 from fedecider.data.readers.table import DEFAULT_TEXT_FIELDS, ItemFields, item_text
-from fedecider.data.sample_words import ADJECTIVES, DOMAIN_WORDS, FAMILY_NAMES, GIVEN_NAMES, THEMES
+from fedecider.data.sample_words import ADJECTIVES, DOMAIN_WORDS, THEMES
 
 Value = TypeVar("Value")
 
@@ -40,27 +42,36 @@ NUM_CLIENTS = 240
 NUM_PUBLIC = 160
 NUM_SHARED = 12
 """Readers that each pair of domains shares."""
-SERIES_PER_THEME = 5
-MIN_LENGTH, MAX_LENGTH = 6, 20
-PATH_STRENGTH = 0.7
+SINGLES_PER_THEME, SERIES_PER_THEME = 14, 1
+CLIENT_LENGTHS, PUBLIC_LENGTHS = (4, 7), (4, 10)
+"""Shortest and longest history."""
+PATH_STRENGTH, FAVOURITE = 0.7, 0.15
+NEXT_VOLUME = 0.6
 NOISE = 0.03
 SAME_DAY = 0.06
 FIRST_DAY = 15_000  # days since 1970: 2011
-NEXT_VOLUME = {"crime": 0.68, "comics": 0.70, "children": 0.62}
-THEME_PATHS = {
-    "crime": ("space", "ghosts", "sea", "music", "machines", "jungle", "magic", "winter"),
-    "comics": ("space", "ghosts", "sea", "music", "machines", "jungle", "winter", "magic"),
-    "children": ("space", "magic", "music", "winter", "sea", "machines", "ghosts", "jungle"),
-}
+THEME_PATH = (
+    *("space", "ghosts", "sea", "music", "castle", "machines"),
+    *("jungle", "library", "winter", "kitchen", "magic", "railway"),
+    *("farm", "desert", "circus", "mountain", "weather", "jewels"),
+)
 """Each theme is followed by the next one, the last one by the first."""
+PUBLIC_STAYS = frozenset(THEME_PATH[::2])
+"""Themes after which public readers take the same theme again."""
+HOMES = {"crime": 0, "comics": 1, "children": 2}
+"""Which third of the path a domain's readers know best."""
+TREND = 0.2
+NUM_NEW = 3
 
 
-class _Series(NamedTuple):
+class _Book(NamedTuple):
     theme: str
     weight: float
     new: bool
-    volumes: tuple[int, ...]
-    """Places in the unsorted list of books."""
+    first: bool
+    """Whether a reader can begin with it: no later volume of a series."""
+    sequel: int | None
+    """The next volume's place in the catalogue."""
 
 
 def sample_domains(names: Sequence[str] = ("crime", "comics", "children"), seed: int = 0) -> dict[str, Domain]:
@@ -68,10 +79,10 @@ def sample_domains(names: Sequence[str] = ("crime", "comics", "children"), seed:
 
     Errors: ``ValueError`` for an unknown name.
     """
-    unknown = [name for name in names if name not in THEME_PATHS]
+    unknown = [name for name in names if name not in HOMES]
     if unknown or not names or len(set(names)) != len(names):
         raise ValueError(
-            f"got domains {list(names)}; expected different names out of {sorted(THEME_PATHS)} (the embedded sample). "
+            f"got domains {list(names)}; expected different names out of {sorted(HOMES)} (the embedded sample). "
             "For other domains prepare raw data with scripts/prepare_data.py and pass --data."
         )
     domains = {name: _domain(name, seed) for name in names}
@@ -82,15 +93,15 @@ def sample_domains(names: Sequence[str] = ("crime", "comics", "children"), seed:
 
 
 def _domain(name: str, seed: int) -> Domain:
-    books, series = _catalogue(name, _Draw(f"{seed}/catalogue/{name}"))
-    keys = [f"{name}-{place:04d}" for place in range(len(books))]
+    texts, books = _catalogue(name, _Draw(f"{seed}/catalogue/{name}"))
+    keys = [f"{name}-{place:04d}" for place in range(len(texts))]
     domain = Domain(
         name=name,
         item_keys=keys,
-        titles=[book["title"] for book in books],
-        item_texts=[item_text(book, DEFAULT_TEXT_FIELDS, 500) for book in books],
-        clients=_events(name, seed, series, len(books), _client_names(name), public=False),
-        public=_events(name, seed, series, len(books), _numbered(f"{name}-public", NUM_PUBLIC), public=True),
+        titles=[text["title"] for text in texts],
+        item_texts=[item_text(text, DEFAULT_TEXT_FIELDS, 500) for text in texts],
+        clients=_events(name, seed, books, _client_names(name), public=False),
+        public=_events(name, seed, books, _numbered(f"{name}-public", NUM_PUBLIC), public=True),
         card={},
     )
     settings = {"source": "embedded sample", "seed": seed}
@@ -103,108 +114,97 @@ def _numbered(prefix: str, count: int) -> list[str]:
 
 
 def _client_names(name: str) -> list[str]:
-    pairs = ["-".join(sorted((name, other))) for other in THEME_PATHS if other != name]
+    pairs = ["-".join(sorted((name, other))) for other in HOMES if other != name]
     shared = [reader for pair in pairs for reader in _numbered(f"both-{pair}", NUM_SHARED)]
     return sorted([*shared, *_numbered(f"{name}-reader", NUM_CLIENTS - len(shared))])
 
 
-def _catalogue(name: str, draw: _Draw) -> tuple[list[ItemFields], dict[str, list[_Series]]]:
-    """Books in the order of their item keys, and the series of each theme."""
+def _catalogue(name: str, draw: _Draw) -> tuple[list[ItemFields], list[_Book]]:
+    """Texts and plants of the books, in the order of their item keys."""
     words = DOMAIN_WORDS[name]
-    books: list[ItemFields] = []
-    series: dict[str, list[_Series]] = {}
+    texts: list[ItemFields] = []
+    books: list[_Book] = []
     taken: set[str] = set()
     for theme, nouns in THEMES.items():
-        series[theme] = []
-        ranks = draw.shuffled(range(SERIES_PER_THEME))
-        for place in range(SERIES_PER_THEME):
+        count = SINGLES_PER_THEME + SERIES_PER_THEME
+        ranks = draw.shuffled(range(count))
+        for place in range(count):
             title = draw.unused(
                 (f"{a.title()} {n.title()} {s}" for a in ADJECTIVES for n in nouns for s in words["series"]), taken
             )
-            count = 3 + draw.below(4)
-            start = len(books)
-            author = f"{draw.one(GIVEN_NAMES)} {draw.one(FAMILY_NAMES)}"
+            num_volumes = 1 if place < SINGLES_PER_THEME else 2 + draw.below(2)
             labels = draw.one(words["label"])
             volume_words = draw.shuffled(words["volume"])
-            for volume in range(1, count + 1):
-                ending = f"The {draw.one(ADJECTIVES).title()} {volume_words[volume - 1]}"
-                books.append(
+            for volume in range(1, num_volumes + 1):
+                ending = f", Book {volume}: The {draw.one(ADJECTIVES).title()} {volume_words[volume - 1]}"
+                texts.append(
                     {
-                        "title": f"{title}, Book {volume}: {ending}",
-                        "author": author,
-                        "series": title,
+                        "title": title + (ending if num_volumes > 1 else ""),
                         "categories": f"{labels}, {theme}",
-                        "description": f"{draw.one(words['hero'])} {draw.one(words['deed'])} in volume {volume} of "
-                        f"{title}, a story of the {draw.one(nouns)} and the {draw.one(nouns)}.",
+                        "description": f"{draw.one(words['hero'])} {draw.one(words['deed'])}, "
+                        "a story of the {}, the {} and the {}.".format(*draw.shuffled(nouns)[:3]),
                     }
                 )
-            # The third series of a theme is new, in five themes of eight.
-            new = place == 2 and len(series) <= 5
-            series[theme].append(_Series(theme, 1.0 / (ranks[place] + 1), new, tuple(range(start, len(books)))))
-    return books, series
+                sequel = len(texts) if volume < num_volumes else None
+                weight = 1.0 / (ranks[place] + 1)
+                books.append(_Book(theme, weight, place % 6 == 2, volume == 1, sequel))
+    return texts, books
 
 
-def _events(
-    name: str, seed: int, series: dict[str, list[_Series]], num_books: int, readers: list[str], public: bool
-) -> Events:
+def _events(name: str, seed: int, books: list[_Book], readers: list[str], public: bool) -> Events:
     sequences, times = [], []
     for reader in readers:
-        # Favourites belong to the reader, whatever the domain; the rest of the path is drawn for each domain.
-        favourites = _Draw(f"{seed}/favourites/{reader}").shuffled(tuple(THEMES))[:2]
         draw = _Draw(f"{seed}/reading/{name}/{reader}")
-        sequence = _read_books(name, series, num_books, favourites, public, draw)
+        favourites = [draw.one(_third(HOMES[name])) for _ in range(2)]
+        sequence = _read_books(name, books, favourites, public, draw)
         sequences.append(sequence)
         times.append(_days(len(sequence), draw))
     return Events(readers, sequences, times)
 
 
-def _read_books(
-    name: str,
-    series: dict[str, list[_Series]],
-    num_books: int,
-    favourites: Sequence[str],
-    public: bool,
-    draw: _Draw,
-) -> list[int]:
+def _read_books(name: str, books: list[_Book], favourites: Sequence[str], public: bool, draw: _Draw) -> list[int]:
     """One reader's books, oldest first, each at most once."""
+    low, high = PUBLIC_LENGTHS if public else CLIENT_LENGTHS
     # The smaller of two draws: short histories are more frequent than long ones.
-    length = MIN_LENGTH + min(draw.below(MAX_LENGTH - MIN_LENGTH + 1), draw.below(MAX_LENGTH - MIN_LENGTH + 1))
-    known_books = {b for group in series.values() for one in group for b in one.volumes if not (public and one.new)}
+    length = low + min(draw.below(high - low + 1), draw.below(high - low + 1))
+    known = [place for place, book in enumerate(books) if not (public and book.new)]
     seen: list[int] = []
-    current, volume = _start_series(series, draw.one(favourites), public, seen, draw), 0
+    moves_at = length - NUM_NEW if not public and draw.chance(TREND) else None
     while len(seen) < length:
+        newest = books[seen[-1]] if seen else None
+        moves = len(seen) == moves_at
+        sequel = newest.sequel if newest and not moves else None
+        if sequel is not None and sequel not in seen and draw.chance(NEXT_VOLUME):
+            seen.append(sequel)
+            continue
         if draw.chance(NOISE):
-            book = draw.below(num_books)
-            if book in known_books and book not in seen:
-                seen.append(book)
-            continue
-        if current is None or volume >= len(current.volumes):
-            theme = _next_theme(name, current, favourites, draw)
-            current, volume = _start_series(series, theme, public, seen, draw), 0
-            continue
-        if current.volumes[volume] not in seen:
-            seen.append(current.volumes[volume])
-        volume += 1
-        if not draw.chance(NEXT_VOLUME[name]):
-            volume = len(current.volumes)
+            choices = [book for book in known if book not in seen]
+        else:
+            theme = _next_theme(newest and newest.theme, favourites, public, draw)
+            if moves:
+                theme = draw.one(_third(HOMES[name] + 1))
+            choices = [b for b in known if books[b].theme == theme and books[b].first and b not in seen]
+        if choices:
+            seen.append(choices[draw.weighted([books[book].weight for book in choices])])
     return seen
 
 
-def _next_theme(name: str, current: _Series | None, favourites: Sequence[str], draw: _Draw) -> str:
-    if current is None or not draw.chance(PATH_STRENGTH):
+def _next_theme(theme: str | None, favourites: Sequence[str], public: bool, draw: _Draw) -> str:
+    """The theme of a reader's next book; ``theme`` is that of the newest one, None at the start."""
+    if theme is not None and draw.chance(PATH_STRENGTH):
+        follows = THEME_PATH[(THEME_PATH.index(theme) + 1) % len(THEME_PATH)]
+        return theme if public and theme in PUBLIC_STAYS else follows
+    if public:
+        return draw.one(THEME_PATH)
+    if theme is None or draw.chance(FAVOURITE / (1 - PATH_STRENGTH)):
         return draw.one(favourites)
-    path = THEME_PATHS[name]
-    return path[(path.index(current.theme) + 1) % len(path)]
+    return theme
 
 
-def _start_series(
-    series: dict[str, list[_Series]], theme: str, public: bool, seen: list[int], draw: _Draw
-) -> _Series | None:
-    """A series of the theme that the reader has not begun; None when there is none."""
-    open_ones = [one for one in series[theme] if one.volumes[0] not in seen and not (public and one.new)]
-    if not open_ones:
-        return None
-    return open_ones[draw.weighted([one.weight for one in open_ones])]
+def _third(number: int) -> tuple[str, ...]:
+    """A third of the path; the thirds follow each other in a circle."""
+    size = len(THEME_PATH) // 3
+    return THEME_PATH[number % 3 * size :][:size]
 
 
 def _days(length: int, draw: _Draw) -> list[int]:

@@ -11,6 +11,16 @@ THEMES: dict[str, tuple[str, ...]] = {
     "winter": ("glacier", "blizzard", "frost", "icicle", "sled", "snow", "avalanche", "tundra"),
     "jungle": ("tiger", "jaguar", "vine", "temple", "parrot", "canopy", "river", "orchid"),
     "music": ("violin", "opera", "drum", "piano", "melody", "trumpet", "choir", "ballad"),
+    "desert": ("camel", "dune", "oasis", "caravan", "scorpion", "mirage", "cactus", "nomad"),
+    "kitchen": ("baker", "honey", "pepper", "kettle", "feast", "recipe", "cinnamon", "saffron"),
+    "railway": ("train", "station", "tunnel", "locomotive", "platform", "conductor", "freight", "viaduct"),
+    "circus": ("clown", "acrobat", "trapeze", "juggler", "tent", "ringmaster", "carousel", "stilts"),
+    "mountain": ("summit", "cliff", "climber", "ridge", "valley", "eagle", "cabin", "boulder"),
+    "castle": ("knight", "tower", "throne", "moat", "sword", "crown", "dungeon", "banner"),
+    "library": ("archive", "manuscript", "scholar", "ink", "atlas", "parchment", "librarian", "riddle"),
+    "farm": ("barn", "harvest", "tractor", "meadow", "plough", "rooster", "windmill", "haystack"),
+    "weather": ("storm", "thunder", "rainbow", "hurricane", "lightning", "cloud", "drizzle", "fog"),
+    "jewels": ("diamond", "ruby", "sapphire", "pearl", "necklace", "topaz", "opal", "garnet"),
 }
 """Theme -> its nouns. The same words occur in all domains: they are what the domains share."""
 
@@ -44,6 +54,3 @@ DOMAIN_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Domain -> words that only this domain uses."""
-
-GIVEN_NAMES = "Ada Boris Clara Dmitri Elena Felix Greta Hugo Iris Jonas Karin Leo Maya Nils Olga Pablo".split()  # noqa: SIM905
-FAMILY_NAMES = "Adler Brandt Castro Duval Eriksen Fontaine Grimm Halloran Ivanova Jensen Keller Lindqvist".split()  # noqa: SIM905

@@ -16,7 +16,7 @@ from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
-from fedecider.llm.baselines import COUNTS, Positions, counting_positions, zero_shot
+from fedecider.llm.baselines import COUNTS, TEACHER, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
 from fedecider.llm.memories import Memories, build_memories, memories_data, memory_rows, save_memories
 from fedecider.llm.run_report import finish_report
@@ -77,7 +77,9 @@ def write_results(
     write_per_user(folder.per_user, records)
     _write_rounds(settings, method, recommender, state, folder, memories)
     table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
-    shown = table._replace(rows=printed_rows(rows), notes=[*table.notes, f"all rows: {folder.results}"])
+    shown = table._replace(
+        rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
+    )
     console.print(rich_table(shown, title=f"Test results of {folder.root.name}, round {state.best_round}"))
     for name in recommender.names:
         say(f"adapter: {folder.adapters / name}")
@@ -90,11 +92,22 @@ def write_results(
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows for a terminal, in their order: of the counting rows the one with the best ndcg@10 stands for all."""
+    """At most eight rows for a terminal, in their order, with the macro mean alone where there are several domains.
+
+    Of the counting rows the one with the best ndcg@10 stands for all; the method's other views and the teacher are
+    left out.
+    """
     scope = shown_domains(rows)[-1]
     counts = [row for row in rows if row.label in COUNTS]
     best = max(counts, key=lambda row: row.values[scope]["ndcg@10"].mean)
-    return [row for row in rows if row.label not in COUNTS or row is best]
+    views = f"{rows[0].label.partition(' (')[0]} ("
+    others = {row.label for row in rows[1:] if row.label.startswith(views)} | {*COUNTS, TEACHER} - {best.label}
+    kept = {scope, MACRO}
+    return [
+        row._replace(values={domain: values for domain, values in row.values.items() if domain in kept})
+        for row in rows
+        if row.label not in others
+    ]
 
 
 def _evaluate(

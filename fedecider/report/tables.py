@@ -121,14 +121,14 @@ def plain_text(table: Table, width: int = 100) -> str:
 
 
 def shown_domains(rows: Sequence[ResultRow]) -> list[str]:
-    """Domains in the order of the first row, the macro mean last; it is left out when there is one domain only."""
+    """Domains in the order of the first row, the macro mean last; it is left out beside a single domain."""
     if not rows:
         raise ValueError("got a table without rows, expected at least one method")
     domains = [domain for domain in rows[0].values if domain != MACRO]
     other = [row.label for row in rows if set(row.values) != set(rows[0].values)]
     if other:
         raise ValueError(f"got other domains for {other} than for {rows[0].label}, expected the same in every row")
-    return domains + ([MACRO] if len(domains) > 1 else [])
+    return domains if len(domains) == 1 else [*domains, MACRO]
 
 
 def _rich_cell(row: ResultRow, domain: str, metric: str, bold: Collection[tuple[str, str, str]]) -> Text:

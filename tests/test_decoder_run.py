@@ -46,12 +46,12 @@ def playground(tmp_path_factory):
     return folder
 
 
-def test_it_starts_above_popularity_and_leaves_everything_behind(playground):
+def test_it_starts_as_text_neighbours_do_and_leaves_everything_behind(playground):
     run = playground / "runs" / "whole"
     metrics = json.loads((run / "metrics.json").read_text())
     for domain in metrics["domains"].values():
         rows = {row: values["ndcg@10"]["mean"] for row, values in domain["test"].items()}
-        assert rows["zero-shot student"] > 2 * rows["popularity"]
+        assert rows["zero-shot student"] > 0.6 * rows["text neighbours"]
     layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head", "embed_tokens"}
     for name in metrics["domains"]:
         config = json.loads((run / "adapters" / name / "adapter_config.json").read_text())
@@ -130,7 +130,10 @@ BAD_INPUT = {
     "a start without texts": (("--pretrain.backbone.embedding_init", "random"), "embedding_init random, expected text"),
     "heads that do not fit": (("--pretrain.backbone.num_heads", "3"), "multiple of 6"),
     "a width beyond the texts": (("--pretrain.backbone.d_model", "4096"), "span no more dimensions"),
-    "a T5 with rows": (("--pretrain.backbone.kind", "t5"), "targets every with a T5"),
+    "a T5 with rows": (
+        ("--pretrain.backbone.kind", "t5", "--pretrain.backbone.freeze_item_table", "false"),
+        "targets every with a T5",
+    ),
     "alternating phases": (("--pretrain.alternating.num_phases", "1"), "alternating phases with a decoder"),
     "an encoder that is not there": (("--pretrain.text_encoder", "no/such/folder"), "no/such/folder"),
     "layers of a T5": (("--lora_targets", "q,k"), "['k', 'q']"),

@@ -40,7 +40,7 @@ def rows() -> str:
     ("words", "message"),
     [
         (["--lora_rank", 100_000_000], "got lora_rank 100000000, expected 1 to 4096"),
-        (["--lora_rank", 4000], "got lora_rank 4000, expected at most 64, the width of the backbone"),
+        (["--lora_rank", 4000], "got lora_rank 4000, expected at most 48, the width of the backbone"),
         (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
         (["--num_beams", 9999], "got num_beams 9999, expected at most"),
         (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
@@ -93,7 +93,7 @@ def test_tables_that_do_not_fit_into_the_machine_are_refused(federate, tmp_path,
 
 
 def test_a_rank_and_a_beam_as_large_as_there_is_use_for_are_taken():
-    settings = parse_settings("", ["--lora_rank", "64"])
+    settings = parse_settings("", ["--lora_rank", "48"])
     domains = load_data(settings.run)
     check_limits(settings, domains)
     most = max(len(domain.item_keys) for domain in domains.values())

@@ -74,7 +74,7 @@ def folder(tmp_path_factory):
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
-    content["data"] = "data"
+    content |= {"lora_targets": "attention,feed_forward,table", "memory": {"kind": "none"}, "data": "data"}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

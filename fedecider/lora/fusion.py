@@ -125,7 +125,8 @@ class FusedLinear(LoraLinear):
         versions = tuple(tensor._version for tensor in (*self.own_pair(), self.bank.alpha))
         if versions not in self.bank.whole:
             self.bank.whole.clear()
-            self.bank.whole[versions] = self.get_delta_weight(ADAPTER)
+            with torch.autocast(self.bank.alpha.device.type, enabled=False):  # kept whatever asks for it next
+                self.bank.whole[versions] = self.get_delta_weight(ADAPTER)
         return self.bank.whole[versions]
 
     def update_rows(self, token_ids: Tensor) -> Tensor:

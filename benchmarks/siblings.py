@@ -2,10 +2,11 @@
 
     python benchmarks/siblings.py --runs runs/a[,runs/b,...] [--output FILE]
 
-Of each finished run with fusion weights (`fusion_weights.json`), the weights at the selected round: every row over its
-mean over peers, so that clients with larger weights do not count for more; then the mean over siblings minus that over
-others. The permutation test gives the clients to catalogues in every other way with the same group sizes (12 clients in
-three groups of four: 5,775 ways) and asks how often the difference is as large: exact, one-sided.
+Of each finished run the weights at the selected round: fusion weights (`fusion_weights.json`), or those by which the
+server of LoRA-Sim or FellRec averaged, which its checkpoint holds. Every row is taken over its mean over peers, so
+that clients with larger weights do not count for more; then the mean over siblings minus that over others. The
+permutation test gives the clients to catalogues in every other way with the same group sizes (12 clients in three
+groups of four: 5,775 ways) and asks how often the difference is as large: exact, one-sided.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from pathlib import Path
 
 import torch
 from provenance import heading
+from safetensors import safe_open
 from torch import Tensor
 
 from fedecider.federation.record import read_json
+from fedecider.methods.personal_average import WEIGHTS
+from fedecider.running.run_folder import RunFolder
 
 
 def groupings(clients: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
@@ -49,11 +53,28 @@ def gap(weight_KK: Tensor, groups: Sequence[Sequence[int]]) -> float:
     return float(relative_KK[same_KK & off_KK].mean() - relative_KK[~same_KK].mean())
 
 
+def weights_of(run: Path, best_round: int) -> Tensor:
+    """(K, K) float64 weights of every client for all clients, after round ``best_round``.
+
+    Raises:
+        ValueError: the run has none, or its checkpoints were removed.
+    """
+    learned = RunFolder(run).fusion_weights
+    if learned.is_file():
+        content = read_json(learned)
+        return torch.tensor(content["alpha"][content["rounds"].index(best_round)], dtype=torch.float64)
+    for state in sorted(RunFolder(run).checkpoints.glob("round_*/best_server.safetensors"), reverse=True):
+        with safe_open(state, "pt") as server:
+            if WEIGHTS in server.keys():  # noqa: SIM118 (a file, not a mapping)
+                return server.get_tensor(WEIGHTS)
+    raise ValueError(f"got neither fusion weights nor the server's in {run}, expected a run of a method with weights")
+
+
 def row_of(run: Path) -> str:
-    metrics, content = read_json(run / "metrics.json"), read_json(run / "fusion_weights.json")
-    weight_KK = torch.tensor(content["alpha"][content["rounds"].index(metrics["best_round"])], dtype=torch.float64)
+    metrics = read_json(RunFolder(run).metrics)
+    weight_KK = weights_of(run, metrics["best_round"])
     catalogues: dict[str, list[int]] = {}
-    for client, name in enumerate(content["domains"]):
+    for client, name in enumerate(metrics["domains"]):
         catalogues.setdefault(name.rpartition(".")[0] or name, []).append(client)
     groups = list(catalogues.values())
     found = gap(weight_KK, groups)

@@ -1,10 +1,12 @@
 """The permutation test of benchmarks/siblings.py: all ways once, and weights that lean on siblings are found."""
 
+import json
 import runpy
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -33,3 +35,16 @@ def test_weights_that_lean_on_siblings_are_found_whatever_the_size_of_a_row(sibl
     assert siblings["gap"](scaled_KK, groups) == pytest.approx(0.3 / 1.1)
     gaps = [siblings["gap"](scaled_KK, way) for way in siblings["groupings"](range(4), [2, 2])]
     assert sum(value >= siblings["gap"](scaled_KK, groups) - 1e-12 for value in gaps) == 1
+
+
+def test_a_run_has_learned_weights_or_those_of_its_server(siblings, tmp_path):
+    alpha = [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]
+    server_KK = torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64)
+    with pytest.raises(ValueError, match="expected a run of a method with weights"):
+        siblings["weights_of"](tmp_path, 2)
+    for round, tree in ((4, {"weights": torch.eye(2)}), (5, {"weights": server_KK})):
+        (tmp_path / "checkpoints" / f"round_{round:05d}").mkdir(parents=True)
+        save_file(tree, tmp_path / "checkpoints" / f"round_{round:05d}" / "best_server.safetensors")
+    assert torch.equal(siblings["weights_of"](tmp_path, 2), server_KK)
+    (tmp_path / "fusion_weights.json").write_text(json.dumps({"rounds": [1, 2], "alpha": alpha}))
+    assert siblings["weights_of"](tmp_path, 2).tolist() == alpha[1]

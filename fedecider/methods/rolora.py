@@ -99,7 +99,17 @@ def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
         return {**server, **mean, LAST_ROUND: last_round_K}
 
     positions = client_positions(recommender, partial(load_view, recommender, config))
-    return FederatedMethod("rolora", init, broadcast, client_update, server_aggregate, positions, ("local", "global"))
+    views = ("local", "global")
+    return FederatedMethod(
+        "rolora",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        views,
+        upload_like=lambda round, server: only(server, trained_factor(round)),
+    )
 
 
 def load_view(

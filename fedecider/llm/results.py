@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,15 +46,52 @@ def write_results(
     launch: Launch,
 ) -> None:
     """Read the test set once, for the selected round, and write every file of the run folder but the record."""
+    models = write_models(settings, method, blocks, recommender, foundation, state, folder, launch)
+    if models is None:
+        return
+    _write_rounds(settings, method, recommender, state, folder, models.memories)
+    say_results(settings, method, foundation, state, folder, models.rows)
+    texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
+    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.encoder)
+    if page is not None:
+        say(f"report: {page}")
+    write_table(settings, method, state, folder, models.rows)  # last: a run whose table stands there is finished
+
+
+class Models(NamedTuple):
+    """What came of the models of a run's clients."""
+
+    rows: list[ResultRow]
+    """Of the test items, the reported row first."""
+    examples: dict[str, Any]
+    """Domain -> examples for the report page."""
+    memories: Memories | None
+
+
+def write_models(
+    settings: Settings,
+    method: FederatedMethod,
+    blocks: Sequence[Block],
+    recommender: Recommender,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    launch: Launch,
+) -> Models | None:
+    """Rank the test items of the clients in ``blocks``, which ``foundation.domains`` are, and hand their models over.
+
+    None in a process that does not write.
+    """
+    names = [recommender.names[client] for client in sorted(torch.cat([block.clients for block in blocks]).tolist())]
     methods, valid_methods = (
         {
-            label: dict(zip(recommender.names, _evaluate(method, blocks, state, view, split, launch), strict=True))
+            label: dict(zip(names, _evaluate(method, blocks, state, view, split, launch), strict=True))
             for view, label in view_labels(method.name, method.views).items()
         }
         for split in ("test", "valid")
     )
     if not launch.is_main:
-        return
+        return None
     memories = None
     if settings.run.memory.kind != "none":
         memories = build_memories(settings, method, foundation, recommender, state)
@@ -75,20 +112,33 @@ def write_results(
         for name, position_U in positions.items()
     )
     write_per_user(folder.per_user, records)
-    _write_rounds(settings, method, recommender, state, folder, memories)
+    return Models(rows, examples, memories)
+
+
+def say_results(
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    rows: list[ResultRow],
+) -> None:
+    """Print the table, and where the adapters lie."""
     table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
     shown = table._replace(
         rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
     )
     console.print(rich_table(shown, title=f"Test results of {folder.root.name}, round {state.best_round}"))
-    for name in recommender.names:
+    for name in foundation.domains:
         say(f"adapter: {folder.adapters / name}")
-    texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
-    page = finish_report(folder, {**foundation.domains, **foundation.pool}, texts, examples, settings.run.encoder)
-    if page is not None:
-        say(f"report: {page}")
-    text = markdown_table(table, title=f"Test, round {state.best_round}")
-    write_text(folder.results, text)  # last: a run whose table stands there is finished
+
+
+def write_table(
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, rows: list[ResultRow]
+) -> None:
+    """``results.md``, all rows and domains."""
+    table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
+    write_text(folder.results, markdown_table(table, title=f"Test, round {state.best_round}"))
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:

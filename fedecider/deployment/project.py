@@ -20,7 +20,7 @@ import torch
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains, save_domains
-from fedecider.federation.checksums import check_sums, file_sha256, write_sums
+from fedecider.federation.checksums import SUMS_FILE, check_sums, file_sha256, write_sums
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import write_json
 from fedecider.llm.commands import settings_from_plain
@@ -36,6 +36,7 @@ from fedecider.running.stages import Stage, as_plain, content_key
 
 FORMAT = 1
 PROJECT_FILE = "project.json"
+_TELLING = ("report.json", "inputs.json", SUMS_FILE)
 
 
 class Project(NamedTuple):
@@ -83,9 +84,8 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
         placed = _placed(settings, scratch)
         distill_stage(placed.run, pretrain_stage(placed.run, public, device, quiet), public, device, quiet)
         encoded_texts(public, placed.run.pretrain.text_encoder, placed.run.cache)
-        write_sums(scratch)
         plain = as_plain(_placed(settings, Path()).as_record())
-        run = content_key({"settings": identity(plain), "sums": file_sha256(scratch / "SHA256SUMS")})
+        run = _fingerprint(identity(plain), public, scratch / "cache")
         write_json(scratch / PROJECT_FILE, {"format": FORMAT, "run": run, "clients": list(public), "settings": plain})
         write_sums(scratch)
         if output.exists():
@@ -156,7 +156,7 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
 def project_files(root: Path) -> list[str]:
     """Files of a project, relative, the checksums last."""
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return sorted(found, key=lambda name: (name == "SHA256SUMS", name))
+    return sorted(found, key=lambda name: (name == SUMS_FILE, name))
 
 
 def own_domain(data: str, name: str) -> Domain:
@@ -174,6 +174,14 @@ def _placed(settings: Settings, root: Path) -> Settings:
     encoder = chosen_encoder(config.pretrain.text_encoder)
     pretrain = replace(config.pretrain, text_encoder=encoder)
     return settings._replace(run=replace(config, pretrain=pretrain, **places))
+
+
+def _fingerprint(settings: dict[str, Any], public: Mapping[str, Domain], cache: Path) -> str:
+    """Alike for whoever makes the project: of the stages all but reports, which tell seconds, and places."""
+    files = [path for path in cache.rglob("*") if path.is_file() and path.name not in _TELLING]
+    sums = {path.relative_to(cache).parts[1:]: file_sha256(path) for path in sorted(files)}
+    data = {name: domain.content_hash() for name, domain in public.items()}
+    return content_key({"settings": settings, "data": data, "files": [[list(k), v] for k, v in sums.items()]})
 
 
 def _stage(cache: Path, name: str) -> Stage:

@@ -1,4 +1,4 @@
-"""A deployed run of the LLM track on prepared data: each site reads its own folder, and the figures are the simulation's."""
+"""A deployed run on prepared data: each site reads its own folder, and the figures are those of the simulation."""
 
 import dataclasses
 import json

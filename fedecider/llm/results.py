@@ -18,6 +18,7 @@ from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.llm.baselines import COUNTS, TEACHER, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
+from fedecider.llm.loading import Shares, chosen_shares, load_reported
 from fedecider.llm.memories import Memories, build_memories, memories_data, memory_rows, save_memories
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
@@ -55,19 +56,26 @@ def write_results(
     )
     if not launch.is_main:
         return
+    shares = chosen_shares(settings, method, recommender, state, foundation.domains)
+    reported = view_labels(method.name, method.views)[method.views[0]]
+    for split, found in (("test", methods), ("valid", valid_methods)):
+        for client, name in enumerate(recommender.names):
+            if shares[name] != 1.0:
+                load_reported(settings, method, recommender, state, client, shares[name])
+                found[reported][name] = recommender.positions(client, split)
     memories = None
     if settings.run.memory.kind != "none":
-        memories = build_memories(settings, method, foundation, recommender, state)
+        memories = build_memories(settings, method, foundation, recommender, state, shares)
         save_memories(memories, foundation.domains, folder)
-        asked = (settings, method, recommender, state, memories)
+        asked = (settings, method, recommender, state, memories, shares)
         methods |= memory_rows(*asked, "test")
         valid_methods |= memory_rows(*asked, "valid")
     models = {**methods, **zero_shot(settings, foundation, recommender, launch.device)}
     counts = counting_positions(settings, foundation)
     rows = result_rows(models, counts)
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
-    examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0])
-    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories)
+    examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0], shares)
+    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories, shares)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -76,7 +84,7 @@ def write_results(
     )
     write_per_user(folder.per_user, records)
     _write_rounds(settings, method, recommender, state, folder, memories)
-    table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
+    table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state, shares))
     shown = table._replace(
         rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
     )
@@ -128,6 +136,7 @@ def _write_metrics(
     models: Mapping[str, Positions],
     truncated: Mapping[str, dict[str, Any]],
     memories: Memories | None,
+    shares: Shares,
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
     content: dict[str, Any] = {
@@ -154,6 +163,8 @@ def _write_metrics(
         }
         if name in truncated:
             content["domains"][name]["export"] = truncated[name]
+    if settings.run.share_grid != [1.0]:
+        content["update_shares"] = dict(shares)
     if memories is not None:
         content["memory"] = memories_data(memories)
     if len(foundation.domains) > 1:
@@ -243,10 +254,12 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Re
     }
 
 
-def _notes(settings: Settings, method: FederatedMethod, state: RunState) -> list[str]:
+def _notes(settings: Settings, method: FederatedMethod, state: RunState, shares: Shares) -> list[str]:
+    taken = ", ".join(f"{name} {share:g}" for name, share in shares.items())
     return [
         f"round {state.best_round} of {settings.run.num_rounds} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {method.views[0]}",
         f"beam search with {settings.ranking.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+        *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
     ]

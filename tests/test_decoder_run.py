@@ -82,6 +82,20 @@ def test_evaluate_confirms_the_metrics(playground, monkeypatch):
     assert main("evaluate", "--run", "runs/whole") == 0
 
 
+def test_without_any_share_of_its_update_a_client_is_the_student(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    assert main("federate", "--config", "toy.yaml", "--update_shares", "0", "--output", "runs/student") == 0
+    run = playground / "runs" / "student"
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["update_shares"] == dict.fromkeys(metrics["domains"], 0.0)
+    for domain in metrics["domains"].values():
+        assert domain["test"][metrics["reported"]] == domain["test"]["zero-shot student"]
+        assert domain["test"]["fedecider (pre_upload)"] != domain["test"]["zero-shot student"]
+    assert main("evaluate", "--run", "runs/student") == 0
+    assert "share of the trained update, by validation items: crime 0, comics 0" in (run / "results.md").read_text()
+    assert "share of the trained update" in (run / "adapters" / "crime" / "README.md").read_text()
+
+
 def test_absent_clients_and_a_hub_name(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")

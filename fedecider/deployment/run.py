@@ -103,12 +103,14 @@ def _finish(
     }
     method = own.method._replace(broadcast=lambda round, server, clients: download)
     asked = (settings, method, [Block(torch.tensor([client]), None)], own.recommender, own.foundation)
-    ended = state._replace(best_local=everywhere)
+    own_positions = own.method.positions(own.method.views[0], download, state.best_local, asked[2][0], "valid")
+    own_score = mean_metrics(own_positions[0])["ndcg@10"]
+    ended = state._replace(best_local=everywhere, best_score=own_score)
     folder = RunFolder(output)
     models = write_models(*asked, ended, folder, launch)
     assert models is not None, "a site is one process"
-    say_results(settings, method, own.foundation, ended, folder, models.rows)
-    write_table(settings, method, ended, folder, models.rows)
+    say_results(settings, method, own.foundation, ended, folder, models)
+    write_table(settings, method, ended, folder, models)
     return rows_data(models.rows, project.names[client])
 
 

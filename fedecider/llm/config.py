@@ -122,6 +122,8 @@ class RunConfig:
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
+        update_shares: The shares of its update of which every client takes the one that ranks its own validation items
+            best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
             to it by singular values. 0 keeps it, which is exact.
         backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
@@ -150,6 +152,7 @@ class RunConfig:
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
     quantize: Quantize = "none"
+    update_shares: str = "1"
     export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
     backbone_name: str = ""
     num_threads: Threads = 0
@@ -171,7 +174,7 @@ class RunConfig:
                 f"got public_domains {self.public_domains!r} with domains {self.domains!r}, expected other names, each "
                 "once"
             )
-        _ = self.lora_settings  # checks the targets
+        _ = self.lora_settings, self.share_grid  # checks them
         if get_protocol(self.protocol).num_sampled is not None:
             raise ValueError(
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
@@ -194,6 +197,19 @@ class RunConfig:
     def lora_settings(self) -> LoraSettings:
         names = (name.strip() for name in self.lora_targets.split(","))
         return LoraSettings(self.lora_rank, tuple(name for name in names if name))
+
+    @property
+    def share_grid(self) -> list[float]:
+        """Ascending."""
+        try:
+            shares = sorted(float(share) for share in self.update_shares.split(","))
+        except ValueError:
+            shares = []
+        if not shares or len(set(shares)) != len(shares) or not all(0.0 <= share <= 1.0 for share in shares):
+            raise ValueError(
+                f"got update_shares {self.update_shares!r}, expected different numbers from 0 to 1, separated by commas"
+            )
+        return shares
 
     @property
     def domain_names(self) -> list[str]:

@@ -12,7 +12,7 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.llm.examples import decode_examples
 from fedecider.llm.item_texts import PROJECTION_FILE
-from fedecider.llm.loading import load_reported
+from fedecider.llm.loading import Shares, load_reported
 from fedecider.llm.manifest import write_manifest
 from fedecider.llm.new_items import TEXT_FOLDER
 from fedecider.llm.prompt_layout import prompt_layout
@@ -39,6 +39,7 @@ def hand_over(
     state: RunState,
     folder: RunFolder,
     reported: ResultRow,
+    shares: Shares,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
 
@@ -59,7 +60,7 @@ def hand_over(
     entry = METHODS[settings.run.method]
     for name, domain in foundation.domains.items():
         client = recommender.names.index(name)
-        own = load_reported(settings, method, recommender, state, client)
+        own = load_reported(settings, method, recommender, state, client, shares[name])
         metrics = {metric: value.mean for metric, value in reported.values[name].items()}
         details: dict[str, Any] = {
             "round": state.best_round,
@@ -67,6 +68,8 @@ def hand_over(
             "seed": settings.run.seed,
             "base while training and measuring": BASES[settings.run.quantize],
         }
+        if shares[name] != 1.0:
+            details["share of the trained update"] = f"{shares[name]:g}"
         if "table" in settings.run.lora_settings.targets:
             details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
         items, catalogue = foundation.ids[name].items, "" if domain.catalogue == name else domain.catalogue

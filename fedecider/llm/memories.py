@@ -18,7 +18,7 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.llm.baselines import Positions
 from fedecider.llm.item_texts import encoded_texts
-from fedecider.llm.loading import load_reported
+from fedecider.llm.loading import Shares, load_reported
 from fedecider.llm.model_scores import model_scores
 from fedecider.llm.setup import Foundation, Settings, calibration
 from fedecider.memory.config import MemoryConfig
@@ -52,7 +52,12 @@ def with_memory(method: str) -> str:
 
 
 def build_memories(
-    settings: Settings, method: FederatedMethod, foundation: Foundation, recommender: Recommender, state: RunState
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    recommender: Recommender,
+    state: RunState,
+    shares: Shares,
 ) -> Memories:
     """Fit every client's memory beside its reported model, on train events of users whom no adapter has seen.
 
@@ -65,7 +70,7 @@ def build_memories(
     for name, domain in domains.items():
         client = recommender.names.index(name)
         contexts = memory_contexts(domain, config, settings.run.seed)
-        load_reported(settings, method, recommender, state, client)
+        load_reported(settings, method, recommender, state, client, shares[name])
         unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
         clients[name] = fit_memory(counts[name], unit_ID, contexts, scores, config)
     return Memories(clients, traffic)
@@ -117,6 +122,7 @@ def memory_rows(
     recommender: Recommender,
     state: RunState,
     memories: Memories,
+    shares: Shares,
     split: Split,
 ) -> dict[str, Positions]:
     """Positions of the reported model with the memory, and of the memory alone; of the users that the model ranks."""
@@ -128,7 +134,7 @@ def memory_rows(
         generator = stream(recommender.seed, "eval_users", task.name)
         users = eval_users(task, split, recommender.ranking.num_eval_users, generator)
         chosen = range(len(task.sequences)) if users is None else users.tolist()
-        load_reported(settings, method, recommender, state, client)
+        load_reported(settings, method, recommender, state, client, shares[name])
         asked = [task.sequences[user] for user in chosen]
         both[name], alone[name] = memory_positions(memory, asked, split, scores_of(recommender, client))
     return {with_memory(method.name): both, MEMORY_ROW: alone}

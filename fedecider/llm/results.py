@@ -18,6 +18,7 @@ from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.llm.baselines import COUNTS, TEACHER, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
+from fedecider.llm.loading import Shares, chosen_shares, load_reported
 from fedecider.llm.memories import Memories, build_memories, memories_data, memory_rows, save_memories
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
@@ -50,12 +51,12 @@ def write_results(
     if models is None:
         return
     _write_rounds(settings, method, recommender, state, folder, models.memories)
-    say_results(settings, method, foundation, state, folder, models.rows)
+    say_results(settings, method, foundation, state, folder, models)
     texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
     page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.encoder)
     if page is not None:
         say(f"report: {page}")
-    write_table(settings, method, state, folder, models.rows)  # last: a run whose table stands there is finished
+    write_table(settings, method, state, folder, models)  # last: a run whose table stands there is finished
 
 
 class Models(NamedTuple):
@@ -66,6 +67,7 @@ class Models(NamedTuple):
     examples: dict[str, Any]
     """Domain -> examples for the report page."""
     memories: Memories | None
+    shares: Shares
 
 
 def write_models(
@@ -92,19 +94,27 @@ def write_models(
     )
     if not launch.is_main:
         return None
+    shares = chosen_shares(settings, method, recommender, state, foundation.domains)
+    reported = view_labels(method.name, method.views)[method.views[0]]
+    for split, found in (("test", methods), ("valid", valid_methods)):
+        for name in names:
+            client = recommender.names.index(name)
+            if shares[name] != 1.0:
+                load_reported(settings, method, recommender, state, client, shares[name])
+                found[reported][name] = recommender.positions(client, split)
     memories = None
     if settings.run.memory.kind != "none":
-        memories = build_memories(settings, method, foundation, recommender, state)
+        memories = build_memories(settings, method, foundation, recommender, state, shares)
         save_memories(memories, foundation.domains, folder)
-        asked = (settings, method, recommender, state, memories)
+        asked = (settings, method, recommender, state, memories, shares)
         methods |= memory_rows(*asked, "test")
         valid_methods |= memory_rows(*asked, "valid")
     models = {**methods, **zero_shot(settings, foundation, recommender, launch.device)}
     counts = counting_positions(settings, foundation)
     rows = result_rows(models, counts)
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
-    examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0])
-    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories)
+    examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0], shares)
+    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories, shares)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -112,7 +122,7 @@ def write_models(
         for name, position_U in positions.items()
     )
     write_per_user(folder.per_user, records)
-    return Models(rows, examples, memories)
+    return Models(rows, examples, memories, shares)
 
 
 def say_results(
@@ -121,10 +131,10 @@ def say_results(
     foundation: Foundation,
     state: RunState,
     folder: RunFolder,
-    rows: list[ResultRow],
+    models: Models,
 ) -> None:
     """Print the table, and where the adapters lie."""
-    table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
+    table, rows = _table(settings, method, state, models), models.rows
     shown = table._replace(
         rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
     )
@@ -134,11 +144,16 @@ def say_results(
 
 
 def write_table(
-    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, rows: list[ResultRow]
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
 ) -> None:
     """``results.md``, all rows and domains."""
-    table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state))
+    table = _table(settings, method, state, models)
     write_text(folder.results, markdown_table(table, title=f"Test, round {state.best_round}"))
+
+
+def _table(settings: Settings, method: FederatedMethod, state: RunState, models: Models) -> ResultTable:
+    notes = _notes(settings, method, state, models.shares)
+    return ResultTable(models.rows, get_protocol(settings.run.protocol), notes)
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
@@ -178,6 +193,7 @@ def _write_metrics(
     models: Mapping[str, Positions],
     truncated: Mapping[str, dict[str, Any]],
     memories: Memories | None,
+    shares: Shares,
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
     content: dict[str, Any] = {
@@ -204,6 +220,8 @@ def _write_metrics(
         }
         if name in truncated:
             content["domains"][name]["export"] = truncated[name]
+    if settings.run.share_grid != [1.0]:
+        content["update_shares"] = dict(shares)
     if memories is not None:
         content["memory"] = memories_data(memories)
     if len(foundation.domains) > 1:
@@ -293,10 +311,12 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Re
     }
 
 
-def _notes(settings: Settings, method: FederatedMethod, state: RunState) -> list[str]:
+def _notes(settings: Settings, method: FederatedMethod, state: RunState, shares: Shares) -> list[str]:
+    taken = ", ".join(f"{name} {share:g}" for name, share in shares.items())
     return [
         f"round {state.best_round} of {settings.run.num_rounds} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {method.views[0]}",
         f"beam search with {settings.ranking.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+        *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
     ]

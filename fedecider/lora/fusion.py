@@ -299,6 +299,24 @@ def load_plain(model: nn.Module, adapters: Tree) -> None:
         layer.bank = None
 
 
+@torch.no_grad()
+def scale_update(model: nn.Module, share: float) -> None:
+    """Take the loaded update, peers included, times ``share``: 0 is the frozen base, 1 leaves every bit as it is.
+
+    Weights between a base and what it was fine-tuned to: WiSE-FT (Wortsman et al., 2022), on the factors.
+    """
+    if share == 1.0:
+        return
+    alphas: dict[int, tuple[nn.Parameter, float]] = {}
+    for layer in fused_layers(model).values():
+        if layer.bank is None:
+            layer.own_pair()[1].mul_(share)
+        else:  # a product of sums has every weight twice
+            alphas[id(layer.bank.alpha)] = (layer.bank.alpha, share if layer.bank.separate else share**0.5)
+    for alpha, factor in alphas.values():
+        alpha.mul_(factor)
+
+
 def fused_factors(model: nn.Module) -> Tree:
     """What the loaded model adds to its base, as one LoRA pair per layer (rank K*r, weights folded into B), on CPU."""
     tree: Tree = {}

@@ -18,6 +18,7 @@ from fedecider.lora.fusion import (
     fused_layers,
     load_fusion,
     load_plain,
+    scale_update,
     slot_order,
 )
 
@@ -214,6 +215,27 @@ def test_product_of_sums_is_the_formula_with_its_cross_terms():
     torch.testing.assert_close(logits, stock_peft(fused_factors(model))(**batch()).logits, rtol=0, atol=1e-5)
     load_fusion(model, stack, OWN, ALPHA)
     assert (model(**batch()).logits - logits).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["plain", "separate", "product of sums", "per layer"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
+    model = adapted()
+    if kind == "plain":
+        load_plain(model, random_adapters(model, 1))
+    else:
+        alpha = ALPHA if kind != "per layer" else torch.stack([ALPHA + row for row in range(len(fused_layers(model)))])
+        load_fusion(model, random_stack(model, 3), OWN, alpha, separate=kind != "product of sums")
+    whole = {name: layer.get_delta_weight("default") for name, layer in fused_layers(model).items()}
+    logits = model(**batch()).logits
+    scale_update(model, share)
+    for name, layer in fused_layers(model).items():
+        torch.testing.assert_close(layer.get_delta_weight("default"), share * whole[name], rtol=1e-5, atol=1e-6)
+    if share == 1.0:
+        assert torch.equal(model(**batch()).logits, logits)
+    if share == 0.0:
+        with model.disable_adapter():
+            torch.testing.assert_close(model(**batch()).logits, adapted()(**batch()).logits, rtol=0, atol=1e-6)
 
 
 def test_product_of_sums_with_one_client_and_weight_one_is_plain_lora():

@@ -1,0 +1,56 @@
+"""The share of its update that a client takes: the one its own validation items rank best."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy_recommender import run, toy_recommender
+
+from fedecider.llm.config import RunConfig
+from fedecider.llm.loading import chosen_shares, load_reported
+from fedecider.lora.fusion import fused_layers
+from fedecider.methods import METHODS
+
+
+def size_of(model):
+    return sum(float(layer.get_delta_weight("default").norm()) for layer in fused_layers(model).values())
+
+
+@pytest.fixture(scope="module", params=["fedecider", "fedavg"])
+def finished(request):
+    recommender = toy_recommender()
+    method = METHODS[request.param].build(recommender, METHODS[request.param].config())
+    state, _ = run(method, 3, 2)
+    settings = SimpleNamespace(
+        run=RunConfig(method=request.param, update_shares="0, 0.5,1,0.25"), method=METHODS[request.param].config()
+    )
+    return settings, method, recommender, state
+
+
+def test_each_client_takes_what_its_validation_items_like_best(finished):
+    settings, method, recommender, state = finished
+    load_reported(settings, method, recommender, state, 0)
+    whole = size_of(recommender.model)
+    asked = []
+
+    def positions(client, split):
+        """Best near a half for client 0; the same for all shares for client 1; client 2 is best off without."""
+        asked.append((client, split))
+        size = size_of(recommender.model)
+        place = [round(9 * abs(size / whole - 0.5)), 3, 0 if size == 0.0 else 5][client]
+        return torch.tensor([place])
+
+    names = recommender.names
+    chosen = chosen_shares(settings, method, recommender._replace(positions=positions), state, names)
+    assert chosen == {names[0]: 0.5, names[1]: 1.0, names[2]: 0.0}
+    assert {split for _, split in asked} == {"valid"}
+    load_reported(settings, method, recommender, state, 0, 0.5)
+    assert size_of(recommender.model) == pytest.approx(0.5 * whole, rel=1e-5)
+    load_reported(settings, method, recommender, state, 0)
+    assert size_of(recommender.model) == whole  # what was loaded before leaves no trace
+
+
+@pytest.mark.parametrize("shares", ["", "a", "0,0", "1.5", "-0.1,1", "nan"])
+def test_bad_shares_are_named(shares):
+    with pytest.raises(ValueError, match="expected different numbers from 0 to 1"):
+        RunConfig(update_shares=shares)

@@ -1,8 +1,10 @@
-"""NVIDIA FLARE as the line between a server and its sites: a model controller and a script of the Client API.
+"""NVIDIA FLARE as the line between a server and its sites: a model controller there, an executor here.
 
-FLARE authenticates, encrypts and carries; every message is a blob of `fedecider.deployment.messages`. Each party reads
-where its own things lie from a YAML file of its own (`PartyFile`), which the environment variable ``FEDECIDER_PARTY``
-names: nothing that another party sends decides what is read or written on a machine.
+FLARE authenticates, encrypts and carries; every message is a blob of `fedecider.deployment.messages`. Each party
+reads where its own things lie from a YAML file of its own (`PartyFile`), which the environment variable
+``FEDECIDER_PARTY`` names: nothing that another party sends decides what is read or written on a machine. No code
+travels either: a job has the names of two classes below, which every party has installed, so that sites can forbid
+jobs with code. A script of the Client API would have to travel.
 """
 
 from __future__ import annotations
@@ -16,13 +18,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedecider.bounds import check
 from fedecider.deployment.project import read_project
 from fedecider.deployment.run import make_site, serve
 from fedecider.deployment.server import DeploymentConfig
+from fedecider.deployment.site import Site
 from fedecider.running.cli import from_plain
 from fedecider.running.launch import start
 from fedecider.running.tracking import round_text
@@ -68,6 +76,13 @@ def read_party(name: str) -> PartyFile:
     path = Path(given) / f"{name}.yaml" if Path(given).is_dir() else Path(given)
     if not given or not path.is_file():
         raise ValueError(f"got {PARTY}={given!r}, expected the file of {name}: start with scripts/deploy.py start")
+    return party_file(path)
+
+
+def party_file(path: Path) -> PartyFile:
+    """The checked content of one party's file."""
+    if not path.is_file():
+        raise ValueError(f"got {path}, which is no file, expected one that says where the party's things lie")
     return from_plain(PartyFile, load_yaml(path), str(path))
 
 
@@ -120,20 +135,22 @@ class RoundsController(ModelController):
         return dict(answers)
 
 
-def run_site() -> None:
-    """What a site does while FLARE's job runs: answer message after message."""
-    import nvflare.client as client_api
+class SiteExecutor(Executor):
+    """Answers the controller's messages in FLARE's job of a site, which is made ready at the first of them."""
 
-    client_api.init()
-    party = read_party(client_api.get_site_name())
-    project = read_project(Path(party.project))
-    with start(party.num_threads) as launch:
-        site = make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
-        while client_api.is_running():
-            asked = client_api.receive()
-            if asked is None:
-                break
-            client_api.send(of_blob(site.answer(to_blob(asked))))
+    def __init__(self) -> None:
+        super().__init__()
+        self._site: Site | None = None
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Called by FLARE for every message."""
+        if self._site is None:
+            party = read_party(fl_ctx.get_identity_name())
+            launch = start(party.num_threads)
+            project = read_project(Path(party.project))
+            self._site = make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
+        answer = self._site.answer(to_blob(FLModelUtils.from_shareable(shareable)))
+        return FLModelUtils.to_shareable(of_blob(answer))
 
 
 def of_blob(blob: bytes) -> FLModel:

@@ -20,6 +20,8 @@ from nvflare.job_config.api import FedJob
 from fedecider.deployment.flare import PARTY, RoundsController, SiteExecutor
 
 JOB = "fedecider"
+INSTALLED = ("fedecider", "idgen", "distill", "embedding_fr")
+"""What every party has installed: FLARE would send it along."""
 ORGANISATION = "fedecider"
 ADMIN = "admin@fedecider.org"
 """Name of the one administrator in FLARE's terms, who starts and watches jobs; no mail is sent anywhere."""
@@ -39,6 +41,7 @@ def make_job(clients: Sequence[str], resume: bool = False, min_clients: int | No
     """The job that runs a project: the controller at the server, the executor at every site."""
     sites = site_names(clients)
     job = FedJob(name=JOB, min_clients=min_clients or len(sites))
+    job.set_app_packages(list(INSTALLED))
     job.to_server(RoundsController(sites, resume))
     for site in sites.values():
         job.to(SiteExecutor(), site)

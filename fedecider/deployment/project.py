@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedecider.data.domain import Domain
+from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains, save_domains
 from fedecider.federation.checksums import SUMS_FILE, check_sums, file_sha256, write_sums
@@ -77,6 +77,12 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the project")
     public = {name: without_users(one) for name, one in load_domains(config.data, config.domain_names).items()}
+    shared = len(by_catalogue(public)) < len(public)
+    if shared and config.memory.kind != "none" and "others" in config.memory.source_names:
+        raise ValueError(
+            "got a memory that asks for the counts of others, expected none of that in a deployment: its sites do not "
+            "exchange counts yet: set memory.sources to own,public"
+        )
     scratch = output.parent / f".{output.name}-{uuid.uuid4().hex[:8]}"
     scratch.mkdir(parents=True)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.job_config.api import FedJob
 
 from fedecider.deployment.flare import PARTY, RoundsController, SiteExecutor
+from fedecider.federation.record import write_json
 
 JOB = "fedecider"
 INSTALLED = ("fedecider", "idgen", "distill", "embedding_fr")
@@ -54,6 +56,8 @@ def simulate(clients: Sequence[str], parties: Path, workspace: Path) -> None:
     ``parties`` holds a file for the server and one for every site.
     """
     os.environ[PARTY] = str(parties)
+    (workspace / "local").mkdir(parents=True)
+    _allow_own(workspace / "local", {"format_version": 2})
     sites = list(site_names(clients).values())
     make_job(clients).simulator_run(str(workspace), clients=sites, threads=len(sites))
 
@@ -97,7 +101,18 @@ def provision(clients: Sequence[str], host: str, ports: tuple[int, int], output:
         shutil.copytree(made, output, dirs_exist_ok=True)
         shutil.copytree(Path(scratch) / JOB / "state", output / "state")
         (output / "state").chmod(0o700)
-    return sorted(path for path in output.iterdir() if (path / "startup").is_dir())
+    kits = sorted(path for path in output.iterdir() if (path / "startup").is_dir())
+    for kit in kits:
+        default = kit / "local" / "resources.json.default"
+        if default.is_file():
+            _allow_own(kit / "local", json.loads(default.read_text()))
+    return kits
+
+
+def _allow_own(local: Path, resources: dict[str, Any]) -> None:
+    """Let a party load the two classes of a run and no other: whatever else a job asks for fails."""
+    allowed = [f"{one.__module__}.{one.__qualname__}" for one in (RoundsController, SiteExecutor)]
+    write_json(local / "resources.json", {**resources, "class_allow_list": allowed})
 
 
 def kind_of(kit: Path) -> str:

@@ -64,6 +64,16 @@ def test_a_job_brings_no_code(tmp_path):
     assert "fedecider.deployment.flare.RoundsController" in server.read_text()
 
 
+def test_a_party_loads_no_other_class(kits):
+    for name in ("localhost", "site-crime"):
+        resources = json.loads((kits[name] / "local" / "resources.json").read_text())
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert resources["class_allow_list"] == [
+            "fedecider.deployment.flare.RoundsController",
+            "fedecider.deployment.flare.SiteExecutor",
+        ]
+
+
 def test_names_that_a_certificate_takes():
     assert jobs.site_names(["movies_tv.1", "crime"]) == {"movies_tv.1": "site-movies-tv-1", "crime": "site-crime"}
     with pytest.raises(ValueError, match="names that differ in letters and digits"):

@@ -110,9 +110,13 @@ def provision(clients: Sequence[str], host: str, ports: tuple[int, int], output:
 
 
 def _allow_own(local: Path, resources: dict[str, Any]) -> None:
-    """Let a party load the two classes of a run and no other: whatever else a job asks for fails."""
+    """Let a party load the two classes of a run and no other: whatever else a job asks for fails.
+
+    And keep its logs where they are: FLARE would send those of sites to the server while they run.
+    """
     allowed = [f"{one.__module__}.{one.__qualname__}" for one in (RoundsController, SiteExecutor)]
-    write_json(local / "resources.json", {**resources, "class_allow_list": allowed})
+    own = {"class_allow_list": allowed, "allow_log_streaming": False}
+    write_json(local / "resources.json", {**resources, **own})
 
 
 def kind_of(kit: Path) -> str:

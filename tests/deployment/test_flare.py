@@ -74,6 +74,11 @@ def test_a_party_loads_no_other_class(kits):
         ]
 
 
+def test_logs_of_a_site_stay_there(kits):
+    resources = json.loads((kits["site-crime"] / "local" / "resources.json").read_text())
+    assert resources["allow_log_streaming"] is False
+
+
 def test_names_that_a_certificate_takes():
     assert jobs.site_names(["movies_tv.1", "crime"]) == {"movies_tv.1": "site-movies-tv-1", "crime": "site-crime"}
     with pytest.raises(ValueError, match="names that differ in letters and digits"):

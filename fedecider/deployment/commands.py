@@ -29,7 +29,9 @@ PROJECT, KITS, SITES = "project", "kits", "sites"
 def provision(words: Sequence[str]) -> None:
     """Options of federate.py for the run, and --host, --port, --admin_port, --output of the deployment."""
     parser = _parser(
-        "provision", "Options of federate.py say what is run; --data holds what is public of every domain."
+        "provision",
+        "All other options are those of federate.py: --config and so on say what is run, --data names the folder with "
+        "what is public of every domain.",
     )
     parser.add_argument("--host", required=True, help="name by which sites reach the server")
     parser.add_argument("--port", type=int, default=jobs.PORTS[0], help="port for sites")

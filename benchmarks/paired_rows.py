@@ -1,12 +1,14 @@
 """Rows of finished runs against each other, user by user: macro difference, interval and permutation test with Holm.
 
     python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] --rows "fedecider + memory" \
+        [--also runs/c0+runs/c1[,runs/d0+runs/d1,...]] \
         [--sasrec data/... --seeds 2] [--output FILE]
 
 Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
 compared with all other rows of all settings, on hit@10 and ndcg@10 of the test items (macro over the domains; a user of
 several domains is one person). Runs must have ranked the same users: of the further settings rows keep their names with
-the folder before them, but for baselines, which are alike in all of them and are read from the first. --sasrec adds
+the folder before them, but for baselines, which are alike in all of them and are read from the first. --also joins runs
+of the first setting on other data, as many seeds: their domains count as further domains. --sasrec adds
 SASRec, also with text start, on the events of prepared data, the best of its grid on validation. What is printed is
 Markdown.
 """
@@ -56,6 +58,22 @@ def rows_of(settings: list[list[Path]]) -> tuple[Positions, dict[str, list[str]]
     return rows, persons
 
 
+def with_other_data(
+    rows: Positions, persons: dict[str, list[str]], others: list[list[Path]]
+) -> tuple[Positions, dict[str, list[str]]]:
+    """``rows`` that runs on other data have too, over the domains of all; a domain of theirs is named with its run."""
+    rows, persons = {row: dict(domains) for row, domains in rows.items()}, dict(persons)
+    for runs in others:
+        further, users = rows_of([runs])
+        rows = {row: domains for row, domains in rows.items() if row in further}
+        for domain in users:
+            name = f"{domain} of {runs[0].name}"
+            persons[name] = users[domain]
+            for row, domains in rows.items():
+                domains[name] = further[row][domain]
+    return rows, persons
+
+
 def sasrec_rows(data: str, domains: list[str], seeds: int, tune: int, cache: str, encoder: str) -> Positions:
     loaded = load_domains(data, domains)
     asked = (loaded, "strict", seeds, tune, Path(cache), "cpu")
@@ -85,6 +103,7 @@ def table(rows: Positions, persons: dict[str, list[str]], chosen: list[str]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", required=True, help="settings by commas, their seeds by +")
+    parser.add_argument("--also", default="", help="runs of the first setting on other data: seeds by +, data by ,")
     parser.add_argument("--rows", required=True)
     parser.add_argument("--sasrec", default="", help="prepared data on which SASRec is trained")
     parser.add_argument("--tune", type=int, default=3, help="settings of SASRec's grid")
@@ -94,6 +113,9 @@ def main() -> None:
     args = parser.parse_args()
     settings = [[Path(run) for run in runs.split("+")] for runs in args.runs.split(",")]
     rows, persons = rows_of(settings)
+    if args.also:
+        others = [[Path(run) for run in runs.split("+")] for runs in args.also.split(",")]
+        rows, persons = with_other_data(rows, persons, others)
     if args.sasrec:
         rows |= sasrec_rows(args.sasrec, list(persons), len(settings[0]), args.tune, args.cache, args.encoder)
     lines = table(rows, persons, args.rows.split(","))

@@ -1,0 +1,47 @@
+"""Rows of runs on several data sets in one table (benchmarks/paired_rows.py)."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def paired():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+        return runpy.run_path(str(REPOSITORY / "benchmarks" / "paired_rows.py"))
+
+
+def make_run(folder, users, **rows):
+    folder.mkdir()
+    records = [
+        UserPositions("books", users, "test", row.replace("_", " "), 1, torch.tensor(places))
+        for row, places in rows.items()
+    ]
+    write_per_user(folder / "per_user.parquet", records)
+    return folder
+
+
+def test_other_data_are_further_domains_of_the_rows_that_all_have(paired, tmp_path):
+    first = make_run(tmp_path / "first", ["a", "b"], model=[0, 3], counts=[1, 50], only_here=[0, 0])
+    second = make_run(tmp_path / "second", ["b", "c", "d"], model=[2, 2, 9], counts=[60, 60, 60])
+    rows, persons = paired["with_other_data"](*paired["rows_of"]([[first]]), [[second]])
+    assert set(rows) == {"model", "counts"}
+    assert persons == {"books": ["a", "b"], "books of second": ["b", "c", "d"]}
+    assert rows["model"]["books"].tolist() == [[0, 3]]
+    assert rows["model"]["books of second"].tolist() == [[2, 2, 9]]
+    lines = paired["table"](rows, persons, ["model"])
+    assert any(line.startswith("| model | 1.0000") for line in lines)  # macro hit@10: all users of both
+    assert any(line.startswith("| counts | 0.2500") for line in lines)  # half of the first, none of the second
+
+
+def test_rows_that_are_missing_are_named(paired, tmp_path):
+    run = make_run(tmp_path / "run", ["a", "b"], model=[0, 3])
+    with pytest.raises(ValueError, match=r"got rows \['memory'\], expected some of \['model'\]"):
+        paired["table"](*paired["rows_of"]([[run]]), ["memory"])

@@ -86,7 +86,9 @@ def to_download(one: Message, most_bytes: int) -> Download:
         ValueError: marks and rows do not belong together, or a tensor would have more than ``most_bytes`` in full.
     """
     tensors = _unmarked(one, None, most_bytes)
-    names = set(one.facts["per_client"])
+    names = one.facts.get("per_client")
+    if not (isinstance(names, list) and all(name in tensors for name in names)):
+        raise ValueError(f"got the names {names!r} of what is this client's alone, expected names of tensors")
     shared = {name: tensor for name, tensor in tensors.items() if name not in names}
     return Download(shared, {name: tensor[None] for name, tensor in tensors.items() if name in names})
 

@@ -7,6 +7,7 @@ the state before it. What leaves it are uploads and mean validation scores; logs
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from fedecider.federation.rounds import Protect
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload
+
+logger = logging.getLogger(__name__)
 
 SharedScores = Callable[[Tensor], Mapping[str, float]]
 """(U,) positions of the own validation items -> what is told of them."""
@@ -64,6 +67,11 @@ class Site(NamedTuple):
             return pack(Message(RESEND, round))
         except ValueError as error:
             return pack(Message("error", round, {}, {"reason": str(error)}))
+        except Exception as error:  # whatever a server sends, the site lives on; the text may name what is private
+            logger.exception("could not answer")
+            return pack(
+                Message("error", round, {}, {"reason": f"the site failed: {type(error).__name__}, see its log"})
+            )
 
 
 def _answered(site: Site, asked: Message) -> Message:

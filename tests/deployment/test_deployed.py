@@ -260,6 +260,16 @@ def test_a_site_refuses_what_it_does_not_know(asked, reason, tmp_path):
     assert reason in answer.facts["reason"]
 
 
+def test_a_site_lives_on_whatever_it_is_sent(tmp_path):
+    site = site_of("fedavg", 0, tmp_path)
+    facts = {"run": "abc", "best_round": 0, "marks": {}, "per_client": []}
+    nothing = unpack(site.answer(pack(Message("train", 1, {}, facts))), MOST)
+    assert nothing.facts["reason"].startswith("the site failed: KeyError")  # no adapters; no word of what it has
+    strange = unpack(site.answer(pack(Message("train", 1, {}, {**facts, "per_client": ["x"]}))), MOST)
+    assert "expected names of tensors" in strange.facts["reason"]
+    assert not (tmp_path / "site0" / "checkpoints").exists()
+
+
 def test_scores_out_of_range_are_not_believed(tmp_path):
     def boast(client, asked, blob):
         lies = {"scores": {view: {"ndcg@10": 2.0} for view in ("global", "local")}}

@@ -86,11 +86,12 @@ def table(rows: Positions, persons: dict[str, list[str]], chosen: list[str]) -> 
         raise ValueError(f"got rows {missing}, expected some of {list(rows)}")
     pairs = [(row, other) for row in chosen for other in rows if other not in chosen]
     found = compare_table(rows, stream(0, "paired rows"), METRICS, pairs, persons=persons)
-    macro = {(c.first, c.second, c.metric): c for c in found if c.domain == MACRO}
+    scope = MACRO if len(persons) > 1 else next(iter(persons))
+    macro = {(c.first, c.second, c.metric): c for c in found if c.domain == scope}
     lines = ["| row | hit@10 | ndcg@10 |", "|---|---:|---:|"]
     intervals = table_intervals(rows, stream(0, "intervals"), (10,), persons=persons)
     for row in rows:
-        shown = [intervals[row][MACRO][metric] for metric in METRICS]
+        shown = [intervals[row][scope][metric] for metric in METRICS]
         lines.append(f"| {row} | " + " | ".join(f"{i.mean:.4f} [{i.low:.4f}, {i.high:.4f}]" for i in shown) + " |")
     lines += ["", "| row | against | metric | difference | 95 % interval | Holm p |", "|---|---|---|---:|---|---:|"]
     for c in macro.values():

@@ -111,3 +111,5 @@ class FederatedMethod(NamedTuple):
     upload_like: Callable[[int, Tree], Tree] | None = None
     """round, server -> the upload of one client as it must look: names, shapes and kinds of number, whatever the
     values. A server that hears from strangers refuses all others; None: the method cannot be deployed."""
+    takes_mean: bool = False
+    """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""

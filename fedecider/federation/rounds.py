@@ -48,6 +48,10 @@ Deliver = Callable[[Upload, int], Delivered]
 """upload as it left the clients, round -> what arrives."""
 
 
+Attend = Callable[[int, set[int]], set[int]]
+"""round, cohort -> those of it that take part."""
+
+
 OnClients = Callable[[int, str, int, int], None]
 """round, "training" or "validation", clients done, clients in all: told from time to time while a round goes on."""
 
@@ -78,6 +82,7 @@ def run_rounds(
     *,
     pack: Pack | None = None,
     protect: Protect = lambda upload, download, round, cohort_size: upload,
+    attend: Attend = lambda round, cohort: cohort,
     deliver: Deliver = lambda upload, round: Delivered(upload),
     summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
@@ -93,12 +98,13 @@ def run_rounds(
     After each round every view of the method is evaluated on the validation split; ``summarise`` turns the
     positions of all clients (in client order) into the metrics of each reported group: one per domain, or one for a
     thousand users. The round with the best mean ``select_by`` of the first view (earliest on ties) is kept.
-    ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole. ``protect``
-    bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``deliver`` says what of it arrives
-    (:mod:`fedecider.federation.faults`): the server goes on without the others. With several processes every process
-    sees the same uploads in the same order, so all of them hold the same state; only process 0 writes ``checkpoints``.
-    ``validated`` are the blocks that are scored after each round, where those are not all.
-    Local state is updated in place and copied only when its round is the best so far.
+    ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
+    ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
+    a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
+    the others. With several processes every process sees the same uploads in the same order, so all of them hold
+    the same state; only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each
+    round, where those are not all. Local state is updated in place and copied only when its round is the best so
+    far.
 
     Raises:
         ValueError: a cohort is empty; a loss is not finite (told by the method, which knows the tensor); checkpoints or
@@ -126,7 +132,10 @@ def run_rounds(
         if 0 < settings.patience <= state.round - state.best_round:
             break  # tested before a round, so that a run that was stopped here does not go on when it is resumed
         started = time.perf_counter()
-        cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
+        asked = sample_cohort(num_clients, settings.participation, settings.seed, round)
+        cohort = attend(round, asked)
+        if not cohort:
+            raise ValueError(f"got nobody of {len(asked)} clients in round {round}, expected one at least")
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
         server, local, done = _train(method, round, state, present, protect, deliver, processes, on_clients)
         trained = time.perf_counter()
@@ -154,7 +163,7 @@ def run_rounds(
             "clients": summarise_logs(done.logs),
             "traffic": done.traffic,
             "non_finite_uploads": done.non_finite,
-            "refused_uploads": done.refused,
+            "refused_uploads": [*({"client": c, "reason": "away"} for c in sorted(asked - cohort)), *done.refused],
             **seconds,
         }
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again

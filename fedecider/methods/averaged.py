@@ -67,7 +67,15 @@ def averaged(
 
     positions = client_positions(recommender, load)
     return FederatedMethod(
-        name, init, broadcast, client_update, server_aggregate, positions, views, upload_like=_like_server
+        name,
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        views,
+        upload_like=_like_server,
+        takes_mean=True,
     )
 
 

@@ -109,6 +109,7 @@ def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
         positions,
         views,
         upload_like=lambda round, server: only(server, trained_factor(round)),
+        takes_mean=True,
     )
 
 

@@ -24,6 +24,7 @@ ALLOWED = {
     "fedecider.report": {"fedecider.running", *BASE},
     "fedecider.llm": LLM,
     "fedecider.comparison": {*LLM, "fedecider.llm"},
+    "fedecider.deployment": {*LLM, "fedecider.llm"},
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": SHARED,

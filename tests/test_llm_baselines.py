@@ -34,7 +34,7 @@ def settings_of(cache, encoder="tfidf"):
 
 
 def foundation(domains):
-    return Foundation(domains, {}, Stage(None, True), Stage(None, True), {})
+    return Foundation(domains, {}, Stage(None, True), Stage(None, True), domains)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

@@ -44,6 +44,13 @@ def test_every_command_is_understood(document, words, monkeypatch, capsys):
     elif call is None:
         assert words == ACTIVATION, f"{document}: {words} is no command that this test knows"
         assert any(".venv/bin/python" in line for line in dry_run("test"))
+    elif call[0] == "deploy":
+        pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
+        monkeypatch.chdir(REPOSITORY)
+        command, *options = call[1]
+        assert main("deploy", [command, "--help"]) == 0
+        told = capsys.readouterr().out
+        assert all(word in told for word in options if word.startswith("--")), f"{document}: {options}"
     else:
         monkeypatch.chdir(REPOSITORY)
         assert main(*call, "--print_config") == 0, f"{document}: {capsys.readouterr().err}"

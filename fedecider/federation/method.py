@@ -96,7 +96,8 @@ class FederatedMethod(NamedTuple):
     broadcast: Callable[[int, Tree, Tensor], Download]
     """round, server, clients (C,) -> download for the training of this round."""
     client_update: Callable[[int, Download, Tree, Block], tuple[Upload, NewRows, list[dict]]]
-    """round, download, own rows, block -> upload, new own rows, one log record per client."""
+    """round, download, own rows, block -> upload, new own rows, one log record per client. Of a block some of whose
+    clients are away, all three are of the others."""
     server_aggregate: Callable[[int, Tree, Iterable[Upload]], Tree]
     """round, server, uploads in client order -> new server tree. Reads the uploads once, as a stream, as far as it
     wants: clients whose uploads it does not read train all the same."""
@@ -107,3 +108,8 @@ class FederatedMethod(NamedTuple):
     """Models that are evaluated and logged each round; the first one is the reported one."""
     unread: tuple[str, ...] = ()
     """Local tensors that ``client_update`` replaces without a look: it is not given them, which saves their copy."""
+    upload_like: Callable[[int, Tree], Tree] | None = None
+    """round, server -> the upload of one client as it must look: names, shapes and kinds of number, whatever the
+    values. A server that hears from strangers refuses all others; None: the method cannot be deployed."""
+    takes_mean: bool = False
+    """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""

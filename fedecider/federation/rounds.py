@@ -25,7 +25,7 @@ from fedecider.federation.state import (
     save_state,
     snapshot,
 )
-from fedecider.federation.wire import Traffic, check_upload, group_traffic, measure, with_finite
+from fedecider.federation.wire import Traffic, check_upload, download_to, group_traffic, measure, with_finite
 
 Pack = Callable[[Sequence[int]], Sequence[Block]]
 """Client numbers of a cohort, ascending -> the blocks they are trained in."""
@@ -33,6 +33,23 @@ Pack = Callable[[Sequence[int]], Sequence[Block]]
 
 Protect = Callable[[Upload, Download, int, int], Upload]
 """upload, download, round, clients in the cohort -> what leaves the clients."""
+
+
+class Delivered(NamedTuple):
+    """What reaches the server of a block's uploads."""
+
+    upload: Upload
+    """Of the clients that are heard, in their order."""
+    refused: Sequence[dict] = ()
+    """``client`` and ``reason`` of the others, for the record of the round."""
+
+
+Deliver = Callable[[Upload, int], Delivered]
+"""upload as it left the clients, round -> what arrives."""
+
+
+Attend = Callable[[int, set[int]], set[int]]
+"""round, cohort -> those of it that take part."""
 
 
 OnClients = Callable[[int, str, int, int], None]
@@ -65,6 +82,8 @@ def run_rounds(
     *,
     pack: Pack | None = None,
     protect: Protect = lambda upload, download, round, cohort_size: upload,
+    attend: Attend = lambda round, cohort: cohort,
+    deliver: Deliver = lambda upload, round: Delivered(upload),
     summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
@@ -79,11 +98,13 @@ def run_rounds(
     After each round every view of the method is evaluated on the validation split; ``summarise`` turns the
     positions of all clients (in client order) into the metrics of each reported group: one per domain, or one for a
     thousand users. The round with the best mean ``select_by`` of the first view (earliest on ties) is kept.
-    ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole. ``protect``
-    bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`). With several processes every process
-    sees the same uploads in the same order, so all of them hold the same state; only process 0 writes ``checkpoints``.
-    ``validated`` are the blocks that are scored after each round, where those are not all.
-    Local state is updated in place and copied only when its round is the best so far.
+    ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
+    ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
+    a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
+    the others. With several processes every process sees the same uploads in the same order, so all of them hold
+    the same state; only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each
+    round, where those are not all. Local state is updated in place and copied only when its round is the best so
+    far.
 
     Raises:
         ValueError: a cohort is empty; a loss is not finite (told by the method, which knows the tensor); checkpoints or
@@ -111,9 +132,12 @@ def run_rounds(
         if 0 < settings.patience <= state.round - state.best_round:
             break  # tested before a round, so that a run that was stopped here does not go on when it is resumed
         started = time.perf_counter()
-        cohort = sample_cohort(num_clients, settings.participation, settings.seed, round)
+        asked = sample_cohort(num_clients, settings.participation, settings.seed, round)
+        cohort = attend(round, asked)
+        if not cohort:
+            raise ValueError(f"got nobody of {len(asked)} clients in round {round}, expected one at least")
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
-        server, local, done = _train(method, round, state, present, protect, processes, on_clients)
+        server, local, done = _train(method, round, state, present, protect, deliver, processes, on_clients)
         trained = time.perf_counter()
         scores = {
             view: summarise(
@@ -139,6 +163,7 @@ def run_rounds(
             "clients": summarise_logs(done.logs),
             "traffic": done.traffic,
             "non_finite_uploads": done.non_finite,
+            "refused_uploads": [*({"client": c, "reason": "away"} for c in sorted(asked - cohort)), *done.refused],
             **seconds,
         }
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
@@ -183,17 +208,21 @@ class _Done(NamedTuple):
     logs: list[dict]
     traffic: list[dict]
     non_finite: list[dict]
+    refused: list[dict]
     train_s: float
 
 
 class _Sent(NamedTuple):
     """What a block hands to the loop."""
 
+    clients: Tensor
+    """Who has trained; fewer than the block holds, where some are away."""
     upload: Upload
     own: NewRows
     logs: list[dict]
     traffic: list[Traffic]
     non_finite: list[dict]
+    refused: Sequence[dict]
     seconds: float
 
 
@@ -203,6 +232,7 @@ def _train(
     state: RunState,
     blocks: Sequence[Block],
     protect: Protect,
+    deliver: Deliver,
     processes: Processes,
     on_clients: OnClients,
 ) -> tuple[Tree, Tree, _Done]:
@@ -212,6 +242,7 @@ def _train(
     logs: list[dict] = []
     traffic: list[tuple[int, Traffic]] = []
     non_finite: list[dict] = []
+    refused: list[dict] = []
     train_s = 0.0
     cohort_size = sum(len(block.clients) for block in blocks)
 
@@ -220,22 +251,28 @@ def _train(
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(read, block), block)
         seconds = time.perf_counter() - started
-        upload, bad = with_finite(protect(upload, download, round, cohort_size))
         check_upload(upload, state.local, block.clients)
-        return _Sent(upload, own, client_logs, measure(download, upload), bad, seconds)
+        trained = upload.clients
+        download = download_to(download, torch.isin(block.clients, trained))
+        upload = protect(upload, download, round, cohort_size)
+        traffic = measure(download, upload)
+        arrived = deliver(upload, round)
+        upload, bad = with_finite(arrived.upload)
+        return _Sent(trained, upload, own, client_logs, traffic, bad, arrived.refused, seconds)
 
     def uploads() -> Iterator[Upload]:
         nonlocal train_s
-        for block, sent in in_client_order(blocks, work, processes):
+        for _, sent in in_client_order(blocks, work, processes):
             for name, update in sent.own.items():
                 if isinstance(update, RowUpdate):
-                    write_rows(local[name], block.clients, update)
+                    write_rows(local[name], sent.clients, update)
                 else:
-                    local[name][block.clients] = update.to(local[name])
-            clients = block.clients.tolist()
+                    local[name][sent.clients] = update.to(local[name])
+            clients = sent.clients.tolist()
             logs.extend({"client": client, **log} for client, log in zip(clients, sent.logs, strict=True))
             traffic.extend(zip(clients, sent.traffic, strict=True))
             non_finite.extend(sent.non_finite)
+            refused.extend(sent.refused)
             train_s += sent.seconds
             on_clients(round, "training", len(logs), cohort_size)
             yield _moved(sent.upload, state.server)
@@ -247,7 +284,9 @@ def _train(
         pass
     logs.sort(key=itemgetter("client"))
     non_finite.sort(key=itemgetter("client"))
-    return server, local, _Done(logs, group_traffic(sorted(traffic, key=itemgetter(0))), non_finite, train_s)
+    refused.sort(key=itemgetter("client"))
+    by_client = group_traffic(sorted(traffic, key=itemgetter(0)))
+    return server, local, _Done(logs, by_client, non_finite, refused, train_s)
 
 
 def _whole(blocks: Sequence[Block]) -> Pack:

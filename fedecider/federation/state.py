@@ -71,14 +71,23 @@ def save_state(state: RunState, folder: Path, fingerprint: str) -> None:
             _remove(path)
 
 
-def load_state(folder: Path, fingerprint: str, warn: Callable[[str], None] = lambda text: None) -> RunState | None:
+def load_state(
+    folder: Path,
+    fingerprint: str,
+    warn: Callable[[str], None] = lambda text: None,
+    not_past: int | None = None,
+) -> RunState | None:
     """The newest checkpoint of ``folder`` that is whole; None when there is none. ``warn`` is told of damaged ones.
+
+    ``not_past``: a round after which no checkpoint is looked at.
 
     Raises:
         ValueError: the checkpoint was written by another configuration; or all of them are damaged.
     """
     problems: list[str] = []
     for round, checkpoint in reversed(_checkpoints(folder)):
+        if not_past is not None and round > not_past:
+            continue
         try:
             numbers, trees = _read(checkpoint, round)
         except ValueError as error:

@@ -86,6 +86,16 @@ def download_of(download: Download, row: int) -> Download:
     )
 
 
+def download_to(download: Download, kept_C: Tensor) -> Download:
+    """The download of a block as some of its clients got it; ``kept_C`` (C,) bool."""
+    if kept_C.all():
+        return download
+    return download._replace(
+        per_client={name: tensor[kept_C.to(tensor.device)] for name, tensor in download.per_client.items()},
+        sent_rows={name: sent_Cn[kept_C.to(sent_Cn.device)] for name, sent_Cn in download.sent_rows.items()},
+    )
+
+
 def message(download: Download, row: int) -> Tree:
     """What client ``row`` of the block is sent: shared tensors and its own ones, marked rows only where marked."""
     one = download_of(download, row)
@@ -182,12 +192,13 @@ def group_traffic(traffic: list[tuple[int, Traffic]]) -> list[dict]:
 
 
 def check_upload(upload: Upload, local: Tree, block_clients: Tensor) -> None:
-    """Assert what every upload must satisfy: the block's clients, a client axis, nothing that is local state.
+    """Assert what every upload must satisfy: clients of the block, a client axis, nothing that is local state.
 
     A non-finite upload is reported (:func:`with_finite`) and the method's to refuse, since it knows what to use
     instead; a malformed one is a bug.
     """
-    assert torch.equal(upload.clients, block_clients), "an upload names other clients than its block"
+    present_C = torch.isin(block_clients, upload.clients)
+    assert torch.equal(upload.clients, block_clients[present_C]), "an upload names other clients than its block"
     assert upload.weights.shape == upload.clients.shape, "one client weight per client"
     leaked = sorted(set(upload.tensors) & set(local))
     assert not leaked, f"local state in an upload: {leaked}"

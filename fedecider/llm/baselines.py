@@ -40,7 +40,7 @@ def zero_shot(
 ) -> dict[str, Positions]:
     """Test positions of the full-depth backbone and of the shared student, both without any adapter."""
     load_student(recommender)
-    student = {name: recommender.positions(client, "test") for client, name in enumerate(recommender.names)}
+    student = {name: recommender.positions(recommender.names.index(name), "test") for name in foundation.domains}
     teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
     teacher.to(device)  # type: ignore[arg-type]
     drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
@@ -51,6 +51,7 @@ def zero_shot(
                 teacher, task, task.trie.to(device), "test", None, ranking, drop_seen, precision, device
             )
             for task in recommender.tasks
+            if task.name in foundation.domains
         },
         STUDENT: student,
     }
@@ -64,8 +65,7 @@ def counting_positions(settings: Settings, foundation: Foundation, split: str = 
     """
     protocol = get_protocol(settings.run.protocol)
     found: dict[str, Positions] = {name: {} for name in (*UNTRAINED, CANARY)}
-    everyone = {**foundation.domains, **foundation.pool}  # as stage 1 encodes them
-    vectors = encoded_texts(everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     for name, domain in foundation.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
         for label, count in COUNTS.items():

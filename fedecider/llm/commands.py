@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedecider.llm.config import RunConfig
 from fedecider.llm.run_record import read_llm_run
@@ -94,11 +95,16 @@ def recorded_settings(run: Path, data: str = "") -> Settings:
     path, config = RunFolder(run).record, read_llm_run(run)["config"]
     with damage_names(path):
         config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
-        classes = {
-            "run": RunConfig,
-            "training": LocalTraining,
-            "ranking": RankingConfig,
-            "method": METHODS[config["run"]["method"]].config,
-        }
-        blocks = {name: config[name] for name in classes}
-    return Settings(**{name: from_plain(classes[name], block, f"{name} in {path}") for name, block in blocks.items()})
+        return settings_from_plain(config, str(path))
+
+
+def settings_from_plain(config: Mapping[str, Any], source: str) -> Settings:
+    """Checked settings from what `Settings.as_record` gave; ``source`` is named where they are wrong."""
+    classes = {
+        "run": RunConfig,
+        "training": LocalTraining,
+        "ranking": RankingConfig,
+        "method": METHODS[config["run"]["method"]].config,
+    }
+    blocks = {name: config[name] for name in classes}
+    return Settings(**{name: from_plain(classes[name], block, f"{name} in {source}") for name, block in blocks.items()})

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from distill.train import DistillConfig
 from fedecider.bounds import LoraRank, OneOrMore, Participation, Seed, Threads, at_least, check
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.aggregate import RobustMean
 from fedecider.lora.adapters import LoraSettings
 from fedecider.memory.config import MemoryConfig
 from idgen.alternating import AlternatingConfig
@@ -122,6 +123,10 @@ class RunConfig:
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
+        faults: The file of a scenario, of what goes wrong in which round (configs/scenarios); if empty, nothing does.
+        robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
+            (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
+            the median of their norms.
         update_shares: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
@@ -152,6 +157,8 @@ class RunConfig:
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
     quantize: Quantize = "none"
+    faults: str = ""
+    robust_mean: RobustMean = "mean"
     update_shares: str = "1"
     export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
     backbone_name: str = ""

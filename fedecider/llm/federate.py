@@ -8,6 +8,8 @@ import torch
 
 from fedecider.data.domain import by_catalogue, clients_of
 from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
+from fedecider.federation.aggregate import with_robust_mean
+from fedecider.federation.faults import read_faults, scenario
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.llm.limits import check_limits
@@ -17,7 +19,9 @@ from fedecider.methods import METHODS
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint
+from fedecider.running.stages import content_key
 from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller
+from fedecider.running.yaml_file import load_yaml
 
 
 def federate(settings: Settings, launch: Launch) -> Path:
@@ -32,11 +36,15 @@ def federate(settings: Settings, launch: Launch) -> Path:
     clients = clients_of(domains)
     check_limits(settings, clients)
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
+    faults = read_faults(load_yaml(Path(config.faults)), list(clients), config.faults) if config.faults else []
+    if faults:
+        hashes["faults"] = content_key(faults)
     root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients)))
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
     recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed)
-    method = METHODS[config.method].build(recommender, settings.method)
+    method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
+    goes_wrong = scenario(faults, config.seed, lambda name: name.endswith("lora_b"))
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
     with opened_together(root, record, launch) as folder:
@@ -50,6 +58,8 @@ def federate(settings: Settings, launch: Launch) -> Path:
                 recorder=round_recorder(folder, launch, config.tracker, tracked, recommender.names),
                 checkpoints=folder.checkpoints,
                 resume=config.resume,
+                attend=goes_wrong.attend,
+                deliver=goes_wrong.deliver,
                 processes=launch.processes,
                 on_round=round_teller(launch, config.num_rounds),
                 on_clients=on_clients,

@@ -58,7 +58,8 @@ def hand_over(
         shutil.copy(projection, folder.backbone / TEXT_FOLDER)
     folder.adapters.mkdir(exist_ok=True)
     entry = METHODS[settings.run.method]
-    for client, (name, domain) in enumerate(foundation.domains.items()):
+    for name, domain in foundation.domains.items():
+        client = recommender.names.index(name)
         own = load_reported(settings, method, recommender, state, client, shares[name])
         metrics = {metric: value.mean for metric, value in reported.values[name].items()}
         details: dict[str, Any] = {
@@ -97,7 +98,7 @@ def hand_over(
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
             factors=cut.tree if cut else None,
         )
-    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in recommender.names)])
+    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in foundation.domains)])
     return examples, truncated
 
 

@@ -65,10 +65,10 @@ def build_memories(
     """
     config, domains = settings.run.memory, foundation.domains
     counts, traffic = client_counts(domains, config, settings.run.seed)
-    everyone = {**domains, **foundation.pool}  # as stage 1 encodes them
-    vectors = encoded_texts(everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     clients = {}
-    for client, (name, domain) in enumerate(domains.items()):
+    for name, domain in domains.items():
+        client = recommender.names.index(name)
         contexts = memory_contexts(domain, config, settings.run.seed)
         load_reported(settings, method, recommender, state, client, shares[name])
         unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
@@ -128,7 +128,8 @@ def memory_rows(
     """Positions of the reported model with the memory, and of the memory alone; of the users that the model ranks."""
     both: dict[str, Tensor] = {}
     alone: dict[str, Tensor] = {}
-    for client, (name, memory) in enumerate(memories.clients.items()):
+    for name, memory in memories.clients.items():
+        client = recommender.names.index(name)
         task = recommender.tasks[client]
         generator = stream(recommender.seed, "eval_users", task.name)
         users = eval_users(task, split, recommender.ranking.num_eval_users, generator)

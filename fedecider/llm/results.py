@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,19 +47,58 @@ def write_results(
     launch: Launch,
 ) -> None:
     """Read the test set once, for the selected round, and write every file of the run folder but the record."""
+    models = write_models(settings, method, blocks, recommender, foundation, state, folder, launch)
+    if models is None:
+        return
+    _write_rounds(settings, method, recommender, state, folder, models.memories)
+    say_results(settings, method, foundation, state, folder, models)
+    texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
+    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.encoder)
+    if page is not None:
+        say(f"report: {page}")
+    write_table(settings, method, state, folder, models)  # last: a run whose table stands there is finished
+
+
+class Models(NamedTuple):
+    """What came of the models of a run's clients."""
+
+    rows: list[ResultRow]
+    """Of the test items, the reported row first."""
+    examples: dict[str, Any]
+    """Domain -> examples for the report page."""
+    memories: Memories | None
+    shares: Shares
+
+
+def write_models(
+    settings: Settings,
+    method: FederatedMethod,
+    blocks: Sequence[Block],
+    recommender: Recommender,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    launch: Launch,
+) -> Models | None:
+    """Rank the test items of the clients in ``blocks``, which ``foundation.domains`` are, and hand their models over.
+
+    None in a process that does not write.
+    """
+    names = [recommender.names[client] for client in sorted(torch.cat([block.clients for block in blocks]).tolist())]
     methods, valid_methods = (
         {
-            label: dict(zip(recommender.names, _evaluate(method, blocks, state, view, split, launch), strict=True))
+            label: dict(zip(names, _evaluate(method, blocks, state, view, split, launch), strict=True))
             for view, label in view_labels(method.name, method.views).items()
         }
         for split in ("test", "valid")
     )
     if not launch.is_main:
-        return
+        return None
     shares = chosen_shares(settings, method, recommender, state, foundation.domains)
     reported = view_labels(method.name, method.views)[method.views[0]]
     for split, found in (("test", methods), ("valid", valid_methods)):
-        for client, name in enumerate(recommender.names):
+        for name in names:
+            client = recommender.names.index(name)
             if shares[name] != 1.0:
                 load_reported(settings, method, recommender, state, client, shares[name])
                 found[reported][name] = recommender.positions(client, split)
@@ -83,20 +122,38 @@ def write_results(
         for name, position_U in positions.items()
     )
     write_per_user(folder.per_user, records)
-    _write_rounds(settings, method, recommender, state, folder, memories)
-    table = ResultTable(rows, get_protocol(settings.run.protocol), _notes(settings, method, state, shares))
+    return Models(rows, examples, memories, shares)
+
+
+def say_results(
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    models: Models,
+) -> None:
+    """Print the table, and where the adapters lie."""
+    table, rows = _table(settings, method, state, models), models.rows
     shown = table._replace(
         rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
     )
     console.print(rich_table(shown, title=f"Test results of {folder.root.name}, round {state.best_round}"))
-    for name in recommender.names:
+    for name in foundation.domains:
         say(f"adapter: {folder.adapters / name}")
-    texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
-    page = finish_report(folder, {**foundation.domains, **foundation.pool}, texts, examples, settings.run.encoder)
-    if page is not None:
-        say(f"report: {page}")
-    text = markdown_table(table, title=f"Test, round {state.best_round}")
-    write_text(folder.results, text)  # last: a run whose table stands there is finished
+
+
+def write_table(
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
+) -> None:
+    """``results.md``, all rows and domains."""
+    table = _table(settings, method, state, models)
+    write_text(folder.results, markdown_table(table, title=f"Test, round {state.best_round}"))
+
+
+def _table(settings: Settings, method: FederatedMethod, state: RunState, models: Models) -> ResultTable:
+    notes = _notes(settings, method, state, models.shares)
+    return ResultTable(models.rows, get_protocol(settings.run.protocol), notes)
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:

@@ -29,7 +29,7 @@ from fedecider.running.stages import Stage, as_plain
 from idgen.backbone import check_backbone, has_tied_output, linear_layers, load_backbone
 from idgen.quantized import check_quantize
 from idgen.ranking import RankingConfig
-from idgen.samples import Task
+from idgen.samples import Task, catalogue_task
 from idgen.tokenizer import load_tokenizer
 
 
@@ -54,8 +54,9 @@ class Foundation(NamedTuple):
     ids: Mapping[str, DomainIds]
     pretrained: Stage
     distilled: Stage
-    pool: Mapping[str, Domain]
-    """Of a foreign pool; empty where the public users are those of the clients' domains."""
+    everyone: Mapping[str, Domain]
+    """All domains of the run in the order in which stage 1 encodes their texts, those of a foreign pool at the end. A
+    deployed site has ``domains`` of its own alone, and here what is public of the others."""
 
 
 def load_data(config: RunConfig) -> dict[str, Domain]:
@@ -91,7 +92,12 @@ def load_data(config: RunConfig) -> dict[str, Domain]:
         )
     check_public_disjoint({**domains, **pool})
     without_public = {name: _without(domain, "public") for name, domain in domains.items()}
-    return {**without_public, **{name: _without(domain, "clients") for name, domain in pool.items()}}
+    return {**without_public, **{name: without_users(domain) for name, domain in pool.items()}}
+
+
+def without_users(domain: Domain) -> Domain:
+    """What is public of a domain: its catalogue and its public users."""
+    return _without(domain, "clients")
 
 
 def _without(domain: Domain, group: str) -> Domain:
@@ -122,8 +128,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
             console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
     clients = clients_of(domains)
     ids = {name: load_ids(pretrained.folder, domain, config.pretrain) for name, domain in clients.items()}
-    pool = {name: domain for name, domain in domains.items() if name not in clients}
-    return Foundation(clients, ids, pretrained, distilled, pool)
+    return Foundation(clients, ids, pretrained, distilled, {**clients, **domains})
 
 
 def _whole(stage: Stage) -> Stage:
@@ -136,15 +141,23 @@ def _whole(stage: Stage) -> Stage:
 
 
 def make_recommender(
-    settings: Settings, foundation: Foundation, device: torch.device, deepspeed: Accelerator | None = None
+    settings: Settings,
+    foundation: Foundation,
+    device: torch.device,
+    deepspeed: Accelerator | None = None,
+    names: Sequence[str] | None = None,
 ) -> Recommender:
-    """The student with adapters attached, and the clients' tasks."""
+    """The student with adapters attached, and the clients' tasks.
+
+    ``names``: all clients of the run, where ``foundation.domains`` are not all of them: a catalogue stands for the
+    others' tasks.
+    """
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
     student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
     return build_recommender(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,
-        training_tasks(settings, foundation, tokenizer),
+        training_tasks(settings, foundation, tokenizer, names),
         seed=settings.run.seed,
         training=settings.training,
         ranking=settings.ranking,
@@ -154,13 +167,21 @@ def make_recommender(
     )
 
 
-def training_tasks(settings: Settings, foundation: Foundation, tokenizer: Any) -> list[Task]:
+def training_tasks(
+    settings: Settings, foundation: Foundation, tokenizer: Any, names: Sequence[str] | None = None
+) -> list[Task]:
     """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
     tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
-    if settings.run.memory.kind == "none":
-        return tasks
-    asked = settings.run.memory, settings.run.seed
-    return [task.without_users(calibration(foundation.domains[task.name], *asked)) for task in tasks]
+    if settings.run.memory.kind != "none":
+        asked = settings.run.memory, settings.run.seed
+        tasks = [task.without_users(calibration(foundation.domains[task.name], *asked)) for task in tasks]
+    own = {task.name: task for task in tasks}
+
+    def of_catalogue(name: str) -> Task:
+        catalogue, samples = foundation.everyone[name].catalogue, settings.run.pretrain.samples
+        return catalogue_task(catalogue, foundation.ids[name].items, tokenizer, samples)._replace(name=name)
+
+    return [own[name] if name in own else of_catalogue(name) for name in names or own]
 
 
 def calibration(domain: Domain, config: MemoryConfig, seed: int) -> list[int]:

@@ -66,7 +66,21 @@ def averaged(
         return weighted_mean(uploads, fallback=server, uniform=weighting == "uniform")
 
     positions = client_positions(recommender, load)
-    return FederatedMethod(name, init, broadcast, client_update, server_aggregate, positions, views)
+    return FederatedMethod(
+        name,
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        views,
+        upload_like=_like_server,
+        takes_mean=True,
+    )
+
+
+def _like_server(round: int, server: Tree) -> Tree:
+    return server
 
 
 def train_from_global(

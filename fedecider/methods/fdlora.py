@@ -104,7 +104,12 @@ def fdlora(recommender: Recommender, config: FdloraConfig) -> FederatedMethod:
             return server
         return _joined(mean, momentum) if round == 1 else _joined(*outer_step(config, theta, mean, momentum))
 
-    return base._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate)
+    return base._replace(
+        init=init,
+        broadcast=broadcast,
+        server_aggregate=server_aggregate,
+        upload_like=lambda round, server: _theta(server),
+    )
 
 
 def load_view(

@@ -107,7 +107,18 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
         return directions
 
     positions = client_positions(recommender, partial(load_view, recommender, config))
-    return FederatedMethod("fedecider", init, broadcast, client_update, server_aggregate, positions, VIEWS)
+    flags = {UNWANTED: torch.zeros(num_clients, dtype=torch.uint8)} if config.skip_below else {}
+    like = {**start, **flags}
+    return FederatedMethod(
+        "fedecider",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        VIEWS,
+        upload_like=lambda round, server: like,
+    )
 
 
 def load_view(

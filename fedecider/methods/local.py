@@ -53,7 +53,16 @@ def local(recommender: Recommender, config: LocalConfig) -> FederatedMethod:
         return {}
 
     positions = client_positions(recommender, partial(load_view, recommender, config))
-    return FederatedMethod("local", init, broadcast, client_update, server_aggregate, positions, ("local",))
+    return FederatedMethod(
+        "local",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("local",),
+        upload_like=lambda round, server: {},
+    )
 
 
 def load_view(

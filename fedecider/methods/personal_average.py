@@ -96,7 +96,10 @@ def personal_average(name: str, recommender: Recommender, weigh: Weigh, *, sends
         return updated
 
     positions = _row_by_row(recommender)
-    return FederatedMethod(name, init, broadcast, client_update, server_aggregate, positions, VIEWS)
+    like = {**start, **({LOSS: torch.zeros(())} if sends_loss else {})}
+    return FederatedMethod(
+        name, init, broadcast, client_update, server_aggregate, positions, VIEWS, upload_like=lambda round, server: like
+    )
 
 
 def load_row(recommender: Recommender, view: str, download: Download, own: Tree, client: int) -> None:

@@ -99,7 +99,18 @@ def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
         return {**server, **mean, LAST_ROUND: last_round_K}
 
     positions = client_positions(recommender, partial(load_view, recommender, config))
-    return FederatedMethod("rolora", init, broadcast, client_update, server_aggregate, positions, ("local", "global"))
+    views = ("local", "global")
+    return FederatedMethod(
+        "rolora",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        views,
+        upload_like=lambda round, server: only(server, trained_factor(round)),
+        takes_mean=True,
+    )
 
 
 def load_view(

@@ -1,0 +1,141 @@
+"""One deployed run of the LLM track: what the server does with a project and a line, what a site does at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedecider.deployment.project import Party, Project, own_domain, party
+from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
+from fedecider.deployment.site import Site
+from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
+from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.federation.method import Block, Download
+from fedecider.federation.record import Recorder, write_json
+from fedecider.federation.rounds import RoundSettings
+from fedecider.federation.state import RunState
+from fedecider.llm.results import say_results, write_models, write_table
+from fedecider.report.rows import rows_data
+from fedecider.running.launch import Launch
+from fedecider.running.run_folder import RunFolder, opened_run, provenance
+from fedecider.running.stages import as_plain
+
+SCORES = tuple(f"{metric}@{cutoff}" for metric in ("hit", "ndcg") for cutoff in CUTOFFS)
+"""Means over the own validation users that a site tells after every round."""
+WIRE_FILE = "wire.json"
+
+
+def serve(
+    project: Project,
+    exchange: Exchange,
+    config: DeploymentConfig,
+    output: Path,
+    device: torch.device,
+    resume: bool = False,
+    on_round: Callable[[dict], None] = lambda record: None,
+) -> Path:
+    """Run all rounds of a project with the sites at the other end of ``exchange``; returns the server's run folder.
+
+    It holds ``run.json``, ``rounds.jsonl``, ``checkpoints/``, ``metrics.json`` (what sites tell of their test items)
+    and ``wire.json`` (bytes of every message).
+    """
+    settings = project.settings
+    run = settings.run
+    record = {
+        "config": as_plain(settings.as_record()),
+        "protocol": run.protocol,
+        "data": {"project": project.run},
+        "deployment": as_plain(config),
+        **provenance(),
+    }
+    with opened_run(output, record, resume) as folder:
+        served = party(project, {}, device)
+        line = Line(exchange, config, project.run, project.names)
+        state, told = run_deployed(
+            served.method,
+            line,
+            RoundSettings(run.num_rounds, run.seed, run.participation, fingerprint=project.run),
+            SCORES,
+            recorder=Recorder(folder.rounds),
+            checkpoints=folder.checkpoints,
+            resume=resume,
+            on_round=on_round,
+        )
+        write_json(output / WIRE_FILE, {"unit": "bytes of one message", "messages": line.carried})
+        write_json(folder.metrics, _server_metrics(project, state, told))
+    return output
+
+
+def make_site(project: Project, data: str, name: str, output: Path, launch: Launch, config: DeploymentConfig) -> Site:
+    """The site of the client ``name``, whose prepared domain lies in ``data``; everything it writes is in ``output``.
+
+    Raises:
+        ValueError: the project has no such client, or other public data than the site.
+    """
+    if name not in project.names:
+        raise ValueError(f"got the client {name}, expected one of the project's: {', '.join(project.names)}")
+    domain = own_domain(data, name)
+    own = party(project, {name: domain}, launch.device)
+    client = project.names.index(name)
+    output.mkdir(parents=True, exist_ok=True)
+    return Site(
+        method=own.method,
+        client=client,
+        block=Block(torch.tensor([client]), None),
+        run=project.run,
+        folder=output,
+        scores=mean_metrics,
+        finish=lambda state, download: _finish(project, own, client, output, launch, state, download),
+        most_bytes=config.max_bytes,
+    )
+
+
+def _finish(
+    project: Project, own: Party, client: int, output: Path, launch: Launch, state: RunState, download: Download
+) -> Mapping[str, Any]:
+    """Test, tables, memory and adapter of one site, as a simulated run writes them; returns the means it tells."""
+    num_clients, settings = len(project.names), project.settings
+    everywhere = {  # one row that is read under the client's number
+        name: rows.expand(num_clients, *rows.shape[1:]) for name, rows in state.best_local.items()
+    }
+    method = own.method._replace(broadcast=lambda round, server, clients: download)
+    asked = (settings, method, [Block(torch.tensor([client]), None)], own.recommender, own.foundation)
+    own_positions = own.method.positions(own.method.views[0], download, state.best_local, asked[2][0], "valid")
+    own_score = mean_metrics(own_positions[0])["ndcg@10"]
+    ended = state._replace(best_local=everywhere, best_score=own_score)
+    folder = RunFolder(output)
+    models = write_models(*asked, ended, folder, launch)
+    assert models is not None, "a site is one process"
+    say_results(settings, method, own.foundation, ended, folder, models)
+    write_table(settings, method, ended, folder, models)
+    return rows_data(models.rows, project.names[client])
+
+
+def _server_metrics(project: Project, state: RunState, told: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Test figures of the sites that told them, and the macro means where all did."""
+    protocol = get_protocol(project.settings.run.protocol)
+    by_site = {project.names[client]: {"test": dict(rows)} for client, rows in told.items()}
+    content: dict[str, Any] = {
+        "protocol": protocol.name,
+        "stamp": stamp(protocol),
+        "method": project.settings.run.method,
+        "best_round": state.best_round,
+        "best_valid_ndcg@10": state.best_score,
+        "domains": by_site,
+    }
+    if len(by_site) == len(project.names) > 1:
+        first = next(iter(by_site.values()))["test"]
+        content[MACRO] = {
+            "test": {
+                row: {metric: {"mean": _mean(by_site, row, metric)} for metric in metrics}
+                for row, metrics in first.items()
+            }
+        }
+    return content
+
+
+def _mean(by_site: Mapping[str, Any], row: str, metric: str) -> float:
+    return sum(site["test"][row][metric]["mean"] for site in by_site.values()) / len(by_site)

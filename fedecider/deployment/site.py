@@ -1,0 +1,168 @@
+"""A site's side of a deployment: the method's own functions on one client's data, answered message by message.
+
+A site keeps its own row of the local state, also of the best round, and the download it was last sent, in checkpoints
+(`fedecider.federation.state`): killed at any moment it goes on where it was, and a server that went back a round finds
+the state before it. What leaves it are uploads and mean validation scores; logs, positions and fusion weights stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.deployment.messages import RESEND, Message, of_upload, pack, to_download, unpack
+from fedecider.deployment.server import download_digest
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree
+from fedecider.federation.record import Recorder
+from fedecider.federation.rounds import Protect
+from fedecider.federation.rows import write_rows
+from fedecider.federation.state import RunState, load_state, save_state
+from fedecider.federation.wire import check_upload
+
+logger = logging.getLogger(__name__)
+
+SharedScores = Callable[[Tensor], Mapping[str, float]]
+"""(U,) positions of the own validation items -> what is told of them."""
+
+Finish = Callable[[RunState, Download], Mapping[str, Any]]
+"""state at the end, download of the selected round -> what is told of the test."""
+
+
+class NotHeld(ValueError):
+    """The download that a message speaks of is not here."""
+
+
+class Site(NamedTuple):
+    """One client of a deployed run."""
+
+    method: FederatedMethod
+    client: int
+    block: Block
+    run: str
+    folder: Path
+    """Of this site alone: ``checkpoints/``, ``training.jsonl`` and the download it holds."""
+    scores: SharedScores
+    finish: Finish
+    most_bytes: int
+    protect: Protect = lambda upload, download, round, cohort_size: upload
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def answer(self, blob: bytes) -> bytes:
+        """The answer to one message; what goes wrong is told in a sentence, and the site stays as it was."""
+        round = 0
+        try:
+            asked = unpack(blob, self.most_bytes)
+            round = asked.round
+            return pack(_answered(self, asked))
+        except NotHeld:
+            return pack(Message(RESEND, round))
+        except ValueError as error:
+            return pack(Message("error", round, {}, {"reason": str(error)}))
+        except Exception as error:  # whatever a server sends, the site lives on; the text may name what is private
+            logger.exception("could not answer")
+            return pack(
+                Message("error", round, {}, {"reason": f"the site failed: {type(error).__name__}, see its log"})
+            )
+
+
+def _answered(site: Site, asked: Message) -> Message:
+    if asked.facts.get("run") != site.run:
+        raise ValueError(
+            f"got a message of run {asked.facts.get('run')!r}, expected {site.run!r}: server and site have other "
+            "settings or other public data"
+        )
+    if asked.kind not in _ANSWERS:
+        raise ValueError(f"got {asked.kind!r}, expected one of {', '.join(_ANSWERS)}")
+    return _ANSWERS[asked.kind](site, asked)
+
+
+def _train(site: Site, asked: Message) -> Message:
+    state = _with_best(_state(site, asked.round - 1), asked)
+    download = _download(site, asked)
+    upload, new_own, logs = site.method.client_update(asked.round, download, state.local, site.block)
+    check_upload(upload, state.local, site.block.clients)
+    upload = site.protect(upload, download, asked.round, 1)
+    save_state(state._replace(round=asked.round, local=_written(state.local, new_own)), site.checkpoints, site.run)
+    Recorder(site.folder / "training.jsonl").write({"round": asked.round, "clients": logs})
+    return of_upload(asked.round, upload, download, {})
+
+
+def _validate(site: Site, asked: Message) -> Message:
+    state = _with_best(_state(site, asked.round), asked)
+    download = _download(site, asked)
+    found = {
+        view: dict(site.scores(site.method.positions(view, download, state.local, site.block, "valid")[0]))
+        for view in site.method.views
+    }
+    return Message("scores", asked.round, {}, {"scores": found})
+
+
+def _finish(site: Site, asked: Message) -> Message:
+    state = _with_best(_state(site, asked.round), asked)
+    return Message("results", asked.round, {}, {"results": dict(site.finish(state, _download(site, asked)))})
+
+
+_ANSWERS = {"train": _train, "validate": _validate, "finish": _finish}
+
+
+def _state(site: Site, round: int) -> RunState:
+    """The newest state of this site that is not past ``round``.
+
+    Raises:
+        ValueError: it has only later ones: the server went back further than a site can.
+    """
+    state = load_state(site.checkpoints, site.run, not_past=round)
+    if state is not None:
+        return state
+    if round > 0 and any(site.checkpoints.glob("round_*")):
+        raise ValueError(
+            f"got a question about round {round + 1}, expected a later one: this site keeps its last two rounds. Start "
+            "the run again with another output"
+        )
+    _, local = site.method.init()
+    own = {name: tensor[site.client : site.client + 1].clone() for name, tensor in local.items()}
+    return RunState(0, {}, own, 0, -1.0, {}, own)
+
+
+def _with_best(state: RunState, asked: Message) -> RunState:
+    """Keep the own part of the round that the server says is the best so far."""
+    best = asked.facts.get("best_round")
+    if type(best) is not int or best < 0:
+        raise ValueError(f"got the best round {best!r}, expected a number from 0 on")
+    if best <= state.best_round:
+        return state
+    return state._replace(round=max(best, state.round), best_round=best, best_local=state.local)
+
+
+def _download(site: Site, asked: Message) -> Download:
+    """What came with the message, or what the site was sent before and holds."""
+    path, digest = site.folder / "download.safetensors", asked.facts.get("digest")
+    if not asked.facts.get("held"):
+        scratch = path.with_suffix(".tmp")
+        scratch.write_bytes(pack(asked))
+        os.replace(scratch, path)
+        return to_download(asked, site.most_bytes)
+    held = unpack(path.read_bytes(), site.most_bytes) if path.is_file() else None
+    if held is None or download_digest(held) != digest:
+        raise NotHeld("got no download, and none or another one is held here, expected it to be sent again")
+    return to_download(held, site.most_bytes)
+
+
+def _written(local: Tree, new_own: NewRows) -> Tree:
+    """The local state with the rows that the client has changed."""
+    written = {name: tensor.clone() for name, tensor in local.items()}
+    for name, update in new_own.items():
+        if isinstance(update, RowUpdate):
+            write_rows(written[name], torch.tensor([0]), update)
+        else:
+            written[name] = update.to(written[name])
+    return written

@@ -1,0 +1,300 @@
+"""A deployed run is the simulated run: the same bits, and nothing leaves a site that the simulation does not count."""
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
+from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_data, toy_recommender
+
+from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
+from fedecider.deployment.site import Site
+from fedecider.federation.method import Block
+from fedecider.federation.rounds import RoundSettings
+from fedecider.methods import METHODS
+
+NAMES = ("crime", "comics", "children")
+SETTINGS: dict[str, dict] = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"alpha_init": "auto"}}
+FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
+MOST = 1 << 24
+
+
+def build(name, recommender):
+    return METHODS[name].build(recommender, METHODS[name].config(**SETTINGS.get(name, {})))
+
+
+def own_recommender(client):
+    """What a site has: its own data, and of the others nothing but their names."""
+    data = [toy_data(name) if other == client else {"labels": torch.zeros(0, 2)} for other, name in enumerate(NAMES)]
+    return toy_recommender(NAMES, data=data)
+
+
+def site_of(name, client, folder, recommender=None, finish=lambda state, download: {}):
+    (folder / f"site{client}").mkdir(parents=True, exist_ok=True)
+    return Site(
+        method=build(name, recommender or own_recommender(client)),
+        client=client,
+        block=Block(torch.tensor([client]), None),
+        run="abc",
+        folder=folder / f"site{client}",
+        scores=lambda position_U: summarise([position_U])[0],
+        finish=finish,
+        most_bytes=MOST,
+    )
+
+
+def exchange_with(sites, away=lambda client, asked: False, damage=lambda client, asked, blob: blob):
+    def exchange(sent, deadline_s):
+        answers = {}
+        for client, blob in sent.items():
+            asked = unpack(blob, MOST)
+            if not away(client, asked):
+                answers[client] = damage(client, asked, sites[client].answer(blob))
+        return answers
+
+    return exchange
+
+
+def deployed(name, sites, rounds, folder=None, resume=False, names=NAMES, recommender=None, config=None, **faults):
+    line = Line(exchange_with(sites, **faults), config or DeploymentConfig(), "abc", names)
+    records = []
+    nobody = recommender or toy_recommender(names, data=[{"labels": torch.zeros(0, 2)}] * len(names))
+    state, results = run_deployed(
+        build(name, nobody),
+        line,
+        RoundSettings(num_rounds=rounds, seed=0),
+        ("ndcg@10",),
+        checkpoints=folder,
+        resume=resume,
+        on_round=records.append,
+    )
+    return state, records, line, results
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_same_bits_as_the_simulated_run(name, tmp_path):
+    simulated, expected = run(build(name, toy_recommender()), 3, 3)
+    ended = {}
+    sites = [
+        site_of(name, client, tmp_path, finish=lambda state, _, client=client: ended.update({client: state}) or {})
+        for client in range(3)
+    ]
+    state, records, _, _ = deployed(name, sites, 3)
+    assert same(state.server, simulated.server)
+    assert same(state.best_server, simulated.best_server)
+    assert (state.best_round, state.best_score) == (simulated.best_round, simulated.best_score)
+    assert [record["valid"] for record in records] == [record["valid"] for record in expected]
+    assert [record["traffic"] for record in records] == [record["traffic"] for record in expected]
+    for client in range(3):
+        own = {key: tensor[client : client + 1] for key, tensor in simulated.local.items()}
+        assert same(ended[client].local, own)
+        assert same(ended[client].best_local, {k: t[client : client + 1] for k, t in simulated.best_local.items()})
+    assert state.local == {}  # the server has nobody's own rows
+    assert all(set(record["clients"][0]) == {"client", "examples"} for record in records)  # no logs of sites
+
+
+@pytest.mark.parametrize("name", ["fedecider", "fedavg", "lora_sim"])
+def test_silos_whose_own_rows_alone_travel(name, tmp_path):
+    simulated, expected = run(build(name, catalogue_recommender()), 4, 2)
+    sites = [site_of(name, client, tmp_path, catalogue_recommender()) for client in range(4)]
+    state, records, line, _ = deployed(name, sites, 2, names=SILOS, recommender=catalogue_recommender())
+    assert same(state.server, simulated.server)
+    assert [record["valid"] for record in records] == [record["valid"] for record in expected]
+    assert [record["traffic"] for record in records] == [record["traffic"] for record in expected]
+    counted = [
+        group["header_up"] + sum(group["up"].values())
+        for client in range(4)
+        for group in records[1]["traffic"]
+        if client in group["clients"]
+    ]
+    sent = [one["bytes_up"] for one in line.carried if (one["round"], one["kind"]) == (2, "train")]
+    heads = [carried - payload for carried, payload in zip(sent, counted, strict=True)]
+    assert all(0 < head < 700 for head in heads)  # kind, round, weight, marks
+
+
+def test_a_download_travels_once(tmp_path):
+    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
+    _, _, line, _ = deployed("fedavg", sites, 3)
+    down = {(one["round"], one["kind"]): one["bytes_down"] for one in line.carried if one["client"] == 0}
+    assert down[1, "train"] > 2000 < down[1, "validate"]  # the common start; the first mean
+    assert down[2, "train"] < 1000  # which the site holds
+
+
+def test_a_site_that_lost_its_download_is_sent_it_again(tmp_path):
+    def away(client, asked):
+        if client == 1 and (asked.kind, asked.round) == ("train", 2):
+            (tmp_path / "site1" / "download.safetensors").unlink(missing_ok=True)
+        return False
+
+    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
+    state, records, line, _ = deployed("fedavg", sites, 3, away=away)
+    assert all(record["refused_uploads"] == [] for record in records)
+    asked = [(one["client"], one["bytes_down"]) for one in line.carried if (one["round"], one["kind"]) == (2, "train")]
+    assert [client for client, _ in asked] == [0, 1, 2, 1]
+    assert asked[1][1] < 1000 < asked[3][1]
+    simulated, _ = run(build("fedavg", toy_recommender()), 3, 3)
+    assert same(state.server, simulated.server)
+
+
+def test_absent_sites_are_named_and_the_run_goes_on_as_a_simulation_without_them(tmp_path):
+    sites = [site_of("fedecider", client, tmp_path) for client in range(3)]
+    gone = lambda client, asked: client == 2 and asked.round == 2  # noqa: E731
+    state, records, _, _ = deployed("fedecider", sites, 3, away=gone, config=DeploymentConfig(deadline_s=7.5))
+    assert records[1]["refused_uploads"] == [{"client": 2, "reason": "no answer to train within 7.5 s"}]
+    assert [log["client"] for log in records[1]["clients"]] == [0, 1]
+    assert records[1]["valid"]["post_broadcast"][2] == records[0]["valid"]["post_broadcast"][2]  # its last scores
+    assert len(records[2]["clients"]) == 3
+    assert all(tensor.isfinite().all() for tensor in state.server.values())
+
+
+def test_too_few_uploads_stop_the_run_which_can_go_on(tmp_path):
+    straight, _, _, _ = deployed("fedecider", [site_of("fedecider", c, tmp_path / "a") for c in range(3)], 3)
+    sites = [site_of("fedecider", client, tmp_path / "b") for client in range(3)]
+    config, folder = DeploymentConfig(min_clients=2), tmp_path / "server"
+    gone = lambda client, asked: client > 0 and (asked.kind, asked.round) == ("train", 3)  # noqa: E731
+    with pytest.raises(ValueError, match=r"got 1 of 3 uploads in round 3, expected 2 at least \(comics: no answer"):
+        deployed("fedecider", sites, 3, folder, away=gone, config=config)
+    sites = [site_of("fedecider", client, tmp_path / "b") for client in range(3)]  # all of them start again
+    state, _, _, _ = deployed("fedecider", sites, 3, folder, resume=True, config=config)
+    assert same(state.server, straight.server)
+    assert state.best_round == straight.best_round
+
+
+def test_a_site_killed_in_its_training_answers_again_as_if_nothing_had_been(tmp_path, monkeypatch):
+    straight, _, _, _ = deployed("fdlora", [site_of("fdlora", c, tmp_path / "a") for c in range(3)], 3)
+    sites = [site_of("fdlora", client, tmp_path / "b") for client in range(3)]
+
+    def killed(client, asked, blob):
+        if client == 1 and (asked.kind, asked.round) == ("train", 2):
+            sites[1] = site_of("fdlora", 1, tmp_path / "b")  # a new process, asked again
+            return sites[1].answer(sent[1])
+        return blob
+
+    sent = {}
+
+    def exchange(requests, deadline_s):
+        sent.update(requests)
+        return {c: killed(c, unpack(blob, MOST), sites[c].answer(blob)) for c, blob in requests.items()}
+
+    line = Line(exchange, DeploymentConfig(), "abc", NAMES)
+    method = build("fdlora", toy_recommender(NAMES, data=[{"labels": torch.zeros(0, 2)}] * 3))
+    state, _ = run_deployed(method, line, RoundSettings(num_rounds=3, seed=0), ("ndcg@10",))
+    assert same(state.server, straight.server)
+
+
+def changed(blob, **values):
+    one = unpack(blob, MOST)
+    facts = {**one.facts, **values.pop("facts", {})}
+    return pack(one._replace(facts=facts, **values))
+
+
+def _tensors(blob, change):
+    return {name: change(name, tensor) for name, tensor in unpack(blob, MOST).tensors.items()}
+
+
+HOSTILE = {
+    "no message": (lambda blob: b"hello", "no message"),
+    "nothing": (lambda blob: b"", "no message"),
+    "cut off": (lambda blob: blob[:-7], "no message"),
+    "a header of two gigabytes": (lambda blob: (1 << 31).to_bytes(8, "little") + blob[8:], "cut off"),
+    "too large": (lambda blob: blob + bytes(1 << 21), "expected at most"),
+    "another client": (lambda blob: changed(blob, facts={"client": 0}), "expected the upload of client 1"),
+    "another round": (lambda blob: changed(blob, round=1), "for round 1, expected the upload"),
+    "scores": (lambda blob: changed(blob, kind="scores"), "got 'scores'"),
+    "a tensor too many": (
+        lambda blob: changed(blob, tensors={**unpack(blob, MOST).tensors, "x": torch.zeros(2)}),
+        r"nobody asked for \['x'\]",
+    ),
+    "a tensor too few": (
+        lambda blob: changed(blob, tensors=dict(list(unpack(blob, MOST).tensors.items())[1:])),
+        "and none for",
+    ),
+    "another shape": (lambda blob: changed(blob, tensors=_tensors(blob, lambda n, t: t[..., :1])), "expected torch"),
+    "another kind of number": (
+        lambda blob: changed(blob, tensors=_tensors(blob, lambda n, t: t.double())),
+        "torch.float64",
+    ),
+    "a weight that is none": (lambda blob: changed(blob, facts={"weight": -1}), "got the weight -1"),
+    "marks of nothing": (lambda blob: changed(blob, facts={"marks": {"x": [2]}}), "without its rows"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_upload_is_refused_with_a_reason_and_moves_nothing(what, tmp_path):
+    damage, reason = HOSTILE[what]
+
+    def hostile(client, asked, blob):
+        return damage(blob) if client == 1 and (asked.kind, asked.round) == ("train", 2) else blob
+
+    sites = [site_of("fedecider", client, tmp_path / "a") for client in range(3)]
+    state, records, _, _ = deployed("fedecider", sites, 2, damage=hostile, config=DeploymentConfig(max_megabytes=1))
+    (refused,) = records[1]["refused_uploads"]
+    assert refused["client"] == 1
+    assert re.search(reason, refused["reason"])
+    before, _ = run(build("fedecider", toy_recommender()), 3, 1)
+    direction = next(name for name in state.server if name.endswith("lora_b"))
+    assert torch.equal(state.server[direction][1], before.server[direction][1])  # its last good one
+    assert not torch.equal(state.server[direction][0], before.server[direction][0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (Message("train", 1, {}, {"run": "other", "best_round": 0}), "run 'other', expected 'abc'"),
+        (Message("recommend", 1, {}, {"run": "abc", "best_round": 0}), "expected one of train, validate, finish"),
+        (Message("train", 1, {}, {"run": "abc", "best_round": -1}), "got the best round -1"),
+    ],
+)
+def test_a_site_refuses_what_it_does_not_know(asked, reason, tmp_path):
+    answer = unpack(site_of("fedavg", 0, tmp_path).answer(pack(asked)), MOST)
+    assert answer.kind == "error"
+    assert reason in answer.facts["reason"]
+
+
+def test_a_site_lives_on_whatever_it_is_sent(tmp_path):
+    site = site_of("fedavg", 0, tmp_path)
+    facts = {"run": "abc", "best_round": 0, "marks": {}, "per_client": []}
+    nothing = unpack(site.answer(pack(Message("train", 1, {}, facts))), MOST)
+    assert nothing.facts["reason"].startswith("the site failed: KeyError")  # no adapters; no word of what it has
+    strange = unpack(site.answer(pack(Message("train", 1, {}, {**facts, "per_client": ["x"]}))), MOST)
+    assert "expected names of tensors" in strange.facts["reason"]
+    assert not (tmp_path / "site0" / "checkpoints").exists()
+
+
+def test_scores_out_of_range_are_not_believed(tmp_path):
+    def boast(client, asked, blob):
+        lies = {"scores": {view: {"ndcg@10": 2.0} for view in ("global", "local")}}
+        return changed(blob, facts=lies) if client == 0 and asked.kind == "validate" and asked.round == 2 else blob
+
+    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
+    _, records, _, _ = deployed("fedavg", sites, 3, damage=boast)
+    assert records[1]["valid"]["global"][0] == records[0]["valid"]["global"][0]
+    assert any("expected numbers from 0 to 1" in one["reason"] for one in records[2]["refused_uploads"])
+
+
+def test_deployment_settings_are_checked():
+    with pytest.raises(ValueError, match="min_clients"):
+        DeploymentConfig(min_clients=0)
+    with pytest.raises(ValueError, match="deadline_s"):
+        DeploymentConfig(deadline_s=-1.0)
+    assert dataclasses.asdict(DeploymentConfig())["max_megabytes"] == 2048
+
+
+def test_rows_without_any_row_cannot_make_a_site_allocate(tmp_path):
+    wide = Message(
+        "train",
+        1,
+        {"x": torch.zeros(0, 1 << 40), "marks:x": torch.zeros(1, dtype=torch.uint8)},
+        {"run": "abc", "best_round": 0, "marks": {"x": [8]}, "per_client": []},
+    )
+    answer = unpack(site_of("fedavg", 0, tmp_path).answer(pack(wide)), MOST)
+    assert "expected at most" in answer.facts["reason"]

@@ -1,0 +1,162 @@
+"""FLARE as the line: names, kits with certificates, and (slow) rounds in its simulator."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
+
+from test_project import few
+
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import save_domains
+from fedecider.deployment import jobs
+from fedecider.deployment.flare import PARTY, of_blob, party_file, read_party, to_blob
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def deploy(*words: str) -> int:
+    return runpy.run_path(str(REPOSITORY / "scripts" / "deploy.py"))["main"](list(words))
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kits")
+    return {path.name: path for path in jobs.provision(["crime", "movies_tv.1"], "localhost", (18102, 18103), folder)}
+
+
+def test_every_party_has_a_kit_of_its_own(kits):
+    assert {name: jobs.kind_of(kit) for name, kit in kits.items()} == {
+        "localhost": "server",
+        "site-crime": "site",
+        "site-movies-tv-1": "site",
+        "admin@fedecider.org": "admin",
+    }
+    keys = [next(kit.rglob("*.key")).read_bytes() for kit in kits.values()]
+    assert len(set(keys)) == len(keys)
+    roots = {(kit / "startup" / "rootCA.pem").read_bytes() for kit in kits.values()}
+    assert len(roots) == 1
+    state = kits["localhost"].parent / "state"
+    assert state.stat().st_mode & 0o077 == 0  # the authority's key
+    server = json.loads((kits["localhost"] / "startup" / "fed_server.json").read_text())
+    assert "18102" in json.dumps(server)
+
+
+def test_another_project_has_another_authority(kits, tmp_path):
+    (stranger,) = [
+        path for path in jobs.provision(["crime"], "localhost", (18102, 18103), tmp_path) if path.name == "site-crime"
+    ]
+    own = kits["site-crime"]
+    assert (stranger / "startup" / "rootCA.pem").read_bytes() != (own / "startup" / "rootCA.pem").read_bytes()
+
+
+def test_a_job_brings_no_code(tmp_path):
+    jobs.make_job(["crime", "comics"]).export_job(str(tmp_path))
+    assert not list(tmp_path.rglob("*.py"))
+    clients = [json.loads(path.read_text()) for path in tmp_path.rglob("config_fed_client.json")]
+    assert len(clients) == 2
+    assert all("fedecider.deployment.flare.SiteExecutor" in json.dumps(config) for config in clients)
+    (server,) = tmp_path.rglob("config_fed_server.json")
+    assert "fedecider.deployment.flare.RoundsController" in server.read_text()
+
+
+def test_a_party_loads_no_other_class(kits):
+    for name in ("localhost", "site-crime"):
+        resources = json.loads((kits[name] / "local" / "resources.json").read_text())
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert resources["class_allow_list"] == [
+            "fedecider.deployment.flare.RoundsController",
+            "fedecider.deployment.flare.SiteExecutor",
+        ]
+
+
+def test_logs_of_a_site_stay_there(kits):
+    resources = json.loads((kits["site-crime"] / "local" / "resources.json").read_text())
+    assert resources["allow_log_streaming"] is False
+
+
+def test_names_that_a_certificate_takes():
+    assert jobs.site_names(["movies_tv.1", "crime"]) == {"movies_tv.1": "site-movies-tv-1", "crime": "site-crime"}
+    with pytest.raises(ValueError, match="names that differ in letters and digits"):
+        jobs.site_names(["a.b", "a_b"])
+
+
+def test_a_blob_keeps_every_byte_in_flares_wrapping():
+    blob = bytes(range(256))
+    assert to_blob(of_blob(blob)) == blob
+    wrapped = of_blob(blob)
+    wrapped.params = {"message": "text"}
+    assert to_blob(wrapped) == b""
+    wrapped.params = None
+    assert to_blob(wrapped) == b""
+
+
+def test_a_party_reads_its_own_file(monkeypatch, tmp_path):
+    file = tmp_path / "site-crime.yaml"
+    file.write_text(yaml.safe_dump({"project": "p", "output": "o", "data": "d", "client": "crime"}))
+    monkeypatch.setenv(PARTY, str(file))
+    assert read_party("whoever").client == "crime"
+    monkeypatch.setenv(PARTY, str(tmp_path))
+    assert read_party("site-crime").data == "d"
+    with pytest.raises(ValueError, match="expected the file of site-comics"):
+        read_party("site-comics")
+    monkeypatch.delenv(PARTY)
+    with pytest.raises(ValueError, match=r"start with scripts/deploy\.py start"):
+        read_party("site-crime")
+    file.write_text("project: p\noutput: o\nport: 1\n")
+    with pytest.raises(ValueError, match="port"):
+        party_file(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("dance",), "expected one of provision, simulate, start"),
+        (("start", "--kit", "nowhere", "--party", "nothing.yaml"), "no startup kit"),
+        (("provision", "--output", "x"), "arguments are required: --host"),
+        (("submit", "--kit", "nowhere"), "required: --project"),
+        (("simulate", "--method", "local"), "expected the run folder"),
+        (("collect", "--run", "nowhere"), "metrics.json"),
+    ],
+)
+def test_bad_commands_are_one_line(words, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert deploy(*words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_commands_are_told(capsys):
+    assert deploy() == 0
+    assert "provision" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    save_domains({name: few(one) for name, one in sample_domains(["crime", "comics"]).items()}, tmp_path / "all")
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {"domains": "crime,comics", "data": "all", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
+    content |= {"encoder": "tfidf", "num_threads": 1}
+    content["pretrain"] |= {"text_encoder": "tfidf"}
+    content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
+    content["pretrain"]["train"] |= {"max_steps": 4}
+    content["distill"] |= {"epochs": 1}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
+    federate = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"]
+    assert federate(["--config", "toy.yaml", "--output", "runs/simulated"]) == 0
+    assert deploy("simulate", "--config", "toy.yaml", "--output", "runs/flare") == 0
+    simulated, found = (json.loads(Path(f"runs/{run}/metrics.json").read_text()) for run in ("simulated", "flare"))
+    assert found["best_valid_ndcg@10"] == pytest.approx(simulated["best_valid_ndcg@10"], abs=1e-12)
+    for name, domain in simulated["domains"].items():
+        for row, metrics in domain["test"].items():
+            for metric, value in metrics.items():
+                assert found["domains"][name]["test"][row][metric]["mean"] == pytest.approx(value["mean"], abs=1e-6)
+    assert deploy("collect", "--run", "runs/flare") == 0

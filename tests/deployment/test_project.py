@@ -1,0 +1,185 @@
+"""A deployed run on prepared data: each site reads its own folder, and the figures are those of the simulation."""
+
+import dataclasses
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fedecider.data.card import make_card
+from fedecider.data.domain import Domain, Events
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import load_domains, save_domains
+from fedecider.deployment.messages import unpack
+from fedecider.deployment.project import make_project, read_project
+from fedecider.deployment.run import make_site, serve
+from fedecider.deployment.server import DeploymentConfig
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.setup import without_users
+from fedecider.running.launch import start
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NAMES = ("crime", "comics")
+CPU = torch.device("cpu")
+CONFIG = DeploymentConfig(max_megabytes=64)
+
+
+def few(domain: Domain) -> Domain:
+    clients, public = (
+        Events(*(column[:count] for column in events)) for events, count in ((domain.clients, 30), (domain.public, 20))
+    )
+    small = dataclasses.replace(domain, clients=clients, public=public, card={})
+    small.card.update(make_card(small))
+    return small
+
+
+def federate(*words: str) -> None:
+    assert runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"](list(words)) == 0
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    """``all/`` as a simulation reads it, ``site-<name>/`` with one company's users each, ``public/`` with nobody's."""
+    folder = tmp_path_factory.mktemp("project")
+    domains = {name: few(domain) for name, domain in sample_domains(list(NAMES)).items()}
+    save_domains(domains, folder / "all")
+    save_domains({name: without_users(domain) for name, domain in domains.items()}, folder / "public")
+    for name, domain in domains.items():
+        save_domains({name: domain}, folder / f"site-{name}")
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {"domains": ",".join(NAMES), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
+    content |= {"num_eval_users": 0, "encoder": "tfidf", "lora_targets": "attention,table", "num_threads": 1}
+    content["pretrain"] |= {"text_encoder": "tfidf"}
+    content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
+    content["pretrain"]["train"] |= {"max_steps": 4}
+    content["distill"] |= {"epochs": 1}
+    (folder / "toy.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        federate("--config", "toy.yaml", "--data", "all", "--output", "runs/simulated", "--cache", "cache")
+        make_project(parse_settings("", ["--config", "toy.yaml"]), folder / "project", CPU, quiet=True)
+    return folder
+
+
+def exchange_with(sites):
+    return lambda sent, deadline_s: {client: sites[client].answer(blob) for client, blob in sent.items()}
+
+
+@pytest.fixture(scope="module")
+def deployed(playground):
+    project = read_project(playground / "project")
+    with start(1) as launch:
+        sites = [
+            make_site(project, str(playground / f"site-{name}"), name, playground / "out" / name, launch, CONFIG)
+            for name in project.names
+        ]
+        serve(project, exchange_with(sites), CONFIG, playground / "out" / "server", CPU)
+    return playground / "out"
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
+    simulated = read(playground / "runs" / "simulated" / "metrics.json")
+    server = read(deployed / "server" / "metrics.json")
+    assert server["best_round"] == simulated["best_round"]
+    assert server["best_valid_ndcg@10"] == pytest.approx(simulated["best_valid_ndcg@10"], abs=1e-12)
+    for name in NAMES:
+        site = read(deployed / name / "metrics.json")
+        assert site["domains"].keys() == {name}
+        expected, found = simulated["domains"][name], site["domains"][name]
+        assert found["test"].keys() == expected["test"].keys()
+        for row, metrics in expected["test"].items():
+            for metric, value in metrics.items():
+                assert found["test"][row][metric]["mean"] == pytest.approx(value["mean"], abs=1e-6), (row, metric)
+        assert server["domains"][name]["test"] == found["test"]
+        assert site["memory"] == {name: simulated["memory"][name]}
+        assert (deployed / name / "private" / name).is_dir()
+        adapter = deployed / name / "adapters" / name / "adapter_model.safetensors"
+        twin = playground / "runs" / "simulated" / "adapters" / name / "adapter_model.safetensors"
+        assert adapter.read_bytes() == twin.read_bytes()
+    reported = simulated["reported"]
+    assert server["macro"]["test"][reported]["ndcg@10"]["mean"] == pytest.approx(
+        simulated["macro"]["test"][reported]["ndcg@10"]["mean"], abs=1e-6
+    )
+
+
+def test_the_server_has_nothing_of_any_user(playground, deployed):
+    users = {user for name in NAMES for user in load_domains(playground / "all", [name])[name].clients.users}
+    for folder in (playground / "project", deployed / "server"):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                content = path.read_bytes()
+                assert not any(user.encode() in content for user in users), path
+    assert not (deployed / "server" / "private").exists()
+    records = [json.loads(line) for line in (deployed / "server" / "rounds.jsonl").read_text().splitlines()]
+    assert all(set(log) == {"client", "examples"} for record in records for log in record["clients"])
+
+
+def test_the_project_is_the_same_whoever_makes_it(playground, monkeypatch, tmp_path):
+    monkeypatch.chdir(playground)
+    settings = parse_settings("", ["--config", "toy.yaml", "--data", "all"])
+    again = make_project(settings, tmp_path / "project", CPU, quiet=True)
+    assert again.run == read_project(playground / "project").run
+
+
+def test_what_sites_are_sent_is_what_the_wire_counts(deployed):
+    messages = read(deployed / "server" / "wire.json")["messages"]
+    records = [json.loads(line) for line in (deployed / "server" / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        counted = sum(
+            (sum(group["up"].values()) + group["header_up"]) * len(group["clients"]) for group in record["traffic"]
+        )
+        up = [one["bytes_up"] for one in messages if (one["round"], one["kind"]) == (record["round"], "train")]
+        assert 0 < sum(up) - counted < 2000 * len(NAMES)
+
+
+def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
+    project = read_project(playground / "project")
+    domain = load_domains(playground / "site-crime", ["crime"])["crime"]
+    save_domains({"crime": dataclasses.replace(domain, titles=[*domain.titles[:-1], "Other"])}, tmp_path)
+    with start(1) as launch:
+        with pytest.raises(ValueError, match="got another catalogue or other public users of crime"):
+            make_site(project, str(tmp_path), "crime", tmp_path / "out", launch, CONFIG)
+        with pytest.raises(ValueError, match="got the client sports, expected one of the project's: crime, comics"):
+            make_site(project, str(tmp_path), "sports", tmp_path / "out", launch, CONFIG)
+        with pytest.raises(ValueError, match="got no client users of comics"):
+            make_site(project, str(playground / "public"), "comics", tmp_path / "out", launch, CONFIG)
+
+
+def test_a_damaged_project_is_refused(playground, tmp_path):
+    with pytest.raises(ValueError, match=r"without project\.json, expected a folder that scripts/deploy\.py provision"):
+        read_project(tmp_path)
+    target = tmp_path / "project"
+    import shutil
+
+    shutil.copytree(playground / "project", target)
+    (target / "public" / "crime" / "items.parquet").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"got a damaged .*items\.parquet"):
+        read_project(target)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--method", "centralised"), "expected one that federates"),
+        (("--public_domains", "children"), "got public_domains"),
+        (("--data", ""), "got no data"),
+    ],
+)
+def test_what_cannot_be_deployed_is_told_before_any_work(words, message, playground, monkeypatch, tmp_path):
+    monkeypatch.chdir(playground)
+    settings = parse_settings("", ["--config", "toy.yaml", *words])
+    with pytest.raises(ValueError, match=message):
+        make_project(settings, tmp_path / "project", CPU)
+    assert not list(tmp_path.iterdir())
+
+
+def test_messages_of_a_run_can_be_read_by_their_reader_only(deployed):
+    with pytest.raises(ValueError, match="no message"):
+        unpack((deployed / "crime" / "metrics.json").read_bytes(), 1 << 20)

@@ -1,0 +1,213 @@
+"""What goes wrong on purpose, and what a robust mean buys against it and costs without it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
+from toy_recommender import SILOS, catalogue_recommender, run, toy_recommender
+
+from fedecider.federation.aggregate import robust, weighted_mean, with_robust_mean
+from fedecider.federation.faults import Fault, read_faults, scenario
+from fedecider.federation.method import Upload
+from fedecider.methods import METHODS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NAMES = ["crime", "comics", "children"]
+
+
+def carries(name):
+    return name.endswith("lora_b")
+
+
+def build(name, recommender=None):
+    return METHODS[name].build(recommender or toy_recommender(), METHODS[name].config())
+
+
+def run_with(name, *faults, rounds=3, kind="mean", recommender=None, clients=3):
+    plan = scenario(faults, 0, carries)
+    method = with_robust_mean(build(name, recommender), kind)
+    return run(method, clients, rounds, attend=plan.attend, deliver=plan.deliver)
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_nothing_goes_wrong_in_an_empty_scenario():
+    state, records = run_with("fedecider")
+    plain, _ = run(build("fedecider"), 3, 3)
+    assert same(state.server, plain.server)
+    assert all(record["refused_uploads"] == [] for record in records)
+
+
+@pytest.mark.parametrize("name", ["fedecider", "fedavg", "lora_sim"])
+def test_absences(name):
+    late_joiner, leaver = Fault(1, "away", 1, 1), Fault(2, "away", 3)
+    state, records = run_with(name, late_joiner, leaver)
+    assert [[log["client"] for log in record["clients"]] for record in records] == [[0, 2], [0, 1, 2], [0, 1]]
+    assert [record["refused_uploads"] for record in records] == [
+        [{"client": 1, "reason": "away"}],
+        [],
+        [{"client": 2, "reason": "away"}],
+    ]
+    assert all(tensor.isfinite().all() for tensor in (*state.server.values(), *state.local.values()))
+
+
+def test_a_straggler_has_trained_but_is_not_heard():
+    state, records = run_with("fedecider", Fault(1, "late", 2, 2), rounds=2)
+    plain, _ = run(build("fedecider"), 3, 2)
+    before, _ = run(build("fedecider"), 3, 1)
+    assert records[1]["refused_uploads"] == [{"client": 1, "reason": "came after round 2 was closed"}]
+    name = next(name for name in state.server if carries(name))
+    assert torch.equal(state.server[name][1], before.server[name][1])  # its direction of round 1
+    assert same(state.local, plain.local)  # while its own rows are those of a client that trained
+
+
+def test_nobody_left_stops_with_a_sentence():
+    with pytest.raises(ValueError, match="got nobody of 3 clients in round 2, expected one at least"):
+        run_with("fedavg", *(Fault(client, "away", 2) for client in range(3)))
+
+
+def test_what_hostile_uploads_are():
+    tensors = {"x.lora_a": torch.ones(2, 3), "x.lora_b": torch.full((2, 4), 2.0), "n": torch.ones(2, dtype=torch.int64)}
+    upload = Upload(torch.tensor([4, 7]), torch.ones(2), tensors)
+
+    def sent(kind, round=1, plan=None):
+        plan = plan or scenario([Fault(7, kind, factor=10.0)], 0, carries)
+        return plan.deliver(upload, round).upload
+
+    flipped = sent("sign_flip")
+    assert flipped.tensors["x.lora_b"].tolist() == [[2.0] * 4, [-2.0] * 4]
+    assert torch.equal(flipped.tensors["x.lora_a"], tensors["x.lora_a"])  # both factors turned would change nothing
+    assert sent("scale").tensors["x.lora_b"].tolist() == [[2.0] * 4, [20.0] * 4]
+    assert sent("nan").tensors["x.lora_a"][1].isnan().all()
+    assert sent("nan").tensors["n"].tolist() == [1, 1]
+    noise = sent("random").tensors["x.lora_b"]
+    assert torch.equal(noise[0], tensors["x.lora_b"][0])
+    torch.testing.assert_close(noise[1].norm(), tensors["x.lora_b"][1].norm())
+    assert not torch.equal(noise[1], tensors["x.lora_b"][1])
+    assert torch.equal(noise, sent("random").tensors["x.lora_b"])  # drawn from the seed
+    replays = scenario([Fault(7, "replay", 2)], 0, carries)
+    later = upload._replace(tensors={name: tensor * 3 for name, tensor in tensors.items()})
+    replays.deliver(upload, 1)
+    assert replays.deliver(later, 2).upload.tensors["x.lora_b"].tolist() == [[6.0] * 4, [2.0] * 4]
+
+
+def test_a_direction_does_not_care_how_large_its_upload_is():
+    """FeDecider takes the direction alone: a million times an upload is the upload, and nobody else is harmed.
+
+    In the round after, the attacker itself trains on from factors of very different sizes.
+    """
+    for rounds, harmless in ((1, [0, 1, 2]), (2, [0, 2])):
+        plain, _ = run(build("fedecider"), 3, rounds)
+        scaled, _ = run_with("fedecider", Fault(1, "scale", factor=1e6), rounds=rounds)
+        for name in (name for name in plain.server if carries(name)):
+            found, expected = (
+                state.server[name] @ state.server[name.replace("lora_b", "lora_a")] for state in (scaled, plain)
+            )
+            torch.testing.assert_close(found[harmless], expected[harmless], rtol=1e-3, atol=1e-4)
+    blown, _ = run_with("fedavg", Fault(1, "scale", factor=1e6), rounds=1)
+    calm, _ = run(build("fedavg"), 3, 1)
+    name = next(name for name in calm.server if carries(name))
+    assert blown.server[name].norm() > 1e4 * calm.server[name].norm()
+
+
+def test_rows_that_nobody_sent_stay_empty_under_an_attack():
+    plan = [Fault(1, "random")]
+    recommender = catalogue_recommender()
+    state, _ = run_with("fedecider", *plan, rounds=2, recommender=recommender, clients=len(SILOS))
+    own_KV = recommender.own_rows["lm_head.lora_b"]
+    table = state.server["lm_head.lora_b"]
+    assert not table[1][~own_KV[1]].any()
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed_mean", "norm_clip"])
+@pytest.mark.parametrize("attack", ["scale", "sign_flip", "random"])
+def test_what_a_robust_mean_buys_and_costs(kind, attack):
+    """Distance of FedAvg's tables from those of a round without the attack: less with it than with the plain mean."""
+    plain, _ = run(build("fedavg"), 3, 1)
+
+    def distance(kind, *faults):
+        state, _ = run_with("fedavg", *faults, rounds=1, kind=kind)
+        return float(sum((state.server[name] - plain.server[name]).norm() for name in plain.server))
+
+    attacked = Fault(1, attack, factor=1e6)
+    cost = distance(kind)
+    assert cost > 0.0  # it is another mean
+    if attack == "scale":
+        assert distance(kind, attacked) < 1e-3 * distance("mean", attacked)
+    elif kind != "norm_clip":  # which bounds sizes alone
+        assert distance(kind, attacked) < distance("mean", attacked) + cost
+
+
+def test_medians_and_trimmed_means_by_hand():
+    values = torch.tensor([[1.0, -5.0], [2.0, 0.0], [900.0, 7.0], [4.0, 1.0]])
+    upload = Upload(torch.arange(4), torch.tensor([1.0, 1.0, 1.0, 5.0]), {"x": values})
+
+    def mean(kind):
+        return weighted_mean(robust([upload], kind, {}), {"x": torch.zeros(2)})["x"].tolist()
+
+    assert mean("median") == [3.0, 0.5]
+    assert mean("trimmed_mean") == [3.0, 0.5]
+    marks = torch.tensor([[True, False], [True, False], [True, True], [True, True]])
+    rows = Upload(
+        torch.arange(4),
+        torch.ones(4),
+        {"x": torch.where(marks, values, 0.0)[..., None]},
+        sent_rows={"x": marks},
+    )
+    found = weighted_mean(robust([rows], "median", {}), {"x": torch.full((2, 1), 9.0)})["x"]
+    assert found.tolist() == [[3.0], [4.0]]  # of the second row two clients know
+    bad = upload._replace(tensors={"x": values.index_fill(0, torch.tensor([2]), torch.nan)}, finite=None)
+    assert weighted_mean(robust([bad], "median", {}), {"x": torch.zeros(2)})["x"].tolist() == [2.0, 0.0]
+    nothing = {"x": torch.ones(2)}
+    assert weighted_mean(robust([], "median", {}), nothing) is nothing
+
+
+def test_norms_are_clipped_to_their_median():
+    server = {"x": torch.tensor([1.0, 1.0])}
+    change = torch.tensor([[3.0, 4.0], [0.0, 1.0], [600.0, 800.0]])
+    upload = Upload(torch.arange(3), torch.ones(3), {"x": server["x"] + change})
+    (clipped,) = robust([upload], "norm_clip", server)
+    torch.testing.assert_close(clipped.tensors["x"] - server["x"], torch.tensor([[3.0, 4.0], [0.0, 1.0], [3.0, 4.0]]))
+
+
+def test_methods_without_a_mean_are_refused():
+    for name in ("fedecider", "local", "lora_sim"):
+        with pytest.raises(ValueError, match="takes no mean over clients"):
+            with_robust_mean(build(name), "median")
+
+
+def test_scenarios_are_read():
+    (one,) = read_faults({"faults": [{"client": "comics", "kind": "scale", "rounds": "2-4", "factor": 3}]}, NAMES, "f")
+    assert one == Fault(1, "scale", 2, 4, 3.0)
+    assert [one.holds(round) for round in (1, 2, 4, 5)] == [False, True, True, False]
+    ends = [
+        read_faults({"faults": [{"client": "crime", "kind": "away", "rounds": r}]}, NAMES, "f")[0] for r in (3, "3-")
+    ]
+    assert [(one.first, one.last) for one in ends] == [(3, 3), (3, None)]
+    for path in sorted((REPOSITORY / "configs" / "scenarios").glob("*.yaml")):
+        assert read_faults(yaml.safe_load(path.read_text()), NAMES, str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "got no list of faults"),
+        ({"faults": []}, "got no list of faults"),
+        ({"faults": [{"client": "crime"}]}, "expected client and kind"),
+        ({"faults": [{"client": "crime", "kind": "away", "when": 3}]}, "expected client and kind"),
+        ({"faults": [{"client": "crime", "kind": "sleepy"}]}, "expected one of away, late"),
+        ({"faults": [{"client": "sports", "kind": "away"}]}, "expected one of crime, comics"),
+        ({"faults": [{"client": "crime", "kind": "away", "rounds": "4-2"}]}, "expected such as 3, 2-4 or 2-"),
+        ({"faults": [{"client": "crime", "kind": "away", "rounds": 0}]}, "expected such as 3"),
+        ({"faults": [{"client": "crime", "kind": "scale", "factor": "big"}]}, "expected a number"),
+    ],
+)
+def test_bad_scenarios_are_one_sentence(content, message):
+    with pytest.raises(ValueError, match=message):
+        read_faults(content, NAMES, "scenario.yaml")

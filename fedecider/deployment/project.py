@@ -20,6 +20,7 @@ import torch
 from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains, save_domains
+from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.checksums import SUMS_FILE, check_sums, file_sha256, write_sums
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import write_json
@@ -131,6 +132,10 @@ def check_deployable(settings: Settings) -> None:
             f"got user_wording {config.pretrain.samples.user_wording}, expected none in a deployment: texts of client "
             "users are made in stage 1, which sites do not run"
         )
+    if config.faults:
+        raise ValueError(
+            f"got the scenario {config.faults}, expected none in a deployment, where faults come by themselves"
+        )
     if config.public_names:
         raise ValueError("got public_domains, expected none in a deployment: prepare public users of the own domains")
 
@@ -156,7 +161,8 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     ids = {name: load_ids(pretrained.folder, domain, settings.run.pretrain) for name, domain in public.items()}
     foundation = Foundation(dict(own), ids, pretrained, distilled, everyone)
     recommender = make_recommender(settings, foundation, device, names=project.names)
-    return Party(recommender, METHODS[settings.run.method].build(recommender, settings.method), foundation)
+    method = METHODS[settings.run.method].build(recommender, settings.method)
+    return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)
 
 
 def project_files(root: Path) -> list[str]:

@@ -127,11 +127,12 @@ def _server_metrics(project: Project, state: RunState, told: Mapping[int, Mappin
         "domains": by_site,
     }
     if len(by_site) == len(project.names) > 1:
-        first = next(iter(by_site.values()))["test"]
+        first, *others = (site["test"] for site in by_site.values())
         content[MACRO] = {
             "test": {
                 row: {metric: {"mean": _mean(by_site, row, metric)} for metric in metrics}
                 for row, metrics in first.items()
+                if all(other.get(row, {}).keys() == metrics.keys() for other in others)
             }
         }
     return content

@@ -29,6 +29,9 @@ Exchange = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
 """client -> message, seconds to wait -> the answers of those who answered in time."""
 
 
+MAX_ROWS = 100
+
+
 @dataclass(frozen=True)
 class DeploymentConfig:
     """What a server waits for and takes.
@@ -207,6 +210,21 @@ def _joined(heard: Mapping[int, Upload]) -> Upload:
     )
 
 
+def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
+    """row -> metric -> mean and interval, as a site tells them of its test items."""
+    rows = answer.facts.get("results")
+    if answer.kind != "results" or not isinstance(rows, dict) or len(rows) > MAX_ROWS:
+        raise ValueError(f"got {answer.kind!r}, expected the results of the test in at most {MAX_ROWS} rows")
+    for row, metrics in rows.items():
+        good = isinstance(metrics, dict) and all(
+            isinstance(value, dict) and all(isinstance(one, int | float) for one in value.values()) and "mean" in value
+            for value in metrics.values()
+        )
+        if not good:
+            raise ValueError(f"got no figures in the row {row!r}, expected mean, low and high of every metric")
+    return rows
+
+
 def _read_scores(answer: Message, round: int, views: Sequence[str], scores: Sequence[str]) -> dict[str, list[float]]:
     if (answer.kind, answer.round) != ("scores", round):
         raise ValueError(f"got {answer.kind!r} of round {answer.round}, expected the scores of round {round}")
@@ -264,5 +282,10 @@ def run_deployed(
         client: of_download("finish", state.round, download, row, facts)
         for row, client in enumerate(everyone.clients.tolist())
     }
-    answers = line.ask(state.round, requests)
-    return state, {client: answer.facts["results"] for client, answer in answers.items() if answer.kind == "results"}
+    results: dict[int, Mapping[str, Any]] = {}
+    for client, answer in line.ask(state.round, requests).items():
+        try:
+            results[client] = _read_results(answer)
+        except ValueError as error:
+            line.refuse(client, str(error))
+    return state, results

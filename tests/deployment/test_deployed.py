@@ -281,6 +281,18 @@ def test_scores_out_of_range_are_not_believed(tmp_path):
     assert any("expected numbers from 0 to 1" in one["reason"] for one in records[2]["refused_uploads"])
 
 
+@pytest.mark.parametrize("lie", [None, [], {"row": 3}, {"row": {"hit@10": {"mean": "many"}}}, {"row": {"hit@10": {}}}])
+def test_results_that_are_no_figures_are_left_out(lie, tmp_path):
+    def lies(client, asked, blob):
+        return changed(blob, facts={"results": lie}) if client == 1 and asked.kind == "finish" else blob
+
+    honest = {"row": {"hit@10": {"mean": 0.25, "low": 0.0, "high": 0.5}}}
+    sites = [site_of("fedavg", client, tmp_path, finish=lambda state, download: honest) for client in range(3)]
+    _, _, line, results = deployed("fedavg", sites, 1, damage=lies)
+    assert results == {0: honest, 2: honest}
+    assert [one["client"] for one in line.refused] == [1]
+
+
 def test_deployment_settings_are_checked():
     with pytest.raises(ValueError, match="min_clients"):
         DeploymentConfig(min_clients=0)

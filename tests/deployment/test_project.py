@@ -14,7 +14,7 @@ from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.messages import unpack
-from fedecider.deployment.project import make_project, read_project
+from fedecider.deployment.project import make_project, party, read_project
 from fedecider.deployment.run import make_site, serve
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.llm.commands import parse_settings
@@ -152,6 +152,14 @@ def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
             make_site(project, str(playground / "public"), "comics", tmp_path / "out", launch, CONFIG)
 
 
+def test_a_server_takes_the_mean_that_is_asked_for(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    project = read_project(playground / "project")
+    run = dataclasses.replace(project.settings.run, robust_mean="median")
+    with pytest.raises(ValueError, match="takes no mean over clients"):  # it is FeDecider's project
+        party(project._replace(settings=project.settings._replace(run=run)), {}, CPU)
+
+
 def test_a_damaged_project_is_refused(playground, tmp_path):
     with pytest.raises(ValueError, match=r"without project\.json, expected a folder that scripts/deploy\.py provision"):
         read_project(tmp_path)
@@ -170,6 +178,7 @@ def test_a_damaged_project_is_refused(playground, tmp_path):
         (("--method", "centralised"), "expected one that federates"),
         (("--public_domains", "children"), "got public_domains"),
         (("--data", ""), "got no data"),
+        (("--faults", "scenario.yaml"), "got the scenario scenario.yaml"),
     ],
 )
 def test_what_cannot_be_deployed_is_told_before_any_work(words, message, playground, monkeypatch, tmp_path):

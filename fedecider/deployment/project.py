@@ -165,12 +165,6 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)
 
 
-def project_files(root: Path) -> list[str]:
-    """Files of a project, relative, the checksums last."""
-    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return sorted(found, key=lambda name: (name == SUMS_FILE, name))
-
-
 def own_domain(data: str, name: str) -> Domain:
     """The site's prepared domain, which must have client users."""
     domain = load_domains(data, [name])[name]

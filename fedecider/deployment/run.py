@@ -40,7 +40,7 @@ def serve(
     """Run all rounds of a project with the sites at the other end of ``exchange``; returns the server's run folder.
 
     It holds ``run.json``, ``rounds.jsonl``, ``checkpoints/``, ``metrics.json`` (what sites tell of their test items)
-    and ``wire.json`` (bytes of every message).
+    and ``wire.json`` (bytes of every message since the run was last started or resumed).
     """
     settings = project.settings
     run = settings.run
@@ -64,7 +64,10 @@ def serve(
             resume=resume,
             on_round=on_round,
         )
-        write_json(output / WIRE_FILE, {"unit": "bytes of one message", "messages": line.carried})
+        write_json(
+            output / WIRE_FILE,
+            {"unit": "bytes of one message, since the run was last started or resumed", "messages": line.carried},
+        )
         write_json(folder.metrics, _server_metrics(project, state, told))
     return output
 

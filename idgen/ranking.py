@@ -6,6 +6,7 @@ Shape legend: B users of a batch, U users of a task, K beams.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import torch
@@ -53,10 +54,15 @@ def rank_task(
     drop_seen: bool,
     precision: str,
     device: torch.device,
+    share: tuple[int, int] = (0, 1),
 ) -> Tensor:
-    """(U,) places in the order of ``users`` (default: all); batches come sorted by length and are put back."""
+    """(U,) places in the order of ``users`` (default: all); batches come sorted by length and are put back.
+
+    ``share`` (p, P): every P-th batch from p on alone; users of the others are not ranked.
+    """
     position_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.long)
-    for user_B, input_ids, attention_mask, target_B in eval_batches(task, split, ranking.eval_batch_size, users):
+    batches = eval_batches(task, split, ranking.eval_batch_size, users)
+    for user_B, input_ids, attention_mask, target_B in islice(batches, share[0], None, share[1]):
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             item_BK, _ = constrained_beam_search(
                 model,

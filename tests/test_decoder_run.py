@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fedecider.llm.recommend import load, recommend
@@ -134,6 +135,30 @@ def test_kill_and_resume_gives_the_same_metrics(playground, monkeypatch):
     assert main("federate", *words, "--resume", "true") == 0
     whole = json.loads((playground / "runs" / "whole" / "metrics.json").read_text())
     assert json.loads((killed / "metrics.json").read_text()) == whole
+
+
+@pytest.mark.parametrize("placement", ["clients", "data"])
+def test_two_processes_give_what_one_gives(placement, playground):
+    output = playground / "runs" / f"two by {placement}"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    words = ["--config", "toy.yaml", "--placement", placement, "--output", str(output)]
+    command = [*launch, str(REPOSITORY / "scripts" / "federate.py"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, cwd=playground, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    runs = (playground / "runs" / "whole", output)
+    one, two = (json.loads((run / "metrics.json").read_text()) for run in runs)
+    if placement == "clients":
+        assert one == two
+        return
+    for domain, found in one["domains"].items():  # sums of two halves round otherwise: an item or two may change places
+        for row, metrics in found["test"].items():
+            assert metrics["hit@10"]["mean"] == pytest.approx(
+                two["domains"][domain]["test"][row]["hit@10"]["mean"], abs=0.01
+            )
+        pairs = [load_file(run / "adapters" / domain / "adapter_model.safetensors") for run in runs]
+        for name, tensor in pairs[0].items():
+            torch.testing.assert_close(tensor, pairs[1][name], atol=1e-4, rtol=1e-3)
 
 
 BAD_INPUT = {

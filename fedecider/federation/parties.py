@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed
+from torch import Tensor
 
 from fedecider.federation.method import Block
 from fedecider.federation.streams import stream
+
+Placement = Literal["clients", "data"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,12 @@ class Processes:
 
     index: int = 0
     count: int = 1
+    placement: Placement = "clients"
+    """What is shared out over them: clients, or every client's batches and users."""
+
+    @property
+    def within_a_client(self) -> bool:
+        return self.count > 1 and self.placement == "data"
 
     def gather(self, value: Any) -> list[Any]:
         """``value`` of every process, in process order, on every process."""
@@ -27,6 +36,11 @@ class Processes:
         values: list[Any] = [None] * self.count
         torch.distributed.all_gather_object(values, value)
         return values
+
+    def add_up(self, value: Tensor) -> None:
+        """The sum of ``value`` over the processes, in its place, with the same bits in all of them."""
+        if self.count > 1:
+            torch.distributed.all_reduce(value)
 
 
 def sample_cohort(num_clients: int, participation: float, seed: int, round: int) -> set[int]:
@@ -43,8 +57,13 @@ def in_client_order(
 ) -> Iterator[tuple[Block, Any]]:
     """``(block, work(block))`` for every block in order, on every process; process p computes every P-th block.
 
-    Works in waves of one block per process, so that at most P results are in memory at once.
+    Works in waves of one block per process, so that at most P results are in memory at once. Where processes share a
+    client's data, all of them work on every block.
     """
+    if processes.within_a_client:
+        for block in blocks:
+            yield block, work(block)
+        return
     for start in range(0, len(blocks), processes.count):
         wave = blocks[start : start + processes.count]
         mine = wave[processes.index] if processes.index < len(wave) else None

@@ -9,6 +9,7 @@ from distill.train import DistillConfig
 from fedecider.bounds import LoraRank, OneOrMore, Participation, Seed, Threads, at_least, check
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean
+from fedecider.federation.parties import Placement
 from fedecider.lora.adapters import LoraSettings
 from fedecider.memory.config import MemoryConfig
 from idgen.alternating import AlternatingConfig
@@ -124,6 +125,8 @@ class RunConfig:
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
         faults: The file of a scenario, of what goes wrong in which round (configs/scenarios); if empty, nothing does.
+        placement: What several processes share out: clients, of which each trains its own; or data, of which each takes
+            its part of every client's batches and users, for clients that are few and large.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
             the median of their norms.
@@ -158,6 +161,7 @@ class RunConfig:
     lora_targets: str = "attention"
     quantize: Quantize = "none"
     faults: str = ""
+    placement: Placement = "clients"
     robust_mean: RobustMean = "mean"
     update_shares: str = "1"
     export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0

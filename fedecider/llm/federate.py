@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,7 +43,8 @@ def federate(settings: Settings, launch: Launch) -> Path:
     root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients)))
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
-    recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed)
+    launch = launch._replace(processes=replace(launch.processes, placement=config.placement))
+    recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed, processes=launch.processes)
     method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
     goes_wrong = scenario(faults, config.seed, lambda name: name.endswith("lora_b"))
     size = recommender.num_clients if METHODS[config.method].pooled else 1

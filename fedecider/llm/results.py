@@ -94,6 +94,7 @@ def write_models(
     )
     if not launch.is_main:
         return None
+    recommender = recommender.by_itself()
     shares = chosen_shares(settings, method, recommender, state, foundation.domains)
     reported = view_labels(method.name, method.views)[method.views[0]]
     for split, found in (("test", methods), ("valid", valid_methods)):

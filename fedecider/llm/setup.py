@@ -15,6 +15,7 @@ from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.parties import Processes
 from fedecider.federation.streams import stream
 from fedecider.llm.config import RunConfig
 from fedecider.llm.domain_ids import DomainIds, load_ids
@@ -146,11 +147,12 @@ def make_recommender(
     device: torch.device,
     deepspeed: Accelerator | None = None,
     names: Sequence[str] | None = None,
+    processes: Processes | None = None,
 ) -> Recommender:
     """The student with adapters attached, and the clients' tasks.
 
-    ``names``: all clients of the run, where ``foundation.domains`` are not all of them: a catalogue stands for the
-    others' tasks.
+    ``processes``: of the run. ``names``: all clients of the run, where ``foundation.domains`` are not all of them: a
+    catalogue stands for the others' tasks.
     """
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
     student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
@@ -164,6 +166,7 @@ def make_recommender(
         drop_seen=get_protocol(settings.run.protocol).drop_seen,
         device=device,
         deepspeed=deepspeed,
+        processes=processes,
     )
 
 

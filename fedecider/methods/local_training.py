@@ -16,6 +16,7 @@ from fedecider.federation.streams import derive_seed, stream
 from fedecider.lora.adapters import FACTORS, ROLES, adapter_shapes, check_adapters, named_factors, read_adapters
 from fedecider.methods.recommender import Recommender
 from fedecider.methods.sharded import deepspeed_steps
+from idgen.backbones.family import every_nth_row, num_targets
 from idgen.quantized import check_trainable
 from idgen.training import checkpointed, decay, keep_full_rates, sequence_loss, set_rates
 
@@ -53,8 +54,9 @@ def train_locally(
     dropout draw from streams keyed by the domain's name, the round and the epoch. ``alpha`` trains beside the factors
     with its own rate when it requires gradients. Only ``factors`` of the pairs are trained. ``pull`` adds ``strength *
     (theta - anchor)`` to their gradients, before clipping; the logged loss is without it. Decay is 0 since it would
-    pull weights and directions towards 0. Differs from the paper: it names learning rates, batch size and epochs only;
-    the rest is ours.
+    pull weights and directions towards 0. Processes that share a client each take their rows of every batch and add up
+    gradients, so that all of them take the step of the whole batch, to rounding; dropout is drawn by each. Differs from
+    the paper: it names learning rates, batch size and epochs only; the rest is ours.
     """
     settings, started = recommender.training, time.perf_counter()
     model, name = recommender.model, recommender.names[client]
@@ -70,7 +72,8 @@ def train_locally(
         trained.append(alpha)
     losses, steps, shapes = [], 0, adapter_shapes(model)
     model.train()
-    seed = derive_seed(recommender.seed, "dropout", name, round)
+    others = recommender.processes
+    seed = derive_seed(recommender.seed, "dropout", name, round, *([others.index] if others.index else []))
     with (
         _global_seed(seed, recommender.device),
         checkpointed(model, settings.gradient_checkpointing),
@@ -138,16 +141,37 @@ def _step(
     strength: float,
 ) -> Tensor:
     device, settings = recommender.device, recommender.training
-    with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-        loss = sequence_loss(recommender.model, inputs)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+        loss = _gradients(recommender, trained, inputs)
     for parameter, anchor in zip(trained, anchors, strict=False):  # alpha comes last and has no anchor
         if parameter.grad is not None:
             parameter.grad.add_(parameter.detach() - anchor, alpha=strength)
     nn.utils.clip_grad_norm_(trained, settings.clip_norm)
     optimizer.step()
-    return loss.detach().float()
+    return loss
+
+
+def _gradients(recommender: Recommender, trained: list[nn.Parameter], inputs: dict[str, Tensor]) -> Tensor:
+    """The mean loss of a batch, its gradients in ``trained``; of several processes each computes those of its rows."""
+    processes = recommender.processes
+    if processes.count == 1:
+        loss = sequence_loss(recommender.model, inputs)
+        loss.backward()
+        return loss.detach().float()
+    mine = every_nth_row(inputs, processes.index, processes.count)
+    total = torch.zeros((), device=recommender.device)
+    if num_targets(mine):
+        loss = sequence_loss(recommender.model, mine) * (num_targets(mine) / num_targets(inputs))
+        loss.backward()
+        total = loss.detach().float()
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in trained]
+    flat = torch.cat([total.view(1), *(one.float().flatten() for one in gradients)])
+    processes.add_up(flat)
+    parts = flat[1:].split([one.numel() for one in trained])
+    for parameter, part in zip(trained, parts, strict=True):
+        parameter.grad = part.view_as(parameter).to(parameter.dtype)
+    return flat[0]
 
 
 @contextmanager

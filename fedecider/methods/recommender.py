@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedecider.bounds import OneOrMore, Positive, PositiveOrInfinite, Precision, Schedule, check
 from fedecider.federation.method import Block, Download, Tree
+from fedecider.federation.parties import Processes
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import adapter_shapes
@@ -83,6 +84,10 @@ class Recommender(NamedTuple):
     """client -> training samples, the client weight of sample-weighted means."""
     deepspeed: Accelerator | None = None
     """Trains through DeepSpeed (`fedecider.methods.sharded`), where it was launched so."""
+    alone: Callable[[int, str], Tensor] | None = None
+    """``positions`` without the help of other processes, where those take part in it."""
+    processes: Processes = Processes()
+    """Those that share the data of every client: all of them train and rank it together."""
     own_rows: Tree = {}  # noqa: RUF012 (never written to)
     """Factor name -> (K, V) bool: its rows that a client's training may change (`fedecider.methods.own_rows`); factors
     that are not named it may change anywhere."""
@@ -90,6 +95,10 @@ class Recommender(NamedTuple):
     @property
     def num_clients(self) -> int:
         return len(self.names)
+
+    def by_itself(self) -> Recommender:
+        """The same, for what one process does while the others do not."""
+        return self._replace(positions=self.alone or self.positions, processes=Processes())
 
 
 def build_recommender(
@@ -103,8 +112,13 @@ def build_recommender(
     drop_seen: bool = True,
     device: torch.device | str = "cpu",
     deepspeed: Accelerator | None = None,
+    processes: Processes | None = None,
 ) -> Recommender:
-    """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``."""
+    """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``.
+
+    ``processes``: those that train and rank every client together, if they do.
+    """
+    processes = processes if processes is not None and processes.within_a_client else Processes()
     device = torch.device(device)
     model.to(device)
     tries = [task.trie.to(device) for task in tasks]
@@ -116,7 +130,7 @@ def build_recommender(
         for batch in train_batches(tasks[client], training.batch_size, generator):
             yield batch if token_C is None else {**batch, "catalogue": token_C}
 
-    def positions(client: int, split: str) -> Tensor:
+    def ranked(client: int, split: str, share: tuple[int, int] = (0, 1)) -> Tensor:
         users = eval_users(tasks[client], split, ranking.num_eval_users, stream(seed, "eval_users", tasks[client].name))
         return rank_task(
             model,
@@ -128,7 +142,12 @@ def build_recommender(
             drop_seen,
             training.precision,
             device,
+            share,
         )
+
+    def ranked_together(client: int, split: str) -> Tensor:
+        parts = processes.gather(ranked(client, split, (processes.index, processes.count)))
+        return torch.stack(parts).amin(0)  # whom another process ranks is not ranked here, which is the largest place
 
     return Recommender(
         model=model,
@@ -140,9 +159,11 @@ def build_recommender(
         training=training,
         ranking=ranking,
         batches=batches,
-        positions=positions,
+        positions=ranked_together if processes.count > 1 else ranked,
+        alone=ranked,
         num_examples=lambda client: num_samples(tasks[client]),
         deepspeed=deepspeed,
+        processes=processes,
         own_rows=rows_of_clients(adapter_shapes(model), tasks) if training.softmax == "catalogue" else {},
     )
 

@@ -34,6 +34,11 @@ def num_targets(batch: TokenBatch) -> int:
     return int((labels_of(batch) != IGNORED_LABEL).sum())
 
 
+def every_nth_row(batch: TokenBatch, first: int, step: int) -> TokenBatch:
+    """A share of the rows of a batch; possibly none."""
+    return {name: tensor if name == "catalogue" else tensor[first::step] for name, tensor in batch.items()}
+
+
 def num_samples_of(batch: TokenBatch) -> int:
     """Samples of a batch, of which a row may hold several."""
     if "position_ids" in batch:

@@ -21,7 +21,7 @@ from idgen.backbones.families import unwrap
 from idgen.decode import score_catalogue
 from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.ranking import RankingConfig
+from idgen.ranking import RankingConfig, rank_task
 from idgen.samples import build_task, eval_batches, num_samples
 from idgen.tokenizer import train_tokenizer
 
@@ -250,3 +250,13 @@ def test_items_of_several_tokens_cannot_be_compared_with_a_catalogue(parts):
             training=LocalTraining(softmax="catalogue"),
             ranking=RankingConfig(),
         )
+
+
+def test_processes_that_share_a_client_rank_its_users_between_them(parts):
+    recommender = recommender_of(parts, num_beams=15, eval_batch_size=1)
+    whole = recommender.positions(0, "test")
+    task, device = recommender.tasks[0], torch.device("cpu")
+    asked = (recommender.model, task, task.trie, "test", None, recommender.ranking, True, "fp32", device)
+    shares = [rank_task(*asked, share=(index, 3)) for index in range(3)]
+    assert sorted(int((share != NOT_RANKED).sum()) for share in shares) == [1, 1, 2]  # four users
+    assert torch.equal(torch.stack(shares).amin(0), whole)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -43,7 +44,7 @@ SAMPLE, CHECKED = 24, 24
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--methods", default=",".join(name for name in METHODS if name in REFERENCES))
-    parser.add_argument("--shapes", default="ml-1m,24516-clients")
+    parser.add_argument("--shapes", default="ml-1m,24516-clients", help="these, or such as fedmf-60000x2000")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -72,6 +73,8 @@ def run_case(case: str, rounds: int, device: torch.device) -> dict:
         return shape_case("fedmf", load_interactions(InteractionsConfig(dataset="ml-1m")), rounds, device)
     if name == "toy":
         return shape_case("fedrecgel", synthetic(60, 80), rounds, device, embedding_size=8)
+    if sized := re.fullmatch(r"(\w+)-(\d+)x(\d+)", name):
+        return shape_case(sized[1], synthetic(int(sized[2]), int(sized[3])), rounds, device)
     return shape_case("fedrecgel", synthetic(24_516, 7_355), rounds, device, embedding_size=32)
 
 

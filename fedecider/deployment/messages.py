@@ -27,6 +27,8 @@ FORMAT = 1
 """Raise it when messages are laid out in another way, so that sites of another version are refused."""
 MARKS = "marks:"
 """What the names of packed marks start with."""
+MOST_EXAMPLES = 2**31
+"""No client has more: a weight beyond it would be the only one that counts in a mean, or infinite."""
 RESEND = "resend"
 """Kind of the answer of a site that does not hold the download which the server thinks it has."""
 _HEAD = "fedecider"
@@ -122,8 +124,8 @@ def to_upload(one: Message, client: int, round: int, like: Tree) -> Upload:
             f"{client} for round {round}"
         )
     weight = facts.get("weight")
-    if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"got the weight {weight!r}, expected a number from 0 on")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_EXAMPLES:
+        raise ValueError(f"got the weight {str(weight)[:40]!r}, expected a number from 0 to {MOST_EXAMPLES:,}")
     tensors = _unmarked(one, like, max((tensor.nbytes for tensor in like.values()), default=0))
     if tensors.keys() != like.keys():
         more, missing = sorted(tensors.keys() - like.keys())[:3], sorted(like.keys() - tensors.keys())[:3]

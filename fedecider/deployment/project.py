@@ -134,7 +134,7 @@ def check_deployable(settings: Settings) -> None:
         )
     if config.faults:
         raise ValueError(
-            f"got the scenario {config.faults}, expected none in a deployment, where faults come by themselves"
+            f"got the scenario {config.faults}, expected none in a project: a site that plays one names it itself"
         )
     if config.public_names:
         raise ValueError("got public_domains, expected none in a deployment: prepare public users of the own domains")

@@ -184,7 +184,7 @@ def scored(names: Sequence[str]) -> Callable[[list[Tensor]], list[dict[str, floa
 def told(line: Line) -> Callable[[Upload, int], Delivered]:
     """What the loop records of those who were not heard: each is told once."""
 
-    def deliver(upload: Upload, round: int) -> Delivered:
+    def deliver(upload: Upload, sent_to: Callable[[], Download], round: int) -> Delivered:
         refused, line.refused = line.refused, []
         return Delivered(upload, refused)
 

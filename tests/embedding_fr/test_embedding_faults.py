@@ -1,5 +1,9 @@
 """Faults and robust means where every user is a client, and where tables are held by the rows that changed."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
 import pytest
 import torch
 from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population
@@ -74,6 +78,38 @@ def test_a_fault_reaches_the_whole_table_also_where_rows_are_held(name, variant,
     plain, _ = run(toy_method(name, **variant), rounds=2)
     uniform = kind == "weight" and name == "fedrecgel"  # whose server does not look at weights
     assert uniform == all(torch.equal(state.server[key], plain.server[key]) for key in plain.server)
+
+
+class Twin(NamedTuple):
+    """One of two processes that are threads."""
+
+    index: int
+    shared: list
+    barrier: threading.Barrier
+    count: int = 2
+
+    def gather(self, value):
+        self.shared[self.index] = value
+        self.barrier.wait(60)
+        both = list(self.shared)
+        self.barrier.wait(60)
+        return both
+
+
+def test_two_processes_play_the_scenario_of_one():
+    """The absence of the first client moves the second one's block, and what it sent before, to the other process."""
+    faults = (Fault(0, "away", 2), Fault(1, "replay", 2))
+    one, _ = run_with(toy_method("fedmf"), *faults, rounds=3, block_clients=1)
+    shared, barrier = [None, None], threading.Barrier(2)
+
+    def work(index):
+        twin = Twin(index, shared, barrier)
+        return run_with(toy_method("fedmf"), *faults, rounds=3, block_clients=1, processes=twin)[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        states = list(pool.map(work, range(2)))
+    for state in states:
+        assert all(torch.equal(state.server[key], one.server[key]) for key in one.server)
 
 
 def test_medians_of_rows_by_hand():

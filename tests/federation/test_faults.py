@@ -101,6 +101,15 @@ def test_what_hostile_uploads_are():
     assert replays.deliver(later, nothing_sent, 2).upload.tensors["x.lora_b"].tolist() == [[6.0] * 4, [2.0] * 4]
 
 
+def test_a_replay_of_other_tensors_than_the_round_is_about_is_refused():
+    """RoLoRA sends one factor, then the other; what was sent before has other names."""
+    state, records = run_with("rolora", Fault(1, "replay", 2), rounds=2)
+    away, _ = run_with("rolora", Fault(1, "away", 2), rounds=2)
+    (refused,) = records[1]["refused_uploads"]
+    assert "which is not what round 2 is about" in refused["reason"]
+    assert same(state.server, away.server)
+
+
 def test_a_direction_does_not_care_how_large_its_upload_is():
     """FeDecider takes the direction alone: a million times an upload is the upload, and nobody else is harmed.
 

@@ -66,10 +66,13 @@ def with_other_value(draw: st.DrawFn, content: Any) -> Any:
 
 
 def told(work: Callable[[], Any]) -> Any:
-    """What ``work`` gives, or None where it refuses with a sentence; every other exception is a defect."""
+    """What ``work`` gives, or None where it refuses with a sentence; every other exception is a defect.
+
+    The system's own refusals count (a name that is too long): commands end with a sentence and code 2 for them too.
+    """
     try:
         return work()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sentence = str(error)
     assert len(sentence.split()) > 2, f"a refusal without a sentence: {sentence!r}"
     return None

@@ -35,7 +35,7 @@ def whole(state) -> bool:
 
 
 @given(st.sampled_from(FILES), st.data())
-@fixed(250)
+@fixed(83)
 def test_damaged_files(saved, name, data):
     path = saved / "round_00001" / name
     content = path.read_bytes()
@@ -51,7 +51,7 @@ def test_damaged_files(saved, name, data):
 
 
 @given(st.data())
-@fixed(250)
+@fixed(83)
 def test_other_numbers(saved, data):
     path = saved / "round_00001" / "state.json"
     content = path.read_text()
@@ -94,7 +94,7 @@ def project(tmp_path_factory):
 
 
 @given(st.data())
-@fixed(40)
+@fixed(13)
 def test_projects(project, data):
     """Settings are many: every example parses all of them."""
     path = project / "project.json"
@@ -112,7 +112,7 @@ def test_projects(project, data):
 
 
 @given(st.lists(st.sampled_from(PATHS) | st.text(max_size=6), max_size=4))
-@fixed(200)
+@fixed(66)
 def test_names_of_sites_stay_in_their_folder(names):
     """They are files (``parties/<site>.yaml``) and folders of kits."""
     for site in (told(lambda: site_names(names)) or {}).values():
@@ -121,7 +121,7 @@ def test_names_of_sites_stay_in_their_folder(names):
 
 
 @given(st.data())
-@fixed(150)
+@fixed(50)
 def test_checksums_of_a_hand_over(tmp_path, data):
     folder = tmp_path / "adapters" / "crime"
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def test_checksums_of_a_hand_over(tmp_path, data):
 
 
 @given(st.sampled_from([".jsonl", ".csv"]), st.data())
-@fixed(200)
+@fixed(66)
 def test_files_of_new_items(tmp_path, ending, data):
     content = b'{"key": "b1", "title": "One", "text": "title: one"}\n' * 2
     path = tmp_path / f"new{ending}"

@@ -56,7 +56,7 @@ def prepared(tmp_path_factory):
 
 
 @given(st.sampled_from(sorted(RAW)), st.booleans(), st.data())
-@fixed(200)
+@fixed(66)
 def test_packed_files(tmp_path, name, zipped, data):
     folder = write_raw(tmp_path / "raw")
     content = gzip.compress(RAW[name]) if zipped else RAW[name]
@@ -68,7 +68,7 @@ def test_packed_files(tmp_path, name, zipped, data):
 
 
 @given(st.sampled_from(["user", "item", "time", "pos", "rating", "domain"]), SCALARS)
-@fixed(150)
+@fixed(50)
 def test_packed_values(tmp_path, name, value):
     folder = write_raw(tmp_path / "raw")
     item = {**ITEMS[0], "item" if name == "item" else "title": value}
@@ -86,7 +86,7 @@ def test_packed_values(tmp_path, name, value):
 
 
 @given(damaged(TABLE))
-@fixed(150)
+@fixed(50)
 def test_tables_of_ratings(tmp_path, blob):
     (tmp_path / "toy.csv").write_bytes(blob)
     words = {"dataset": "toy", "source": "csv", "raw": str(tmp_path), "time_column": "time"}
@@ -94,7 +94,7 @@ def test_tables_of_ratings(tmp_path, blob):
 
 
 @given(damaged(AMAZON))
-@fixed(150)
+@fixed(50)
 def test_files_of_reviews(tmp_path, blob):
     (tmp_path / "Games_5.json").write_bytes(blob)
     (tmp_path / "meta_Games.json").write_bytes(b"".join(json.dumps(item).encode() + b"\n" for item in ITEMS))
@@ -128,14 +128,14 @@ def load(prepared: Path) -> None:
 
 
 @given(st.sampled_from(["items.parquet", "clients.parquet", "public.parquet"]), st.data())
-@fixed(200)
+@fixed(66)
 def test_damaged_parquet(prepared, name, data):
     content = data.draw(damaged((prepared / "games" / name).read_bytes()))
     change(prepared, name, content, lambda: load(prepared))
 
 
 @given(st.data())
-@fixed(150)
+@fixed(50)
 def test_other_cards(prepared, data):
     card = json.loads((prepared / "games" / "card.json").read_text())
     text = json.dumps(data.draw(with_other_value(card)))

@@ -43,7 +43,7 @@ def as_yaml(value) -> bytes:
 
 
 @given(with_other_value(SCENARIO))
-@fixed(500)
+@fixed(150)
 def test_scenarios(content):
     for faults in told(lambda: read_faults(content, NAMES, "file")) or []:
         assert 0 <= faults.client < 3
@@ -53,7 +53,7 @@ def test_scenarios(content):
 
 
 @given(damaged(yaml.safe_dump(SCENARIO).encode()))
-@fixed(300)
+@fixed(100)
 def test_files_of_scenarios(tmp_path, blob):
     path = tmp_path / "scenario.yaml"
     path.write_bytes(blob)
@@ -62,7 +62,7 @@ def test_files_of_scenarios(tmp_path, blob):
 
 
 @given(VALUES)
-@fixed(200)
+@fixed(80)
 def test_files_of_any_content(tmp_path, value):
     path = tmp_path / "any.yaml"
     path.write_bytes(as_yaml(value))
@@ -72,7 +72,7 @@ def test_files_of_any_content(tmp_path, value):
 @given(
     st.dictionaries(st.sampled_from(["deadline_s", "min_clients", "max_megabytes", "x", "../x"]), VALUES, max_size=3)
 )
-@fixed(120)
+@fixed(50)
 def test_blocks_of_settings(values):
     found = told(lambda: from_plain(DeploymentConfig, values, "party.yaml"))
     if found is not None:
@@ -83,7 +83,7 @@ def test_blocks_of_settings(values):
 @given(
     with_other_value({"clip": 1.0, "mechanism": "gaussian", "noise_scale": 0.5, "delta": 1e-5, "noise_on": "upload"})
 )
-@fixed(120)
+@fixed(50)
 def test_privacy_settings(values):
     found = told(lambda: from_plain(PrivacyConfig, values, "privacy"))
     if found is not None:
@@ -91,7 +91,7 @@ def test_privacy_settings(values):
 
 
 @given(st.sampled_from(OPTIONS), SCALARS)
-@fixed(60)
+@fixed(25)
 def test_values_on_the_command_line(name, value):
     word = (
         json.dumps(value) if value is None or isinstance(value, bool) else str(value) if value != 10**400 else "9" * 400
@@ -139,6 +139,12 @@ def test_scenarios_that_were_read_as_something_else(one, message):
             read_faults({"faults": [one]}, NAMES, "file")
     else:
         assert read_faults({"faults": [one]}, NAMES, "file") == [Fault(1, "away", 34, 34)]
+
+
+@pytest.mark.parametrize("word", ["--num_rounds", "--participation", "--seed"])
+def test_numbers_that_no_float_can_hold(word):
+    with pytest.raises(ValueError, match=f"{word[2:]}|too large"):
+        parse_embedding_settings("", ["--method", "fedmf", word, "9" * 400], "fedmf")
 
 
 def test_faults_without_federation_are_refused():

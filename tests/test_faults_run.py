@@ -116,7 +116,7 @@ def test_a_scenario_of_the_embedding_track_names_users_by_key_or_number(ratings,
 def test_bad_scenarios_of_the_embedding_track_leave_nothing(words, message, ratings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ratings)
     if not message:
-        monkeypatch.setattr("embedding_fr.setup.device_bytes", lambda device: 300_000_000)
+        monkeypatch.setattr("embedding_fr.setup.device_bytes", lambda device: 80_000_000)
         message = "GB of this machine"
     assert embedding(ratings, *words, "--output", str(tmp_path / "run")) == 2
     assert message in capsys.readouterr().err

@@ -233,7 +233,7 @@ def _read_scores(answer: Message, round: int, views: Sequence[str], scores: Sequ
     found, told = {}, answer.facts.get("scores")
     for view in views:
         given = told.get(view) if isinstance(told, dict) else None
-        values = [given.get(name) if isinstance(given, dict) else None for name in scores]
+        values: list[Any] = [given.get(name) if isinstance(given, dict) else None for name in scores]
         if not all(_is_figure(value) and 0.0 <= value <= 1.0 for value in values):
             raise ValueError(f"got the scores {str(values)[:200]} of {view}, expected numbers from 0 to 1")
         found[view] = [float(value) for value in values]

@@ -103,7 +103,9 @@ def averaged(
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
-    return FederatedMethod(name, init, broadcast, client_update, server_aggregate, positions, ("global",))
+    return FederatedMethod(
+        name, init, broadcast, client_update, server_aggregate, positions, ("global",), takes_mean=True
+    )
 
 
 def score_all(model: Model, download: Download, own: Tree) -> Tensor:

@@ -8,10 +8,13 @@ from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import EmbeddingSettings, set_up, train
 from fedecider.data.interactions import load_interactions
 from fedecider.data.readers.files import to_stderr
+from fedecider.federation.faults import read_faults
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint, forget_unstarted
+from fedecider.running.stages import content_key
 from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller
+from fedecider.running.yaml_file import load_yaml
 
 
 def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
@@ -19,6 +22,9 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     run = settings.run
     interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda _: None)
     hashes = {interactions.name: interactions.content_hash()}
+    faults = read_faults(load_yaml(Path(run.faults)), interactions.users, run.faults) if run.faults else []
+    if faults:
+        hashes["faults"] = content_key(faults)
     root, record = checked_run(settings.as_record(), hashes, [interactions.name], card=interactions.card)
     setup = set_up(settings, interactions, launch.device)
     privacy_text(settings)  # what cannot be accounted for is told before the first round
@@ -34,6 +40,7 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
                     processes=launch.processes,
                     on_round=round_teller(launch, run.num_rounds),
                     on_clients=on_clients,
+                    faults=faults,
                 )
         except ValueError:
             if launch.is_main:

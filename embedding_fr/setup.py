@@ -23,6 +23,8 @@ from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.aggregate import RobustMean, with_robust_mean
+from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
@@ -55,6 +57,10 @@ class EmbeddingRunConfig:
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch.
         checkpoint_every: A checkpoint is written every so many rounds, and after the last one.
         resume: If true, the stopped run in output goes on.
+        faults: The file of a scenario, of what goes wrong in which round (configs/scenarios), with users by their
+            keys or numbers; if empty, nothing does.
+        robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
+            of every number, or norm_clip, a mean of changes bounded to their median size, against hostile uploads.
         tracker: The accelerate tracker that gets the scores of the rounds, such as tensorboard; empty for none.
     """
 
@@ -71,6 +77,8 @@ class EmbeddingRunConfig:
     num_threads: Threads = 0
     checkpoint_every: OneOrMore = 25
     resume: bool = False
+    faults: str = ""
+    robust_mean: RobustMean = "mean"
     tracker: str = ""
 
     def __post_init__(self) -> None:
@@ -80,6 +88,8 @@ class EmbeddingRunConfig:
         get_protocol(self.protocol)
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
+        if self.faults and not self.federation:
+            raise ValueError("got faults with federation false, expected federation: nothing leaves a client")
 
 
 class EmbeddingSettings(NamedTuple):
@@ -121,7 +131,7 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
         interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
     )
     method = entry.build(federation, training, settings.method)
-    method = method if run.federation else local_only(method, federation)
+    method = with_robust_mean(method if run.federation else local_only(method, federation), run.robust_mean)
     pack = block_packer(population, client_bytes, block_bytes(run, device))
     blocks = pack(range(interactions.num_users))
     users = eval_users(run, interactions.num_users)
@@ -189,13 +199,24 @@ def _check_memory(
     """A typo should not end in the allocator: an item table, the user embeddings, the best round's copy of both, and
     the largest client, who is alone in its block at best."""
     tables = 8 * settings.training.embedding_size * (population.num_items + population.num_clients)
-    needed = tables + client_bytes(int(population.num_train_N.max()))
+    needed = tables + client_bytes(int(population.num_train_N.max())) + _held_bytes(settings, population)
     if METHODS[settings.run.method].negatives and needed > device_bytes(device):  # the others have no embeddings
         given = {name: getattr(settings.training, name) for name in ("embedding_size", "local_epochs", "num_negatives")}
         raise ValueError(
             f"got settings that take {needed / 1e9:,.1f} GB ({', '.join(f'{n} {v}' for n, v in given.items())}), "
             f"expected at most the {device_bytes(device) / 1e9:,.1f} GB of this machine"
         )
+
+
+def _held_bytes(settings: EmbeddingSettings, population: Population) -> int:
+    """What a robust mean holds at once at least: the rows that every client sends, of one table."""
+    if settings.run.robust_mean == "mean":
+        return 0
+    examples_N = population.num_train_N * (1 + settings.training.num_negatives)
+    rows_N = examples_N.clamp(max=population.num_items)
+    whole = METHODS[settings.run.method].whole_tables > 0
+    num_rows = population.num_items * population.num_clients if whole else int(rows_N.sum())
+    return 4 * settings.training.embedding_size * num_rows
 
 
 def device_bytes(device: torch.device) -> int:
@@ -230,9 +251,14 @@ def train(
     processes: Processes | None = None,
     on_round: Callable[[dict], None] = lambda record: None,
     on_clients: OnClients = silent,
+    faults: Sequence[Fault] = (),
 ) -> RunState:
-    """All rounds; each one is scored on the validation items of all users together, or of those drawn for it."""
+    """All rounds; each one is scored on the validation items of all users together, or of those drawn for it.
+
+    ``faults`` are played, as `fedecider.federation.faults.scenario` says.
+    """
     run = settings.run
+    goes_wrong = scenario(faults, run.seed)
 
     def protect(upload, download, round, cohort_size):
         return protect_upload(upload, download, settings.privacy, run.seed, round, cohort_size)
@@ -251,6 +277,8 @@ def train(
         metrics_over_clients,
         pack=setup.pack,
         protect=protect,
+        attend=goes_wrong.attend,
+        deliver=goes_wrong.deliver,
         summarise_logs=mean_logs,
         recorder=recorder,
         checkpoints=checkpoints,

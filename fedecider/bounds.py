@@ -47,7 +47,7 @@ class Bound(NamedTuple):
         high = value < most if self.below else value <= most
         if low and high:
             return ""
-        named = math.isfinite(most) and (self.most is not None or (low and math.isfinite(value)))
+        named = math.isfinite(most) and (self.most is not None or (low and abs(value) < math.inf))
         return self._range(most if named else None) + (f": {self.hint}" if self.hint else "")
 
     def _range(self, most: float | None) -> str:

@@ -70,3 +70,64 @@ def test_a_robust_mean_gives_another_model(playground, monkeypatch):
         scores.append(adapter)
     assert scores[0] == scores[2]  # the same training
     assert scores[1] != scores[3]  # another mean of it
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory):
+    """Twelve users over twenty items, keys that look like numbers."""
+    folder = tmp_path_factory.mktemp("ratings")
+    rows = [f"{10 + user},i{(user * 3 + step * (1 + user % 3)) % 20},{step}" for user in range(12) for step in range(5)]
+    (folder / "toy.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    (folder / "faults.yaml").write_text(
+        "faults:\n  - {client: '13', kind: away, rounds: 1}\n  - {client: 4, kind: late, rounds: 2-}\n"
+    )
+    (folder / "bad.yaml").write_text("faults: [{client: 13, kind: away}]\n")
+    return folder
+
+
+def embedding(ratings, *words):
+    data = ["--dataset", "toy", "--source", "csv", "--raw", str(ratings), "--time_column", "time"]
+    small = ["--min_user_events", "1", "--min_item_events", "1", "--embedding_size", "4", "--num_rounds", "2"]
+    return federate("--method", "fedmf", *data, *small, *words)
+
+
+def test_a_scenario_of_the_embedding_track_names_users_by_key_or_number(ratings, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("--output", "run", "--local_epochs", "1")
+    assert embedding(ratings, "--faults", str(ratings / "faults.yaml"), *words) == 0
+    records = [json.loads(line) for line in Path("run/rounds.jsonl").read_text().splitlines()]
+    late = {"client": 4, "reason": "came after round 2 was closed"}
+    assert [record["refused_uploads"] for record in records] == [[{"client": 3, "reason": "away"}], [late]]
+    assert [record["clients"][0]["clients"] for record in records] == [11, 12]
+    assert embedding(ratings, *words, "--resume", "true") == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--faults", "bad.yaml"), "or a number from 0 to 11"),
+        (("--faults", "faults.yaml", "--federation", "false"), "nothing leaves a client"),
+        (("--robust_mean", "median", "--federation", "false"), "takes no mean over clients"),
+        (("--robust_mean", "middle"), "robust_mean"),
+        (("--robust_mean", "median", "--embedding_size", "65536", "--num_negatives", "9"), ""),
+    ],
+)
+def test_bad_scenarios_of_the_embedding_track_leave_nothing(words, message, ratings, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ratings)
+    if not message:
+        monkeypatch.setattr("embedding_fr.setup.device_bytes", lambda device: 80_000_000)
+        message = "GB of this machine"
+    assert embedding(ratings, *words, "--output", str(tmp_path / "run")) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_robust_mean_of_the_embedding_track_gives_another_model(ratings, tmp_path):
+    scores = []
+    for kind in ("mean", "trimmed_mean"):
+        assert embedding(ratings, "--robust_mean", kind, "--output", str(tmp_path / kind)) == 0
+        rounds = (tmp_path / kind / "rounds.jsonl").read_text().splitlines()
+        scores.append([json.loads(line)["clients"][0]["loss"] for line in rounds])
+    assert scores[0][0] == scores[1][0]  # the same training
+    assert scores[0][1] != scores[1][1]  # from another mean of it

@@ -182,7 +182,9 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
-    return FederatedMethod("fedem", init, broadcast, client_update, server_aggregate, positions, ("merged", "local"))
+    return FederatedMethod(
+        "fedem", init, broadcast, client_update, server_aggregate, positions, ("merged", "local"), takes_mean=True
+    )
 
 
 def with_similarity(method: FederatedMethod, federation: Federation, alpha: float) -> FederatedMethod:
@@ -207,7 +209,7 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
         cohort = collect(server, uploads)
         return mixed_server(server, cohort, weights) if cohort else server
 
-    return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate)
+    return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate, takes_mean=False)
 
 
 def _optimiser(training: EmbeddingTraining) -> Optimiser:

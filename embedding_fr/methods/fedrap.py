@@ -191,7 +191,9 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
 
     views = ("personal", "global") if config.keep_uploaded else ("global",)
     unread = (UPLOADED,) if config.keep_uploaded else ()
-    return FederatedMethod("fedrap", init, broadcast, client_update, server_aggregate, positions, views, unread)
+    return FederatedMethod(
+        "fedrap", init, broadcast, client_update, server_aggregate, positions, views, unread, takes_mean=True
+    )
 
 
 def start_values(federation: Federation, training: EmbeddingTraining, config: FedrapConfig) -> tuple[Tree, Tree]:

@@ -135,7 +135,9 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
             score_CI = stages[-1].logits(params, None)
         return rank_users(score_CI, block.data, split, federation.protocol)
 
-    method = FederatedMethod("pfedclr", init, broadcast, client_update, server_aggregate, positions, ("global",))
+    method = FederatedMethod(
+        "pfedclr", init, broadcast, client_update, server_aggregate, positions, ("global",), takes_mean=True
+    )
     return with_personal_view(method, federation)
 
 

@@ -17,6 +17,8 @@ from fedecider.data.domain import Domain, Events, check_catalogues, check_public
 
 CARD_FILE = "card.json"
 TABLES = ("items", "clients", "public")
+MIN_VALUES, VALUES_PER_BYTE = 1 << 20, 64
+"""Values that a table may claim: so many, and so many more for every byte of its file."""
 
 
 def save_domain(domain: Domain, folder: str | Path) -> Path:
@@ -194,13 +196,45 @@ def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:
+            _check_size(path, file.metadata)
+            table = file.read()
+            table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no readable Parquet file ({error}). Prepare this domain again.") from error
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         raise ValueError(f"{path} has columns {table.column_names} but not {missing}. Prepare this domain again.")
+    for name in columns:
+        _check_column(path, name, table.column(name).combine_chunks())
     return table.select(list(columns)).to_pydict()
+
+
+def _check_size(path: Path, metadata: Any) -> None:
+    """Refuse a file that claims to hold far more values than bytes: a few bytes can stand for any number of them."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    claimed = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    most = MIN_VALUES + VALUES_PER_BYTE * path.stat().st_size
+    if not 0 <= claimed <= most:
+        raise ValueError(f"{path} has {claimed:,} values, expected at most {most:,}. Prepare this domain again.")
+
+
+def _check_column(path: Path, name: str, column: Any) -> None:
+    """Refuse other types than those that were written, and values that are missing but in a column of times."""
+    import pyarrow as pa
+
+    wanted = "lists of whole numbers" if name in ("items", "timestamps") else "texts"
+    if name == "timestamps" and column.null_count == len(column):
+        return
+    if wanted == "texts":
+        good = pa.types.is_string(column.type) and not column.null_count
+    else:
+        good = pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type)
+        good = good and not column.null_count and not column.flatten().null_count
+    if not good:
+        raise ValueError(
+            f"{path} has {name} of {column.type}, expected {wanted}, all there. Prepare this domain again."
+        )
 
 
 def _read_events(path: Path) -> Events:

@@ -16,12 +16,14 @@ from fedecider.deployment import jobs
 from fedecider.deployment.flare import SERVER, PartyFile, party_file
 from fedecider.deployment.project import make_project, read_project
 from fedecider.deployment.run import WIRE_FILE
+from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data, without_users
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import start as launched
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder, check_output
+from fedecider.running.yaml_file import load_yaml
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
 
@@ -63,11 +65,14 @@ def simulate(words: Sequence[str]) -> None:
 
 def _simulate(settings: Settings, output: Path) -> None:
     domains = load_data(settings.run)
+    faults = str(Path(settings.run.faults).absolute()) if settings.run.faults else ""
+    if faults:
+        read_faults(load_yaml(Path(faults)), list(domains), faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
     public = output / "public"
     save_domains({name: without_users(domain) for name, domain in domains.items()}, public)
     run = settings.run
     with launched(run.num_threads) as launch:
-        placed = settings._replace(run=type(run)(**{**vars(run), "data": str(public)}))
+        placed = settings._replace(run=type(run)(**{**vars(run), "data": str(public), "faults": ""}))
         project = make_project(placed, output / PROJECT, launch.device)
     parties = output / "parties"
     parties.mkdir()
@@ -77,7 +82,7 @@ def _simulate(settings: Settings, output: Path) -> None:
         home = (output / SITES / name).absolute()
         save_domains({name: domains[name]}, home / "data")
         files[site] = PartyFile(
-            str(project.root.absolute()), str(home / "run"), str(home / "data"), name, run.num_threads
+            str(project.root.absolute()), str(home / "run"), str(home / "data"), name, run.num_threads, faults
         )
     for name, file in files.items():
         (parties / f"{name}.yaml").write_text(yaml.safe_dump(asdict(file)))

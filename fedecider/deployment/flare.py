@@ -27,10 +27,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedecider.bounds import check
+from fedecider.deployment.faults import Answer
 from fedecider.deployment.project import read_project
-from fedecider.deployment.run import make_site, serve
+from fedecider.deployment.run import answer_of, make_site, serve
 from fedecider.deployment.server import DeploymentConfig
-from fedecider.deployment.site import Site
 from fedecider.running.cli import from_plain
 from fedecider.running.launch import start
 from fedecider.running.tracking import round_text
@@ -52,6 +52,7 @@ class PartyFile:
         data: The folder of the site's own prepared domain; empty at the server.
         client: The client whose users this site has; empty at the server.
         num_threads: The number of CPU threads; 0 leaves the choice to torch.
+        faults: The file of a scenario that a site plays, to try what the others do then; if empty, none.
         deployment: What the server waits for and takes, and a site's largest message.
     """
 
@@ -60,6 +61,7 @@ class PartyFile:
     data: str = ""
     client: str = ""
     num_threads: int = 1
+    faults: str = ""
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
@@ -140,16 +142,17 @@ class SiteExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._site: Site | None = None
+        self._answer: Answer | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Called by FLARE for every message."""
-        if self._site is None:
+        if self._answer is None:
             party = read_party(fl_ctx.get_identity_name())
             launch = start(party.num_threads)
             project = read_project(Path(party.project))
-            self._site = make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
-        answer = self._site.answer(to_blob(FLModelUtils.from_shareable(shareable)))
+            site = make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
+            self._answer = answer_of(project, site, party.faults, party.deployment)
+        answer = self._answer(to_blob(FLModelUtils.from_shareable(shareable)))
         return FLModelUtils.to_shareable(of_blob(answer))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.job_config.api import FedJob
 
 from fedecider.deployment.flare import PARTY, RoundsController, SiteExecutor
+from fedecider.deployment.project import site_names
 from fedecider.federation.record import write_json
 
 JOB = "fedecider"
@@ -29,14 +29,6 @@ ADMIN = "admin@fedecider.org"
 """Name of the one administrator in FLARE's terms, who starts and watches jobs; no mail is sent anywhere."""
 PORTS = (8002, 8003)
 """What sites (first) and the administrator reach the server by."""
-
-
-def site_names(clients: Sequence[str]) -> dict[str, str]:
-    """Client -> a name that FLARE and a certificate take: letters, digits and hyphens."""
-    found = {client: "site-" + re.sub(r"[^a-z0-9]+", "-", client.lower()).strip("-") for client in clients}
-    if len(set(found.values())) != len(found):
-        raise ValueError(f"got clients {list(clients)}, expected names that differ in letters and digits")
-    return found
 
 
 def make_job(clients: Sequence[str], resume: bool = False, min_clients: int | None = None) -> FedJob:

@@ -27,6 +27,10 @@ FORMAT = 1
 """Raise it when messages are laid out in another way, so that sites of another version are refused."""
 MARKS = "marks:"
 """What the names of packed marks start with."""
+MOST_EXAMPLES = 2**31
+"""No client has more: a weight beyond it would be the only one that counts in a mean, or infinite."""
+MOST_HEADER_BYTES = 4 << 20
+"""Of the largest adapters it has some 100 kB; as JSON that is read it takes up to thirty times its size."""
 RESEND = "resend"
 """Kind of the answer of a site that does not hold the download which the server thinks it has."""
 _HEAD = "fedecider"
@@ -58,16 +62,16 @@ def unpack(blob: bytes, most_bytes: int) -> Message:
         raise ValueError(f"got a message of {len(blob):,} bytes, expected at most {most_bytes:,}")
     try:
         length = int.from_bytes(blob[:8], "little")
-        if length > len(blob) - 8:
-            raise ValueError("its header is cut off")
+        if length > min(len(blob) - 8, MOST_HEADER_BYTES):
+            raise ValueError(f"its header is cut off, or larger than {MOST_HEADER_BYTES:,} bytes")
         head = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"][_HEAD])
         if head["format"] != FORMAT:
             raise ValueError(f"it has format {head['format']}, expected {FORMAT}: install one version everywhere")
         kind, round, facts = head["kind"], head["round"], head["facts"]
-        if not (isinstance(kind, str) and type(round) is int and isinstance(facts, dict)):
+        if not (isinstance(kind, str) and type(round) is int and 0 <= round <= 2**31 and isinstance(facts, dict)):
             raise ValueError("its head has other kinds of values")
         return Message(kind, round, load(blob), facts)
-    except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, RuntimeError, OverflowError, SafetensorError) as error:
         raise ValueError(f"got a blob that is no message ({type(error).__name__}: {error}), expected one") from error
 
 
@@ -87,7 +91,7 @@ def to_download(one: Message, most_bytes: int) -> Download:
     """
     tensors = _unmarked(one, None, most_bytes)
     names = one.facts.get("per_client")
-    if not (isinstance(names, list) and all(name in tensors for name in names)):
+    if not (isinstance(names, list) and all(isinstance(name, str) and name in tensors for name in names)):
         raise ValueError(f"got the names {names!r} of what is this client's alone, expected names of tensors")
     shared = {name: tensor for name, tensor in tensors.items() if name not in names}
     return Download(shared, {name: tensor[None] for name, tensor in tensors.items() if name in names})
@@ -122,8 +126,8 @@ def to_upload(one: Message, client: int, round: int, like: Tree) -> Upload:
             f"{client} for round {round}"
         )
     weight = facts.get("weight")
-    if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"got the weight {weight!r}, expected a number from 0 on")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_EXAMPLES:
+        raise ValueError(f"got the weight {str(weight)[:40]!r}, expected a number from 0 to {MOST_EXAMPLES:,}")
     tensors = _unmarked(one, like, max((tensor.nbytes for tensor in like.values()), default=0))
     if tensors.keys() != like.keys():
         more, missing = sorted(tensors.keys() - like.keys())[:3], sorted(like.keys() - tensors.keys())[:3]
@@ -145,6 +149,8 @@ def _unmarked(one: Message, like: Tree | None, most_bytes: int) -> Tree:
     if not isinstance(shapes, dict):
         raise ValueError("got no marks, expected them, if none then {}")
     for name, shape in shapes.items():
+        if not (isinstance(shape, list) and shape and all(type(size) is int and size >= 0 for size in shape)):
+            raise ValueError(f"got marks of {name} of shape {str(shape)[:40]!r}, expected sizes")
         if name not in one.tensors or MARKS + name not in one.tensors:
             raise ValueError(f"got marks of {name} without its rows, expected both")
         if like is not None and (name not in like or list(like[name].shape[: len(shape)]) != shape):
@@ -173,8 +179,8 @@ def _bits(mark: Tensor) -> Tensor:
 
 def _mark(one: Message, name: str) -> Tensor:
     shape, bits = one.facts["marks"][name], one.tensors[MARKS + name]
-    if not all(type(size) is int and size >= 0 for size in shape) or bits.dtype != torch.uint8 or bits.dim() != 1:
-        raise ValueError(f"got marks of {name} that are none, expected bits and their shape")
+    if bits.dtype != torch.uint8 or bits.dim() != 1:
+        raise ValueError(f"got marks of {name} that are none, expected bits")
     size = math.prod(shape)
     if len(bits) != -(-size // 8):
         raise ValueError(f"got {len(bits)} bytes of marks for {name}, expected {-(-size // 8)}")

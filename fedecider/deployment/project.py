@@ -8,9 +8,10 @@ whoever holds the public pool, and holds nothing of any client; sites get a copy
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,6 +123,15 @@ def read_project(root: Path) -> Project:
     return Project(root, settings, [str(name) for name in content["clients"]], content["run"])
 
 
+def site_names(clients: Sequence[str]) -> dict[str, str]:
+    """Client -> a name that FLARE, a certificate and a file take: letters, digits and hyphens, 60 at most."""
+    found = {client: "site-" + re.sub(r"[^a-z0-9]+", "-", client.lower()).strip("-") for client in clients}
+    if len(set(found.values())) != len(clients) or not all(5 < len(site) <= 60 for site in found.values()):
+        names = ", ".join(repr(client)[:60] for client in clients)
+        raise ValueError(f"got clients {names}, expected names that differ in letters and digits, of 55 at most")
+    return found
+
+
 def check_deployable(settings: Settings) -> None:
     """``ValueError`` where a deployed run would not be the simulated one, or would need what sites do not have."""
     config, entry = settings.run, METHODS[settings.run.method]
@@ -134,7 +144,7 @@ def check_deployable(settings: Settings) -> None:
         )
     if config.faults:
         raise ValueError(
-            f"got the scenario {config.faults}, expected none in a deployment, where faults come by themselves"
+            f"got the scenario {config.faults}, expected none in a project: a site that plays one names it itself"
         )
     if config.public_names:
         raise ValueError("got public_domains, expected none in a deployment: prepare public users of the own domains")

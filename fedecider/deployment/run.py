@@ -8,20 +8,24 @@ from typing import Any
 
 import torch
 
+from fedecider.deployment.faults import Answer, faulty
 from fedecider.deployment.project import Party, Project, own_domain, party
 from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
 from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download
 from fedecider.federation.record import Recorder, write_json
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
+from fedecider.llm.federate import carries_update
 from fedecider.llm.results import say_results, write_models, write_table
 from fedecider.report.rows import rows_data
 from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, opened_run, provenance
 from fedecider.running.stages import as_plain
+from fedecider.running.yaml_file import load_yaml
 
 SCORES = tuple(f"{metric}@{cutoff}" for metric in ("hit", "ndcg") for cutoff in CUTOFFS)
 """Means over the own validation users that a site tells after every round."""
@@ -94,6 +98,14 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
         finish=lambda state, download: _finish(project, own, client, output, launch, state, download),
         most_bytes=config.max_bytes,
     )
+
+
+def answer_of(project: Project, site: Site, faults: str, config: DeploymentConfig) -> Answer:
+    """What answers for ``site``; with the file of a scenario in ``faults`` it plays what that says of its client."""
+    if not faults:
+        return site.answer
+    listed = read_faults(load_yaml(Path(faults)), project.names, faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
+    return faulty(site.answer, site.client, listed, project.settings.run.seed, carries_update, config.max_bytes)
 
 
 def _finish(

@@ -22,7 +22,7 @@ from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.deployment.messages import RESEND, Message, of_download, pack, to_upload, unpack
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import Delivered, RoundSettings, run_rounds
+from fedecider.federation.rounds import Deliver, Delivered, RoundSettings, run_rounds
 from fedecider.federation.state import RunState, load_state
 
 Exchange = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
@@ -30,6 +30,8 @@ Exchange = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
 
 
 MAX_ROWS = 100
+MOST_REASON = 500
+"""Characters of a reason that are kept."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Line:
         return found
 
     def refuse(self, client: int, reason: str) -> None:
-        self.refused.append({"client": client, "reason": reason})
+        self.refused.append({"client": client, "reason": reason[:MOST_REASON]})  # a site may have written parts of it
         self.holds.pop(client, None)  # who knows what it has now
 
     def _in_time(self) -> str:
@@ -181,10 +183,10 @@ def scored(names: Sequence[str]) -> Callable[[list[Tensor]], list[dict[str, floa
     return lambda found: [dict(zip(names, score_S.tolist(), strict=True)) for score_S in found]
 
 
-def told(line: Line) -> Callable[[Upload, int], Delivered]:
+def told(line: Line) -> Deliver:
     """What the loop records of those who were not heard: each is told once."""
 
-    def deliver(upload: Upload, round: int) -> Delivered:
+    def deliver(upload: Upload, sent_to: Callable[[], Download], round: int) -> Delivered:
         refused, line.refused = line.refused, []
         return Delivered(upload, refused)
 
@@ -217,7 +219,7 @@ def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
         raise ValueError(f"got {answer.kind!r}, expected the results of the test in at most {MAX_ROWS} rows")
     for row, metrics in rows.items():
         good = isinstance(metrics, dict) and all(
-            isinstance(value, dict) and all(isinstance(one, int | float) for one in value.values()) and "mean" in value
+            isinstance(value, dict) and all(map(_is_figure, value.values())) and "mean" in value
             for value in metrics.values()
         )
         if not good:
@@ -228,14 +230,19 @@ def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
 def _read_scores(answer: Message, round: int, views: Sequence[str], scores: Sequence[str]) -> dict[str, list[float]]:
     if (answer.kind, answer.round) != ("scores", round):
         raise ValueError(f"got {answer.kind!r} of round {answer.round}, expected the scores of round {round}")
-    found = {}
+    found, told = {}, answer.facts.get("scores")
     for view in views:
-        given = answer.facts.get("scores", {}).get(view, {})
-        values = [given.get(name) for name in scores]
-        if not all(isinstance(value, int | float) and 0.0 <= value <= 1.0 for value in values):
-            raise ValueError(f"got the scores {values} of {view}, expected numbers from 0 to 1")
+        given = told.get(view) if isinstance(told, dict) else None
+        values: list[Any] = [given.get(name) if isinstance(given, dict) else None for name in scores]
+        if not all(_is_figure(value) and 0.0 <= value <= 1.0 for value in values):
+            raise ValueError(f"got the scores {str(values)[:200]} of {view}, expected numbers from 0 to 1")
         found[view] = [float(value) for value in values]
     return found
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a value of a message is a number that can be reckoned with."""
+    return type(value) in (int, float) and abs(value) <= 1e9  # neither NaN nor infinite
 
 
 def run_deployed(

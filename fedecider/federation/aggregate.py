@@ -5,10 +5,11 @@ Shape legend: C clients of a block, I rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.rows import add_rows
@@ -60,6 +61,8 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
     return {name: (mean + fallback[name] if name in by_rows else mean).to(dtypes[name]) for name, mean in means.items()}
 
 
+PART_NUMBERS = 1 << 23
+"""64 MiB of float64."""
 RobustMean = Literal["mean", "median", "trimmed_mean", "norm_clip"]
 
 
@@ -83,78 +86,157 @@ def with_robust_mean(method: FederatedMethod, kind: RobustMean) -> FederatedMeth
 
 
 def robust(uploads: Iterable[Upload], kind: RobustMean, server: Tree) -> Iterator[Upload]:
-    """The uploads of a round, in one block, such that their mean is a robust one; all of them are held at once.
+    """The uploads of a round such that their mean is a robust one; all of them are held at once.
 
     ``median`` and ``trimmed_mean`` (Yin et al., 2018): every client's numbers become that of all clients, coordinate by
     coordinate; of a tensor with ``sent_rows`` over those who sent the row. Trimming leaves out the largest and the
     smallest, of fewer than three clients none. ``norm_clip``: a client's change of what the ``server`` holds, over all
     its tensors, is scaled down to the median of the clients' norms. Clients that are not finite are left out.
+
+    Of a table held by rows a client's other rows are those of the ``server``, and count: where fewer than half of the
+    clients move a row, its median is the row as it was. Such a table is gone over in parts of at most `PART_NUMBERS`
+    numbers of all clients together.
     """
-    finite = [_finite_rows(upload) for upload in uploads]
-    finite = [upload for upload in finite if len(upload.clients)]
-    if not finite:
+    held = [upload for upload in map(_finite_only, uploads) if len(upload.clients)]
+    if not held:
         return
-    names = finite[0].tensors
-    whole = Upload(
-        torch.cat([upload.clients for upload in finite]),
-        torch.cat([upload.weights for upload in finite]),
-        {name: torch.cat([upload.tensors[name] for upload in finite]) for name in names},
-        sent_rows={name: torch.cat([upload.sent_rows[name] for upload in finite]) for name in finite[0].sent_rows},
-        finite=torch.ones(sum(len(upload.clients) for upload in finite), dtype=torch.bool),
-    )
     if kind == "norm_clip":
-        change = {name: tensor.double() - server.get(name, torch.zeros(())) for name, tensor in whole.tensors.items()}
-        for name, mark_CI in whole.sent_rows.items():
-            change[name] = change[name].masked_fill(~mark_CI[..., None], 0.0)
-        norm_C = torch.stack([value.flatten(1).square().sum(1) for value in change.values()]).sum(0).sqrt()
-        factor_C = (norm_C.quantile(0.5) / norm_C.clamp(min=1e-300)).clamp(max=1.0)
-        tensors = {}
-        for name, tensor in whole.tensors.items():
-            scale = factor_C.view(-1, *[1] * (tensor.dim() - 1))
-            kept = tensor.double() - (1.0 - scale) * change[name]
-            tensors[name] = torch.where(scale == 1.0, tensor, kept.to(tensor.dtype))
-        yield whole._replace(tensors=tensors)
+        yield from _clipped(held, server)
         return
-    yield whole._replace(tensors={name: _one_for_all(whole, name, kind) for name in whole.tensors})
+    num_clients = sum(len(upload.clients) for upload in held)
+    tensors, rows = {}, {}
+    for name in held[0].tensors:
+        if name in held[0].rows:
+            row_R, value = _rows_for_all(held, name, kind, server)
+            tensors[name], rows[name] = (one.expand(num_clients, *one.shape) for one in (value, row_R))
+        else:
+            tensors[name] = _one_for_all(held, name, kind)
+    yield Upload(
+        torch.cat([upload.clients for upload in held]),
+        torch.cat([upload.weights for upload in held]),
+        tensors,
+        rows=rows,
+        num_rows=held[0].num_rows,
+        sent_rows={name: _stacked(held, "sent_rows", name) for name in held[0].sent_rows},
+        finite=torch.ones(num_clients, dtype=torch.bool),
+    )
 
 
-def _one_for_all(whole: Upload, name: str, kind: RobustMean) -> torch.Tensor:
-    tensor = whole.tensors[name]
+def _stacked(held: Sequence[Upload], what: Literal["tensors", "sent_rows"], name: str) -> Tensor:
+    return torch.cat([getattr(upload, what)[name] for upload in held])
+
+
+def _one_for_all(held: Sequence[Upload], name: str, kind: RobustMean) -> Tensor:
+    tensor = _stacked(held, "tensors", name)
     value = tensor.double()
-    mark = whole.sent_rows.get(name)
+    mark = _stacked(held, "sent_rows", name) if name in held[0].sent_rows else None
     if mark is not None:
         value = value.masked_fill(~mark.to(value.device)[..., None], torch.nan)
-    if kind == "median":
-        one = value.nanquantile(0.5, dim=0)
-    else:
-        total, count = value.nansum(0), (~value.isnan()).sum(0)
-        largest = value.nan_to_num(nan=-torch.inf).amax(0)
-        smallest = value.nan_to_num(nan=torch.inf).amin(0)
-        trims = count >= 3
-        one = torch.where(trims, total - largest - smallest, total) / (count - 2 * trims).clamp(min=1)
-    every = one.nan_to_num(nan=0.0).to(tensor.dtype).expand_as(tensor)
+    every = _middle(value, kind).nan_to_num(nan=0.0).to(tensor.dtype).expand_as(tensor)
     return every if mark is None else every.masked_fill(~mark.to(tensor.device)[..., None], 0.0)
 
 
-def _finite_rows(upload: Upload) -> Upload:
+def _rows_for_all(held: Sequence[Upload], name: str, kind: RobustMean, server: Tree) -> tuple[Tensor, Tensor]:
+    """(R,) the rows that anybody holds, and what they become."""
+    base = _server_table(held[0], name, server)
+    touched_I = torch.zeros(len(base), dtype=torch.bool, device=base.device)
+    for upload in held:
+        touched_I[upload.rows[name][upload.rows[name] >= 0]] = True
+    row_R = touched_I.nonzero()[:, 0]
+    num_clients = sum(len(upload.clients) for upload in held)
+    part = max(1, PART_NUMBERS // (num_clients * max(1, base[0].numel())))
+    found = [base[:0]]
+    for row_P in row_R.split(part):
+        value = base[row_P].double().expand(num_clients, len(row_P), *base.shape[1:]).clone()
+        place_I = torch.full((len(base),), -1, device=base.device)
+        place_I[row_P] = torch.arange(len(row_P), device=base.device)
+        first = 0
+        for upload in held:
+            row_CR = upload.rows[name]
+            place_CR = torch.where(row_CR >= 0, place_I[row_CR.clamp(min=0)], -1)
+            client, at = (place_CR >= 0).nonzero(as_tuple=True)
+            value[first + client, place_CR[client, at]] = upload.tensors[name][client, at].double()
+            first += len(upload.clients)
+        found.append(_middle(value, kind).to(base.dtype))
+    return row_R, torch.cat(found)
+
+
+def _middle(value: Tensor, kind: RobustMean) -> Tensor:
+    """Median or trimmed mean over the first dimension, NaN left out."""
+    if kind == "median":
+        ascending, count = value.sort(0).values, (~value.isnan()).sum(0, keepdim=True)  # NaN comes last
+        low, high = (ascending.gather(0, (place // 2).clamp(min=0))[0] for place in (count - 1, count))
+        return low + 0.5 * (high - low)
+    total, count = value.nansum(0), (~value.isnan()).sum(0)
+    largest = value.nan_to_num(nan=-torch.inf).amax(0)
+    smallest = value.nan_to_num(nan=torch.inf).amin(0)
+    trims = count >= 3
+    return torch.where(trims, total - largest - smallest, total) / (count - 2 * trims).clamp(min=1)
+
+
+def _clipped(held: Sequence[Upload], server: Tree) -> Iterator[Upload]:
+    changes = [_change(upload, server) for upload in held]
+    norms = [
+        torch.stack([value.flatten(1).square().sum(1).cpu() for value in change.values()]).sum(0).sqrt()
+        for change in changes
+    ]
+    middle = _middle(torch.cat(norms), "median")
+    for upload, change, norm_C in zip(held, changes, norms, strict=True):
+        factor_C = (middle / norm_C.clamp(min=1e-300)).clamp(max=1.0)
+        tensors = {}
+        for name, tensor in upload.tensors.items():
+            scale = factor_C.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
+            kept = tensor.double() - (1.0 - scale) * change[name]
+            tensors[name] = torch.where(scale == 1.0, tensor, kept.to(tensor.dtype))
+        yield upload._replace(tensors=tensors, finite=torch.ones(len(upload.clients), dtype=torch.bool))
+
+
+def _change(upload: Upload, server: Tree) -> Tree:
+    """What each client changed of what the server holds, float64."""
+    change = {}
+    for name, tensor in upload.tensors.items():
+        base = server.get(name, tensor.new_zeros(()))
+        if name in upload.rows:
+            base = _server_table(upload, name, server)[upload.rows[name].clamp(min=0)]
+        one = tensor.double() - base
+        for mark in (upload.sent_rows.get(name), upload.rows[name] >= 0 if name in upload.rows else None):
+            if mark is not None:
+                one = one.masked_fill(~mark.to(one.device).view(*mark.shape, *[1] * (one.dim() - mark.dim())), 0.0)
+        change[name] = one
+    return change
+
+
+def _server_table(upload: Upload, name: str, server: Tree) -> Tensor:
+    """The whole table from which the rows of an upload differ: what was downloaded, or zeros."""
+    if name in upload.num_rows:
+        return upload.tensors[name].new_zeros(upload.num_rows[name], *upload.tensors[name].shape[2:])
+    return server[name]
+
+
+def _finite_only(upload: Upload) -> Upload:
     kept_C = finite_clients(upload)
-    if upload.rows:
-        raise ValueError("got tables by rows, expected whole ones: a robust mean looks at every number of every client")
+    if kept_C.all():
+        return upload
+
+    def kept(tree: Tree) -> Tree:
+        return {name: tensor[kept_C.to(tensor.device)] for name, tensor in tree.items()}
+
     return upload._replace(
         clients=upload.clients[kept_C],
         weights=upload.weights[kept_C],
-        tensors={name: tensor[kept_C.to(tensor.device)] for name, tensor in upload.tensors.items()},
-        sent_rows={name: mark[kept_C.to(mark.device)] for name, mark in upload.sent_rows.items()},
+        tensors=kept(upload.tensors),
+        rows=kept(upload.rows),
+        sent_rows=kept(upload.sent_rows),
     )
 
 
-def _row_means(total: torch.Tensor, weight_I: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
+def _row_means(total: Tensor, weight_I: Tensor, fallback: Tensor) -> Tensor:
     """Sums (I, ...) over their weights; rows without weight from ``fallback``."""
     weight = weight_I.view(-1, *[1] * (total.dim() - 1))
     return torch.where(weight > 0.0, total / weight, fallback.double())
 
 
-def finite_clients(upload: Upload) -> torch.Tensor:
+def finite_clients(upload: Upload) -> Tensor:
     """(C,) bool: clients all of whose tensors are finite."""
     checked = upload if upload.finite is not None else with_finite(upload)[0]
     assert checked.finite is not None

@@ -3,7 +3,7 @@
 A scenario is a list of faults, each of one client over some rounds; everything random in it is drawn from the run's
 seed. The server does not know of it: it sees what arrives.
 
-Shape legend: C clients of a block.
+Shape legend: C clients of a block, R rows of a table that a client holds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fedecider.federation.method import Upload
+from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.rounds import Attend, Deliver, Delivered
 from fedecider.federation.streams import stream
+from fedecider.federation.wire import dense, download_of, take_row
 
-Kind = Literal["away", "late", "sign_flip", "scale", "random", "nan", "replay"]
+UploadKind = Literal["away", "late", "sign_flip", "scale", "random", "nan", "replay", "weight"]
+MessageKind = Literal[
+    "wrong_shape", "wrong_dtype", "missing", "extra", "wrong_round", "wrong_client", "oversized", "cut_off", "garbage"
+]
+Kind = UploadKind | MessageKind
+UPLOAD_KINDS, MESSAGE_KINDS = get_args(UploadKind), get_args(MessageKind)
 _KEYS = {"client", "kind", "rounds", "factor"}
+LARGEST_FACTOR = 1e30
+_OF_ANY_NUMBERS = ("away", "late", "random", "replay", "weight")
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,13 @@ class Fault:
         client: The client's number.
         kind: away does not take part: a dropout, a late joiner (rounds from 1), one that leaves (rounds without end).
             late has trained, but its upload misses the round. Uploads are replaced by: their opposite (sign_flip),
-            ``factor`` times themselves (scale), noise of their size (random), NaN (nan), what the client sent in the
-            round before (replay; at its first upload, and the first after a resumed run, there is none before).
+            ``factor`` times themselves (scale), noise of their size (random; of whole numbers the same ones in another
+            order), NaN (nan), what the client sent in the round before (replay; at its first upload, and the first
+            after a resumed run, there is none before); weight claims ``factor`` times as many examples. The others
+            (`MESSAGE_KINDS`) damage messages, which a deployment alone has: `fedecider.deployment.faults`.
         first: The first round.
         last: The last round; None for no end.
-        factor: Of scale.
+        factor: Of scale and weight.
     """
 
     client: int
@@ -56,10 +66,11 @@ class Scenario(NamedTuple):
     deliver: Deliver
 
 
-def read_faults(content: Any, names: Sequence[str], source: str) -> list[Fault]:
+def read_faults(content: Any, names: Sequence[str], source: str, kinds: Sequence[str] = UPLOAD_KINDS) -> list[Fault]:
     """The faults in ``content``, ``{"faults": [{"client": name, "kind": ..., "rounds": "2-4", "factor": ...}, ...]}``.
 
-    ``rounds``: "3", "2-4" or "2-" (without end); all rounds when it is left out.
+    ``client``: a name of ``names``, or, as a whole number, a place in it from 0 on. ``rounds``: "3", "2-4" or "2-"
+    (without end); all rounds when it is left out. ``kinds`` are those that can be played.
 
     Raises:
         ValueError: it is not of that form, or names a client that the run does not have.
@@ -67,75 +78,156 @@ def read_faults(content: Any, names: Sequence[str], source: str) -> list[Fault]:
     listed = content.get("faults") if isinstance(content, dict) and set(content) == {"faults"} else None
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"got no list of faults in {source}, expected faults: [{{client: NAME, kind: away}}, ...]")
-    return [_fault(one, names, f"fault {number} of {source}") for number, one in enumerate(listed, 1)]
+    return [_fault(one, names, f"fault {number} of {source}", kinds) for number, one in enumerate(listed, 1)]
 
 
-def _fault(one: Any, names: Sequence[str], source: str) -> Fault:
+def _fault(one: Any, names: Sequence[str], source: str, kinds: Sequence[str]) -> Fault:
     if not isinstance(one, Mapping) or not {"client", "kind"} <= set(one) <= _KEYS:
-        raise ValueError(f"got {one!r} as {source}, expected client and kind, and rounds and factor if need be")
-    if one["kind"] not in get_args(Kind):
-        raise ValueError(f"got kind {one['kind']!r} in {source}, expected one of {', '.join(get_args(Kind))}")
-    if str(one["client"]) not in names:
-        raise ValueError(f"got client {one['client']!r} in {source}, expected one of {', '.join(names[:10])}")
-    span = re.fullmatch(r"(\d+)(-?)(\d*)", str(one.get("rounds", "1-")))
-    if span is None or int(span[1]) < 1 or (span[3] and int(span[3]) < int(span[1])):
-        raise ValueError(f"got rounds {one.get('rounds')!r} in {source}, expected such as 3, 2-4 or 2-")
+        raise ValueError(
+            f"got {str(one)[:200]} as {source}, expected client and kind, and rounds and factor if need be"
+        )
+    if one["kind"] not in kinds:
+        only = ": it damages messages, which a deployment alone has" if one["kind"] in MESSAGE_KINDS else ""
+        raise ValueError(f"got kind {str(one['kind'])[:40]!r} in {source}, expected one of {', '.join(kinds)}{only}")
+    span = re.fullmatch(r"([0-9]{1,9})(-?)([0-9]{0,9})", str(one.get("rounds", "1-")))
+    if span is None or int(span[1]) < 1 or (span[3] and (not span[2] or int(span[3]) < int(span[1]))):
+        raise ValueError(f"got rounds {str(one.get('rounds'))[:40]!r} in {source}, expected such as 3, 2-4 or 2-")
     last = int(span[3]) if span[3] else None if span[2] else int(span[1])
     factor = one.get("factor", 1e6)
-    if not isinstance(factor, int | float) or factor != factor:
-        raise ValueError(f"got factor {factor!r} in {source}, expected a number")
-    return Fault(names.index(str(one["client"])), one["kind"], int(span[1]), last, float(factor))
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) <= LARGEST_FACTOR:
+        raise ValueError(f"got factor {str(factor)[:40]!r} in {source}, expected a number of at most {LARGEST_FACTOR}")
+    return Fault(_number(one["client"], names, source), one["kind"], int(span[1]), last, float(factor))
+
+
+def _number(client: Any, names: Sequence[str], source: str) -> int:
+    """The number of the client with this name, or with this number."""
+    if isinstance(client, str) and client in names:
+        return names.index(client)
+    if type(client) is int and 0 <= client < len(names):
+        return client
+    some = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    raise ValueError(
+        f"got client {str(client)[:40]!r} in {source}, expected one of {some} or a number from 0 to {len(names) - 1}"
+    )
 
 
 def scenario(faults: Sequence[Fault], seed: int, carries: Callable[[str], bool] = lambda name: True) -> Scenario:
     """How ``faults`` step in. ``carries``: whether a tensor of that name has the sign and size of the update.
 
-    Of a low-rank product one factor has: turned round both, it would be the same update.
+    Of a low-rank product one factor has: turned round both, it would be the same update. What a client sends is whole
+    tables, also where the simulation holds changed rows: of a block with a client that something happens to they are
+    built, and take the memory of as many tables as the block has clients.
     """
-    sent_before: dict[int, dict[str, Tensor]] = {}
+    kept: dict[int, Tree] = {}
+    replayed = {fault.client for fault in faults if fault.kind == "replay"}
 
     def attend(round: int, cohort: set[int]) -> set[int]:
         return cohort - {fault.client for fault in faults if fault.kind == "away" and fault.holds(round)}
 
-    def deliver(upload: Upload, round: int) -> Delivered:
-        tensors = dict(upload.tensors)
+    def deliver(upload: Upload, sent_to: Callable[[], Download], round: int) -> Delivered:
+        now = [fault for fault in faults if fault.holds(round) and fault.kind != "away"]
+        touched = {fault.client for fault in now} | replayed
         kept_C = torch.ones(len(upload.clients), dtype=torch.bool)
-        refused = []
+        refused, changed, weight_C = [], {}, upload.weights.clone()
         for row, client in enumerate(upload.clients.tolist()):
-            fresh = {name: tensor[row].clone() for name, tensor in upload.tensors.items()}
-            for fault in faults:
-                if fault.client != client or not fault.holds(round):
-                    continue
+            if client not in touched:
+                continue
+            fresh = _whole(upload, sent_to, row)
+            sent, reason = fresh, ""
+            for fault in (one for one in now if one.client == client):
                 if fault.kind == "late":
-                    kept_C[row] = False
-                    refused.append({"client": client, "reason": f"came after round {round} was closed"})
-                for name, tensor in tensors.items():
-                    if fault.kind == "replay" and client in sent_before:
-                        damaged = sent_before[client][name]
-                    else:
-                        damaged = _damaged(fault, name, tensor[row], carries, seed, round)
-                    if damaged is not tensor[row]:
-                        tensors[name] = tensor.clone()
-                        tensors[name][row] = damaged
-            sent_before[client] = fresh
-        for name, mark_Cn in upload.sent_rows.items():
-            tensors[name] = tensors[name].masked_fill(~mark_Cn.to(tensors[name].device)[..., None], 0.0)
-        return Delivered(_of(upload._replace(tensors=tensors), kept_C), refused)
+                    reason = f"came after round {round} was closed"
+                elif fault.kind == "replay":
+                    sent = kept.get(client, sent)
+                    if _looks(sent) != _looks(fresh):
+                        reason = f"sent {', '.join(sorted(sent)[:3])}, which is not what round {round} is about"
+                elif fault.kind == "weight":
+                    weight_C[row] *= fault.factor
+                else:
+                    sent = _damaged(fault, sent, carries, seed, round)
+            if client in replayed:
+                kept[client] = fresh
+            if reason:
+                kept_C[row] = False
+                refused.append({"client": client, "reason": reason})
+            elif sent is not fresh:
+                changed[row] = sent
+        arrived = upload._replace(weights=weight_C)
+        return Delivered(_of(_with(arrived, changed) if changed else arrived, kept_C), refused)
 
     return Scenario(attend, deliver)
 
 
-def _damaged(fault: Fault, name: str, value: Tensor, carries: Callable[[str], bool], seed: int, round: int) -> Tensor:
+def _whole(upload: Upload, sent_to: Callable[[], Download], row: int) -> Tree:
+    """What the client in ``row`` sends, tables that are held by rows in full."""
+    if not upload.rows:
+        return {name: tensor.clone() for name, tensor in take_row(upload.tensors, row).items()}
+    one = _of(upload, torch.arange(len(upload.clients)) == row)
+    return take_row(dense(one, download_of(sent_to(), row)).tensors, 0)
+
+
+def _looks(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}
+
+
+def _damaged(fault: Fault, tree: Tree, carries: Callable[[str], bool], seed: int, round: int) -> Tree:
+    if fault.kind not in _OF_ANY_NUMBERS and tree and not any(one.is_floating_point() for one in tree.values()):
+        raise ValueError(
+            f"got the fault {fault.kind} of client {fault.client}, who sends whole numbers, expected one of "
+            f"{', '.join(_OF_ANY_NUMBERS)}"
+        )
+    return {name: _damaged_tensor(fault, name, tensor, carries, seed, round) for name, tensor in tree.items()}
+
+
+def _damaged_tensor(
+    fault: Fault, name: str, value: Tensor, carries: Callable[[str], bool], seed: int, round: int
+) -> Tensor:
+    if fault.kind == "random":
+        return _random(value, stream(seed, "fault", fault.client, round, name))
     if not value.is_floating_point():
         return value
     if fault.kind == "nan":
         return torch.full_like(value, torch.nan)
-    if fault.kind == "random":
-        noise = torch.randn(value.shape, generator=stream(seed, "fault", fault.client, round, name))
-        return (noise * (value.norm().cpu() / noise.norm().clamp(min=1e-12))).to(value)
     if fault.kind in ("sign_flip", "scale") and carries(name):
         return value * (-1.0 if fault.kind == "sign_flip" else fault.factor)
     return value
+
+
+def _random(value: Tensor, generator: torch.Generator) -> Tensor:
+    if not value.is_floating_point():
+        order = torch.randperm(value.numel(), generator=generator).to(value.device)
+        return value.reshape(-1)[order].view(value.shape)
+    noise = torch.randn(value.shape, generator=generator)
+    return (noise * (value.norm().cpu() / noise.norm().clamp(min=1e-12))).to(value)
+
+
+def _with(upload: Upload, changed: Mapping[int, Tree]) -> Upload:
+    """The upload with other tensors of the clients in these rows; rows that they do not send stay empty."""
+    tensors, rows = dict(upload.tensors), dict(upload.rows)
+    for name, tensor in upload.tensors.items():
+        if name in rows:
+            tensor, rows[name] = _longer(tensor, rows[name], {row: tree[name] for row, tree in changed.items()})
+        else:
+            tensor = tensor.clone()
+            for row, tree in changed.items():
+                tensor[row] = tree[name]
+        tensors[name] = tensor
+    for name, mark_Cn in upload.sent_rows.items():
+        tensors[name] = tensors[name].masked_fill(~mark_Cn.to(tensors[name].device)[..., None], 0.0)
+    return upload._replace(tensors=tensors, rows=rows)
+
+
+def _longer(value: Tensor, row_CR: Tensor, whole: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """A table by rows in which some clients have all of them."""
+    num_rows = len(next(iter(whole.values())))
+    num_held = max(num_rows, row_CR.shape[1])
+    longer = value.new_zeros(len(value), num_held, *value.shape[2:])
+    longer_CR = row_CR.new_full((len(value), num_held), -1)
+    longer[:, : row_CR.shape[1]], longer_CR[:, : row_CR.shape[1]] = value, row_CR
+    for row, table in whole.items():
+        longer[row, :num_rows], longer_CR[row] = table, -1
+        longer_CR[row, :num_rows] = torch.arange(num_rows)
+    return longer, longer_CR
 
 
 def _of(upload: Upload, kept_C: Tensor) -> Upload:

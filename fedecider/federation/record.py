@@ -133,7 +133,8 @@ def _with_fields(value: Any, fields: Mapping[str, type], place: str) -> dict[str
         raise ValueError(f"got a damaged {place} ({type(value).__name__}), expected an object. Restore it from a copy")
     for name, kind in fields.items():
         one = value.get(name)
-        if not isinstance(one, (int, float) if kind is float else kind) or isinstance(one, bool):
+        fits = isinstance(one, (int, float) if kind is float else kind) and not isinstance(one, bool)
+        if not fits or (kind is float and isinstance(one, int) and one.bit_length() > 1023):  # no float is so large
             found = f"{name} is {str(one)[:40]!r}" if name in value else f"no {name}"
             raise ValueError(
                 f"got a damaged {place} ({found}), expected {name} as {kind.__name__}. Restore it from a copy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -44,8 +45,8 @@ class Delivered(NamedTuple):
     """``client`` and ``reason`` of the others, for the record of the round."""
 
 
-Deliver = Callable[[Upload, int], Delivered]
-"""upload as it left the clients, round -> what arrives."""
+Deliver = Callable[[Upload, Callable[[], Download], int], Delivered]
+"""upload as it left the clients, what tells their download, round -> what arrives; asked alike by every process."""
 
 
 Attend = Callable[[int, set[int]], set[int]]
@@ -83,7 +84,7 @@ def run_rounds(
     pack: Pack | None = None,
     protect: Protect = lambda upload, download, round, cohort_size: upload,
     attend: Attend = lambda round, cohort: cohort,
-    deliver: Deliver = lambda upload, round: Delivered(upload),
+    deliver: Deliver = lambda upload, sent_to, round: Delivered(upload),
     summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
@@ -221,8 +222,6 @@ class _Sent(NamedTuple):
     own: NewRows
     logs: list[dict]
     traffic: list[Traffic]
-    non_finite: list[dict]
-    refused: Sequence[dict]
     seconds: float
 
 
@@ -255,10 +254,7 @@ def _train(
         trained = upload.clients
         download = download_to(download, torch.isin(block.clients, trained))
         upload = protect(upload, download, round, cohort_size)
-        traffic = measure(download, upload)
-        arrived = deliver(upload, round)
-        upload, bad = with_finite(arrived.upload)
-        return _Sent(trained, upload, own, client_logs, traffic, bad, arrived.refused, seconds)
+        return _Sent(trained, upload, own, client_logs, measure(download, upload), seconds)
 
     def uploads() -> Iterator[Upload]:
         nonlocal train_s
@@ -271,11 +267,14 @@ def _train(
             clients = sent.clients.tolist()
             logs.extend({"client": client, **log} for client, log in zip(clients, sent.logs, strict=True))
             traffic.extend(zip(clients, sent.traffic, strict=True))
-            non_finite.extend(sent.non_finite)
-            refused.extend(sent.refused)
             train_s += sent.seconds
             on_clients(round, "training", len(logs), cohort_size)
-            yield _moved(sent.upload, state.server)
+            sent_to = partial(method.broadcast, round, state.server, sent.clients)
+            arrived = deliver(_moved(sent.upload, state.server), sent_to, round)
+            upload, bad = with_finite(arrived.upload)
+            non_finite.extend(bad)
+            refused.extend(arrived.refused)
+            yield upload
 
     on_clients(round, "training", 0, cohort_size)
     stream = uploads()

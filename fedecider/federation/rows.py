@@ -8,6 +8,8 @@ row.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ def add_rows(total: Tensor, row_CR: Tensor, value: Tensor, weight_C: Tensor) -> 
 
 def _flat(tensor: Tensor, lead: int) -> Tensor:
     """The same numbers with one dimension after the ``lead`` first ones: (N, I) becomes (N, I, 1)."""
-    return tensor.view(*tensor.shape[:lead], -1)
+    return tensor.view(*tensor.shape[:lead], math.prod(tensor.shape[lead:]))  # -1 would not do for no clients
 
 
 def _is_compiled(tensor: Tensor) -> bool:

@@ -149,7 +149,7 @@ def _read(checkpoint: Path, round: int) -> tuple[dict[str, Any], dict[str, Tree]
 def _load_tree(path: Path) -> Tree:
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:  # kinds and sizes that torch does not have
         raise ValueError(f"got a damaged {path} ({error}), expected safetensors") from error
 
 

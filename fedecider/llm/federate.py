@@ -25,6 +25,11 @@ from fedecider.running.tracking import checked_run, opened_together, round_recor
 from fedecider.running.yaml_file import load_yaml
 
 
+def carries_update(name: str) -> bool:
+    """Whether a tensor of adapters has the sign and size of their update: of the two factors the second one."""
+    return name.endswith("lora_b")
+
+
 def federate(settings: Settings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
     config = settings.run
@@ -46,7 +51,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     launch = launch._replace(processes=replace(launch.processes, placement=config.placement))
     recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed, processes=launch.processes)
     method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
-    goes_wrong = scenario(faults, config.seed, lambda name: name.endswith("lora_b"))
+    goes_wrong = scenario(faults, config.seed, carries_update)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
     with opened_together(root, record, launch) as folder:

@@ -69,7 +69,7 @@ def read_new_items(path: Path) -> list[NewItem]:
                 found.append(NewItem(*values))
             if not found:
                 raise ValueError("it has no entry")
-        except (ValueError, csv.Error) as error:
+        except (ValueError, RecursionError, csv.Error) as error:
             raise ValueError(f"got new items in {path}, expected {', '.join(fields)} in each entry: {error}") from error
     return found
 

@@ -125,7 +125,7 @@ def _one_line_errors() -> Iterator[None]:
     """What jsonargparse complains about, as a ``ValueError``."""
     try:
         yield
-    except ArgumentError as error:
+    except (ArgumentError, OverflowError) as error:  # the second one where a whole number is too large for a float
         raise ValueError(f"{str(error).rstrip('.')}. All options: --help") from error
 
 

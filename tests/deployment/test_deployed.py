@@ -223,7 +223,7 @@ HOSTILE = {
         lambda blob: changed(blob, tensors=_tensors(blob, lambda n, t: t.double())),
         "torch.float64",
     ),
-    "a weight that is none": (lambda blob: changed(blob, facts={"weight": -1}), "got the weight -1"),
+    "a weight that is none": (lambda blob: changed(blob, facts={"weight": -1}), "got the weight .-1"),
     "marks of nothing": (lambda blob: changed(blob, facts={"marks": {"x": [2]}}), "without its rows"),
 }
 

@@ -33,6 +33,10 @@ def run_with(name, *faults, rounds=3, kind="mean", recommender=None, clients=3):
     return run(method, clients, rounds, attend=plan.attend, deliver=plan.deliver)
 
 
+def nothing_sent():
+    raise AssertionError("no table is held by rows")
+
+
 def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
@@ -78,7 +82,7 @@ def test_what_hostile_uploads_are():
 
     def sent(kind, round=1, plan=None):
         plan = plan or scenario([Fault(7, kind, factor=10.0)], 0, carries)
-        return plan.deliver(upload, round).upload
+        return plan.deliver(upload, nothing_sent, round).upload
 
     flipped = sent("sign_flip")
     assert flipped.tensors["x.lora_b"].tolist() == [[2.0] * 4, [-2.0] * 4]
@@ -93,8 +97,17 @@ def test_what_hostile_uploads_are():
     assert torch.equal(noise, sent("random").tensors["x.lora_b"])  # drawn from the seed
     replays = scenario([Fault(7, "replay", 2)], 0, carries)
     later = upload._replace(tensors={name: tensor * 3 for name, tensor in tensors.items()})
-    replays.deliver(upload, 1)
-    assert replays.deliver(later, 2).upload.tensors["x.lora_b"].tolist() == [[6.0] * 4, [2.0] * 4]
+    replays.deliver(upload, nothing_sent, 1)
+    assert replays.deliver(later, nothing_sent, 2).upload.tensors["x.lora_b"].tolist() == [[6.0] * 4, [2.0] * 4]
+
+
+def test_a_replay_of_other_tensors_than_the_round_is_about_is_refused():
+    """RoLoRA sends one factor, then the other; what was sent before has other names."""
+    state, records = run_with("rolora", Fault(1, "replay", 2), rounds=2)
+    away, _ = run_with("rolora", Fault(1, "away", 2), rounds=2)
+    (refused,) = records[1]["refused_uploads"]
+    assert "which is not what round 2 is about" in refused["reason"]
+    assert same(state.server, away.server)
 
 
 def test_a_direction_does_not_care_how_large_its_upload_is():

@@ -20,6 +20,8 @@ TELL_EVERY_S = 5.0
 NUM_EXAMPLES = 20
 _LOOK_EVERY = 1 << 14
 """Lines between two looks at the clock: about 0.1 s."""
+MAX_LINE_BYTES = 16 << 20
+"""A few kilobytes of gzip can be a line of gigabytes."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive",
@@ -72,7 +74,12 @@ class RawFile:
         try:
             with open(self.path, "rb") as raw, _unpacked(raw) as unpacked:
                 told = time.monotonic()
-                for number, line in enumerate(unpacked, 1):
+                for number, line in enumerate(iter(lambda: unpacked.readline(MAX_LINE_BYTES + 1), b""), 1):
+                    if len(line) > MAX_LINE_BYTES:
+                        raise ValueError(
+                            f"{self.path}: line {number} has more than {MAX_LINE_BYTES:,} bytes; expected one record a "
+                            "line. Check the file."
+                        )
                     if number == 1:
                         line = self._first_line(line)
                     if line.isspace() or not line:

@@ -1,0 +1,87 @@
+"""Faults that a site plays itself, to see what the server and the other sites do: what it answers is damaged.
+
+Whatever a scenario of a simulation does to uploads (`fedecider.federation.faults`), and damage that only messages have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fedecider.deployment.messages import MARKS, Message, pack, unpack
+from fedecider.federation.faults import MESSAGE_KINDS, Fault, Scenario, scenario
+from fedecider.federation.method import Download, Upload
+from fedecider.federation.streams import stream
+
+Answer = Callable[[bytes], bytes]
+"""message -> the site's answer."""
+
+
+def faulty(
+    answer: Answer, client: int, faults: Sequence[Fault], seed: int, carries: Callable[[str], bool], most_bytes: int
+) -> Answer:
+    """``answer`` of the site of ``client``, whose uploads are those of a site with these faults.
+
+    wrong_shape, wrong_dtype, missing and extra change one tensor; wrong_round and wrong_client what the head says;
+    oversized is more than ``most_bytes``; cut_off is half of the message; garbage as many random bytes. An away site
+    does not train, a late one has; both answer with an error.
+    """
+    own = [fault for fault in faults if fault.client == client]
+    plan = scenario([fault for fault in own if fault.kind not in MESSAGE_KINDS], seed, carries)
+
+    def played(blob: bytes) -> bytes:
+        asked = unpack(blob, most_bytes)
+        if asked.kind != "train":
+            return answer(blob)
+        if not plan.attend(asked.round, {client}):
+            return _error(asked.round, "away")
+        sent = unpack(answer(blob), most_bytes)
+        if sent.kind != "upload":
+            return pack(sent)
+        sent, reason = _delivered(sent, plan)
+        if reason:
+            return _error(asked.round, reason)
+        damage = [fault.kind for fault in own if fault.kind in MESSAGE_KINDS and fault.holds(asked.round)]
+        whole = pack(_damaged(sent, damage, client))
+        if "oversized" in damage:
+            return whole + bytes(max(0, most_bytes + 1 - len(whole)))
+        if "garbage" in damage:
+            drawn = torch.randint(256, (len(whole),), generator=stream(seed, "fault", client, asked.round, "garbage"))
+            return bytes(drawn.tolist())
+        return whole[: len(whole) // 2] if "cut_off" in damage else whole
+
+    return played
+
+
+def _error(round: int, reason: str) -> bytes:
+    return pack(Message("error", round, {}, {"reason": reason}))
+
+
+def _delivered(sent: Message, plan: Scenario) -> tuple[Message, str]:
+    """The message with the upload that the scenario makes of it, and why there is none."""
+    tensors = {name: tensor[None] for name, tensor in sent.tensors.items() if not name.startswith(MARKS)}
+    facts = sent.facts
+    upload = Upload(torch.tensor([facts["client"]]), torch.tensor([facts["weight"]], dtype=torch.float64), tensors)
+    arrived = plan.deliver(upload, lambda: Download({}), sent.round)
+    if arrived.refused:
+        return sent, arrived.refused[0]["reason"]
+    changed = {name: tensor[0] for name, tensor in arrived.upload.tensors.items()}
+    weight = float(arrived.upload.weights[0])
+    return sent._replace(tensors={**sent.tensors, **changed}, facts={**facts, "weight": weight}), ""
+
+
+def _damaged(sent: Message, kinds: Sequence[str], client: int) -> Message:
+    tensors, facts = dict(sent.tensors), dict(sent.facts)
+    first = min((name for name in tensors if not name.startswith(MARKS)), default="")
+    if "wrong_shape" in kinds:
+        tensors[first] = tensors[first][None]
+    if "wrong_dtype" in kinds:
+        tensors[first] = tensors[first].to(torch.float64)
+    if "missing" in kinds:
+        del tensors[first]
+    if "extra" in kinds:
+        tensors["extra"] = torch.zeros(3)
+    if "wrong_client" in kinds:
+        facts["client"] = client + 1
+    return Message(sent.kind, sent.round - 1 if "wrong_round" in kinds else sent.round, tensors, facts)

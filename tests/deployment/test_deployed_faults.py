@@ -1,0 +1,86 @@
+"""Sites that play faults: what a simulation of the same scenario does, and damage that only messages have."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_deployed import MOST, NAMES, build, changed, deployed, exchange_with, same, site_of
+from toy_recommender import run, toy_recommender
+
+from fedecider.deployment.faults import faulty
+from fedecider.deployment.run import answer_of
+from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
+from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.rounds import RoundSettings
+from fedecider.llm.federate import carries_update
+
+
+def played(name, folder, *faults, rounds=2):
+    sites = [site_of(name, client, folder) for client in range(3)]
+    answers = [faulty(site.answer, client, faults, 0, carries_update, MOST) for client, site in enumerate(sites)]
+    line = Line(
+        exchange_with([SimpleNamespace(answer=one) for one in answers]), DeploymentConfig(max_megabytes=1), "abc", NAMES
+    )
+    records = []
+    method = build(name, toy_recommender(NAMES, data=[{"labels": torch.zeros(0, 2)}] * 3))
+    settings = RoundSettings(num_rounds=rounds, seed=0)
+    state, _ = run_deployed(method, line, settings, ("ndcg@10",), on_round=records.append)
+    return state, records
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "scale", "random", "nan", "replay"])
+@pytest.mark.parametrize("name", ["fedecider", "fedavg"])
+def test_a_site_plays_what_a_simulation_plays(name, kind, tmp_path):
+    fault = Fault(1, kind, 2, factor=7.0)
+    plan = scenario([fault], 0, carries_update)
+    simulated, _ = run(build(name, toy_recommender()), 3, 2, attend=plan.attend, deliver=plan.deliver)
+    state, _ = played(name, tmp_path, fault)
+    assert same(state.server, simulated.server)
+
+
+def test_a_client_that_is_refused_keeps_its_last_good_contribution(tmp_path):
+    """FeDecider's directions, and the tables of methods that weigh uploads: in the next round it is back."""
+    for name in ("fedecider", "lora_sim"):
+        state, records = played(name, tmp_path / name, Fault(1, "wrong_shape", 2), rounds=2)
+        before, _ = run(build(name, toy_recommender()), 3, 1)
+        key = next(key for key in state.server if carries_update(key))
+        assert torch.equal(state.server[key][1], before.server[key][1])
+        assert not torch.equal(state.server[key][0], before.server[key][0])
+        assert [len(record["clients"]) for record in records] == [3, 2]
+
+
+def test_an_away_site_does_not_train(tmp_path):
+    _, records = played("fedavg", tmp_path, Fault(1, "away", 2))
+    assert records[1]["refused_uploads"] == [{"client": 1, "reason": "the site says: away"}]
+    assert len((tmp_path / "site1" / "training.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_party_file_names_the_scenario(tmp_path):
+    site = site_of("fedavg", 1, tmp_path)
+    project = SimpleNamespace(names=list(NAMES), settings=SimpleNamespace(run=SimpleNamespace(seed=0)))
+    assert answer_of(project, site, "", DeploymentConfig()) == site.answer
+    (tmp_path / "good.yaml").write_text("faults: [{client: comics, kind: cut_off, rounds: 2-}]\n")
+    assert answer_of(project, site, str(tmp_path / "good.yaml"), DeploymentConfig()) != site.answer
+    (tmp_path / "bad.yaml").write_text("faults: [{client: sports, kind: cut_off}]\n")
+    with pytest.raises(ValueError, match="expected one of crime, comics, children"):
+        answer_of(project, site, str(tmp_path / "bad.yaml"), DeploymentConfig())
+
+
+LIES = {
+    "a list": [1],
+    "a list of scores": {"global": [1], "local": [1]},
+    "true": {"global": {"ndcg@10": True}, "local": {"ndcg@10": True}},
+    "400 digits": {"global": {"ndcg@10": 10**400}, "local": {"ndcg@10": 10**400}},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_scores_that_crashed_a_server_are_not_believed(lie, tmp_path):
+    def lies(client, asked, blob):
+        wrong = client == 1 and (asked.kind, asked.round) == ("validate", 2)
+        return changed(blob, facts={"scores": LIES[lie]}) if wrong else blob
+
+    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
+    _, records, _, _ = deployed("fedavg", sites, 3, damage=lies)
+    assert records[1]["valid"]["global"][1] == records[0]["valid"]["global"][1]
+    assert any("expected numbers from 0 to 1" in one["reason"] for one in records[2]["refused_uploads"])

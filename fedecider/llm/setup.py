@@ -164,7 +164,7 @@ def make_recommender(
         drop_seen=get_protocol(settings.run.protocol).drop_seen,
         device=device,
         deepspeed=deepspeed,
-    )
+    )._replace(protected=settings.run.privacy.clips)
 
 
 def training_tasks(

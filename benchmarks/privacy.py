@@ -1,11 +1,11 @@
 """What bounds and noise cost the LLM track: test figures against epsilon, for hidden users and for noised uploads.
 
     python benchmarks/privacy.py --data <prepared> --cache .cache --folder privacy --seeds 0,1,2 \
-      [--rows students,trained] [--output benchmarks/results/DATE-privacy-llm.md] --set <options of scripts/federate.py>
+      [--rows "student;trained"] [--output benchmarks/results/DATE-privacy-llm.md] --set <options>
 
-Every row is a whole run (FedAvg, all rounds, the last one is reported: nothing is chosen on validation items) on the same
-settings but for the options below. Test positions of a row and a seed are a file below --folder that a later call takes
-up, so that a long table can be made in pieces.
+Every row is a whole run (FedAvg, all rounds, the last one is reported: nothing is chosen on validation items) with the
+same settings but for the options below. Test positions of a row and a seed are a file below --folder that a later call
+takes up, so that a long table can be made in pieces.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ ROWS: dict[str, Sequence[str]] = {
     "users, no bound": ("--user_privacy.clip", "inf"),
     "users, bound": USERS,
     **{f"users, noise {z}": (*USERS, "--user_privacy.noise_scale", z) for z in ("0.5", "1", "3")},
-    "uploads, bound": (*UPLOADS, "--privacy.clip", "1"),
+    "uploads, bound": (*UPLOADS, "--privacy.clip", "10"),
     **{
-        f"uploads, noise {z}": (*UPLOADS, "--privacy.clip", "1", "--privacy.noise_scale", z)
-        for z in ("0.001", "0.01", "0.1", "1")
+        f"uploads, noise {z}": (*UPLOADS, "--privacy.clip", "10", "--privacy.noise_scale", z)
+        for z in ("0.001", "0.01", "1")
     },
 }
 METRICS = ("hit@10", "ndcg@10")

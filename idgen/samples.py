@@ -250,7 +250,7 @@ def samples_by_user(task: Task) -> list[np.ndarray]:
 
 
 def user_batches(task: Task, target_lists: Sequence[np.ndarray], generator: torch.Generator) -> Iterator[TokenBatch]:
-    """One batch for each of ``target_lists`` (:func:`samples_by_user`), drawn and laid out as by :func:`train_batches`."""
+    """One batch for each of ``target_lists`` (:func:`samples_by_user`), drawn and laid out as in `train_batches`."""
     if not target_lists:
         return
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))

@@ -137,9 +137,9 @@ def protect(
 
     ``r + min(1, clip / ||x - r||) (x - r) + n`` with ``x`` a client's upload, ``r`` the ``reference`` of the same name,
     shared (...) or per client (C, ...), else zero: the norm of a whole table says nothing about the client. A table
-    named in ``rows`` (C, R, -1 pads) holds those rows of its reference only; of one named in ``marks`` (C, I) only marked
-    rows exist, the others are zero before and after. Draws are those of ``stream(seed, "privacy", round, client, tensor
-    name)``, so they do not depend on the block; with ``seed`` None they come from the operating system.
+    named in ``rows`` (C, R, -1 pads) holds those rows of its reference only; of one named in ``marks`` (C, I) only
+    marked rows exist, the others are zero before and after. Draws are those of ``stream(seed, "privacy", round, client,
+    tensor name)``, so they do not depend on the block; with ``seed`` None they come from the operating system.
     With no clip (and so no noise), and for clients inside the bound, every bit is kept.
     Source: Abadi et al. 2016 (clip, noise), McMahan et al. 2018 (per client). A non-finite upload stays non-finite.
 
@@ -285,8 +285,8 @@ def _clip_factors(update: Tree, rows: Tree, config: PrivacyConfig) -> Tensor:
 def normal_draws(shape: Sequence[int], generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
     """Standard normal numbers on the CPU, from a named stream, or with None from the operating system.
 
-    The latter are ``Phi^-1(u)`` of 53 random bits each (inverse transform): a generator of torch could be guessed, since
-    its CPU engine keeps 32 bits of a seed.
+    The latter are ``Phi^-1(u)`` of 53 random bits each (inverse transform): a generator of torch could be guessed,
+    since its CPU engine keeps 32 bits of a seed.
     """
     if generator is not None:
         return torch.randn(shape, generator=generator, dtype=dtype)

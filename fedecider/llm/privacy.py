@@ -63,8 +63,8 @@ def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommen
         )
     if any(bool((own_KV != own_KV[:1]).any()) for own_KV in recommender.own_rows.values()):
         raise ValueError(
-            "got privacy.noise_on sum with clients of several catalogues, expected upload: rows of a catalogue are a sum "
-            "over its own clients, which has their shares of the noise alone"
+            "got privacy.noise_on sum with clients of several catalogues, expected upload: rows of a catalogue are a "
+            "sum over its own clients, which has their shares of the noise alone"
         )
 
 

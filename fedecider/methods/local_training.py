@@ -98,7 +98,9 @@ def _batches(recommender: Recommender, client: int, round: int, epoch: int) -> l
     """What each step of an epoch takes: a batch, or batches of users."""
     if recommender.training.user_privacy.on:
         return draw_users(recommender, client, round, epoch)
-    return list(recommender.batches(client, stream(recommender.seed, "batches", recommender.names[client], round, epoch)))
+    return list(
+        recommender.batches(client, stream(recommender.seed, "batches", recommender.names[client], round, epoch))
+    )
 
 
 def _rows_of_output(name: str) -> bool:

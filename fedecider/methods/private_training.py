@@ -74,9 +74,9 @@ def private_steps(
 
     ``g = (sum_u min(1, C / ||g_u||) g_u + n) / C``, ``n ~ N(0, (noise_scale C)^2)``, over all of ``named`` together,
     ``g_u`` the gradient of user u's mean loss (Abadi et al. 2016; per user: McMahan et al. 2018). Noise falls on every
-    number that training may change, rows of other catalogues left out, whose places are public. Differs from the papers:
-    AdamW, for which the size of g does not matter, so that no number of users enters it; a gradient that is not finite
-    counts as zero; ``clip_norm`` is not used.
+    number that training may change, rows of other catalogues left out, whose places are public. Differs from the
+    papers: AdamW, for which the size of g does not matter, so that no number of users enters it; a gradient that is
+    not finite counts as zero; ``clip_norm`` is not used.
 
     One backward pass for every user. The hooks of Opacus 1.6 do not fit: they know plain layers, while here gradients
     of a tied table come from embeddings, rows of a catalogue and a hand-written function, and a user has several rows.

@@ -46,7 +46,7 @@ class UserPrivacy:
             none.
         sample_rate: The probability with which each user takes part in a step; an epoch has 1 / sample_rate steps. It
             takes the place of batch_size.
-        delta: The probability in (epsilon, delta) that the noise leaves open; it is usually below 1 / users of a client.
+        delta: The probability in (epsilon, delta) that the noise leaves open; usually below 1 / users of a client.
     """
 
     clip: PositiveOrInfinite | None = None

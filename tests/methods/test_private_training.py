@@ -176,9 +176,7 @@ def test_users_are_drawn_independently_with_the_rate_that_is_counted():
     recommender = toy(config)._replace(
         users=lambda client: Users(1000, lambda numbers, generator: iter([{"number": one} for one in numbers]))
     )
-    drawn = [
-        {batch["number"] for batch in step} for epoch in range(3) for step in draw_users(recommender, 0, 1, epoch)
-    ]
+    drawn = [{batch["number"] for batch in step} for epoch in range(3) for step in draw_users(recommender, 0, 1, epoch)]
     assert len(drawn) == 3 * steps_per_epoch(config) == 12
     sizes = [len(step) for step in drawn]
     assert abs(sum(sizes) / 12 - 300) < 5 * math.sqrt(1000 * 0.3 * 0.7 / 12)

@@ -78,9 +78,9 @@ def private_steps(
     papers: AdamW, for which the size of g does not matter, so that no number of users enters it; a gradient that is
     not finite counts as zero; ``clip_norm`` is not used.
 
-    One backward pass for every user. Opacus 1.6 cannot do it: ``GradSampleModule`` takes these models without a word and
-    then gives no factor a ``grad_sample``, since `FusedLinear` reads the factors itself and calls none of the plain
-    layers that have the hooks.
+    One backward pass for every user. Opacus 1.6 cannot do it: its ``GradSampleModule`` takes these models without a
+    word and then gives no factor a ``grad_sample``, since `FusedLinear` reads the factors itself and calls none of the
+    plain layers that have the hooks.
     """
     if recommender.deepspeed is not None:
         raise ValueError("got user_privacy under DeepSpeed, expected one without. Run it without --use_deepspeed")

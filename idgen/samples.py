@@ -61,8 +61,10 @@ __all__ = [
     "num_batches",
     "num_samples",
     "prompts_of",
+    "samples_by_user",
     "target_labels",
     "train_batches",
+    "user_batches",
 ]
 
 BATCHES_AT_A_TIME = 64
@@ -227,13 +229,40 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
         batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
         for number in rng.permutation(len(batches)):
             rows = batches[number]
-            if config.targets == "every":
-                batch = _prompt_batch(parts, segment_NW[rows])
-                given_B = num_given(parts, segment_NW[rows], samples.target_N[rows], walk_N[rows], prompts.task_B[rows])
-                batch["row_labels"] = row_labels(batch, given_B)
-                yield packed(batch, config.packed_tokens) if config.packed_tokens else batch
-            else:
-                yield _batch(parts, segment_NW[rows], samples.target_N[rows], prompts.task_B[rows])
+            yield _sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
+
+
+def samples_by_user(task: Task) -> list[np.ndarray]:
+    """Target events of one epoch of every user who has any, ascending; catalogue walks are nobody's and left out.
+
+    Raises:
+        ValueError: training samples that cannot be told apart by users, or whose texts depend on several users.
+    """
+    config = task.config
+    if config.pair_share > 0.0 or config.user_wording != "none":
+        raise ValueError(
+            f"got samples.pair_share {config.pair_share} and user_wording {config.user_wording} with user_privacy, "
+            "expected 0 and none: a sample has to be of one user alone"
+        )
+    target_N = _sampled_events(task.parts, task.train, config)[0]
+    starts = np.flatnonzero(np.diff(task.train.user_E[target_N])) + 1
+    return np.split(target_N, starts) if len(target_N) else []
+
+
+def user_batches(task: Task, target_lists: Sequence[np.ndarray], generator: torch.Generator) -> Iterator[TokenBatch]:
+    """One batch for each of ``target_lists`` (:func:`samples_by_user`), drawn and laid out as in `train_batches`."""
+    if not target_lists:
+        return
+    rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
+    parts, events, config = task.parts, task.train, task.config
+    target_N = np.concatenate(target_lists)
+    draw = draw_samples(events, target_N, len(load_templates(config.templates)), config, rng)
+    nobody_N = np.zeros(len(target_N), dtype=bool)
+    samples = Samples(prompts_of(parts, events, draw), _item_segments(parts, events, draw.target_N), nobody_N)
+    prompts = with_targets(samples) if config.targets == "every" else samples.prompts
+    segment_NW = lay_out(parts, prompts)
+    for rows in np.split(np.arange(len(target_N)), np.cumsum([len(targets) for targets in target_lists])[:-1]):
+        yield _sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
 
 
 def eval_batches(
@@ -394,6 +423,24 @@ def _prompt_batch(parts: PromptParts, segment_BW: np.ndarray) -> TokenBatch:
 
 def _batch(parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, task_B: np.ndarray) -> TokenBatch:
     return {**_prompt_batch(parts, segment_BW), "labels": torch.from_numpy(_labels(parts, target_B, task_B))}
+
+
+def _sample_batch(
+    parts: PromptParts,
+    config: SampleConfig,
+    segment_NW: np.ndarray,
+    samples: Samples,
+    task_N: np.ndarray,
+    rows: np.ndarray,
+) -> TokenBatch:
+    """The samples ``rows`` of those that were drawn."""
+    segment_BW, target_B = segment_NW[rows], samples.target_N[rows]
+    if config.targets == "last":
+        return _batch(parts, segment_BW, target_B, task_N[rows])
+    batch = _prompt_batch(parts, segment_BW)
+    given_B = num_given(parts, segment_BW, target_B, samples.walk_N[rows], task_N[rows])
+    batch["row_labels"] = row_labels(batch, given_B)
+    return packed(batch, config.packed_tokens) if config.packed_tokens else batch
 
 
 def _mask(length_B: np.ndarray, width: int) -> Tensor:

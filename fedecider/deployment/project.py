@@ -29,6 +29,7 @@ from fedecider.llm.commands import settings_from_plain
 from fedecider.llm.domain_ids import load_ids
 from fedecider.llm.foundation import distill_stage, pretrain_stage
 from fedecider.llm.item_texts import encoded_texts
+from fedecider.llm.privacy import check_privacy
 from fedecider.llm.setup import Foundation, Settings, make_recommender, without_users
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import Recommender
@@ -146,6 +147,11 @@ def check_deployable(settings: Settings) -> None:
         raise ValueError(
             f"got the scenario {config.faults}, expected none in a project: a site that plays one names it itself"
         )
+    if config.privacy.noise_on == "sum" and config.privacy.noise_scale > 0.0:
+        raise ValueError(
+            "got privacy.noise_on sum, expected upload in a deployment: its server sees every single upload"
+        )
+    check_privacy(settings)
     if config.public_names:
         raise ValueError("got public_domains, expected none in a deployment: prepare public users of the own domains")
 
@@ -170,7 +176,7 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = {name: load_ids(pretrained.folder, domain, settings.run.pretrain) for name, domain in public.items()}
     foundation = Foundation(dict(own), ids, pretrained, distilled, everyone)
-    recommender = make_recommender(settings, foundation, device, names=project.names)
+    recommender = make_recommender(settings, foundation, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)
     return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)
 

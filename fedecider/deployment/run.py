@@ -16,10 +16,12 @@ from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download
+from fedecider.federation.privacy import protector
 from fedecider.federation.record import Recorder, write_json
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.llm.federate import carries_update
+from fedecider.llm.privacy import privacy_data
 from fedecider.llm.results import say_results, write_models, write_table
 from fedecider.report.rows import rows_data
 from fedecider.running.launch import Launch
@@ -86,7 +88,7 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
         raise ValueError(f"got the client {name}, expected one of the project's: {', '.join(project.names)}")
     domain = own_domain(data, name)
     own = party(project, {name: domain}, launch.device)
-    client = project.names.index(name)
+    client, settings = project.names.index(name), project.settings
     output.mkdir(parents=True, exist_ok=True)
     return Site(
         method=own.method,
@@ -97,6 +99,8 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
         scores=mean_metrics,
         finish=lambda state, download: _finish(project, own, client, output, launch, state, download),
         most_bytes=config.max_bytes,
+        protect=protector(own.method, settings.run.privacy, seed=None),
+        spends=settings.run.num_rounds if privacy_data(settings) else 0,
     )
 
 
@@ -141,6 +145,8 @@ def _server_metrics(project: Project, state: RunState, told: Mapping[int, Mappin
         "best_valid_ndcg@10": state.best_score,
         "domains": by_site,
     }
+    if promised := privacy_data(project.settings):
+        content["privacy"] = promised
     if len(by_site) == len(project.names) > 1:
         first, *others = (site["test"] for site in by_site.values())
         content[MACRO] = {

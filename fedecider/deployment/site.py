@@ -51,10 +51,18 @@ class Site(NamedTuple):
     finish: Finish
     most_bytes: int
     protect: Protect = lambda upload, download, round, cohort_size: upload
+    spends: int = 0
+    """Rounds for which a guarantee was counted: the site trains that often, and each round once. 0: no guarantee, and a
+    round may be asked again."""
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def sent(self) -> Path:
+        """The last upload that was made under a guarantee."""
+        return self.folder / "sent.safetensors"
 
     def answer(self, blob: bytes) -> bytes:
         """The answer to one message; what goes wrong is told in a sentence, and the site stays as it was."""
@@ -86,6 +94,8 @@ def _answered(site: Site, asked: Message) -> Message:
 
 
 def _train(site: Site, asked: Message) -> Message:
+    if (again := _sent_before(site, asked.round)) is not None:
+        return again
     state = _with_best(_state(site, asked.round - 1), asked)
     download = _download(site, asked)
     upload, new_own, logs = site.method.client_update(asked.round, download, state.local, site.block)
@@ -93,7 +103,31 @@ def _train(site: Site, asked: Message) -> Message:
     upload = site.protect(upload, download, asked.round, 1)
     save_state(state._replace(round=asked.round, local=_written(state.local, new_own)), site.checkpoints, site.run)
     Recorder(site.folder / "training.jsonl").write({"round": asked.round, "clients": logs})
-    return of_upload(asked.round, upload, download, {})
+    answer = of_upload(asked.round, upload, download, {})
+    if site.spends:
+        _write(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
+    return answer
+
+
+def _sent_before(site: Site, round: int) -> Message | None:
+    """The upload of this round, if there was one: a second one, with other noise, would be told for nothing.
+
+    Raises:
+        ValueError: a round that the guarantee does not count, or one before the last.
+    """
+    if not site.spends:
+        return None
+    if round > site.spends:
+        raise ValueError(f"got round {round}, expected at most {site.spends}: its guarantee counts no more rounds")
+    last = unpack(site.sent.read_bytes(), site.most_bytes) if site.sent.is_file() else None
+    if last is None or round > last.round:
+        return None
+    if round < last.round:
+        raise ValueError(
+            f"got round {round} again after round {last.round}, expected a later one: a guarantee counts every round "
+            "once. Start the run again with another output"
+        )
+    return last
 
 
 def _validate(site: Site, asked: Message) -> Message:
@@ -147,14 +181,19 @@ def _download(site: Site, asked: Message) -> Download:
     """What came with the message, or what the site was sent before and holds."""
     path, digest = site.folder / "download.safetensors", asked.facts.get("digest")
     if not asked.facts.get("held"):
-        scratch = path.with_suffix(".tmp")
-        scratch.write_bytes(pack(asked))
-        os.replace(scratch, path)
+        _write(path, pack(asked))
         return to_download(asked, site.most_bytes)
     held = unpack(path.read_bytes(), site.most_bytes) if path.is_file() else None
     if held is None or download_digest(held) != digest:
         raise NotHeld("got no download, and none or another one is held here, expected it to be sent again")
     return to_download(held, site.most_bytes)
+
+
+def _write(path: Path, blob: bytes) -> None:
+    """Whole or not at all."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(blob)
+    os.replace(scratch, path)
 
 
 def _written(local: Tree, new_own: NewRows) -> Tree:

@@ -111,5 +111,10 @@ class FederatedMethod(NamedTuple):
     upload_like: Callable[[int, Tree], Tree] | None = None
     """round, server -> the upload of one client as it must look: names, shapes and kinds of number, whatever the
     values. A server that hears from strangers refuses all others; None: the method cannot be deployed."""
+    bounded_from: Callable[[int], Tree] | None = None
+    """round -> what a client's tensors are compared with where its upload is bounded, known to both sides; None: what
+    was downloaded under the same names."""
+    finish_upload: Callable[[Upload], Upload] | None = None
+    """What a client makes of its upload after bound and noise; None: nothing more."""
     takes_mean: bool = False
     """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""

@@ -10,6 +10,7 @@ from fedecider.bounds import LoraRank, OneOrMore, Participation, Seed, Threads, 
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean
 from fedecider.federation.parties import Placement
+from fedecider.federation.privacy import PrivacyConfig
 from fedecider.lora.adapters import LoraSettings
 from fedecider.memory.config import MemoryConfig
 from idgen.alternating import AlternatingConfig
@@ -146,6 +147,7 @@ class RunConfig:
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
         memory: The private memory of every client.
+        privacy: Bound and noise of what every client sends.
     """
 
     domains: str = "crime,comics,children"
@@ -174,6 +176,7 @@ class RunConfig:
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
         check(self)

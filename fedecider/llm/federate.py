@@ -12,8 +12,10 @@ from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import read_faults, scenario
 from fedecider.federation.method import Block
+from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.llm.limits import check_limits
+from fedecider.llm.privacy import check_privacy, check_shared_noise
 from fedecider.llm.results import write_results
 from fedecider.llm.setup import Settings, build_foundation, load_data, make_recommender
 from fedecider.methods import METHODS
@@ -41,6 +43,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     domains = load_data(config)
     clients = clients_of(domains)
     check_limits(settings, clients)
+    check_privacy(settings)
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
     faults = read_faults(load_yaml(Path(config.faults)), list(clients), config.faults) if config.faults else []
     if faults:
@@ -51,6 +54,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     launch = launch._replace(processes=replace(launch.processes, placement=config.placement))
     recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed, processes=launch.processes)
     method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
+    check_shared_noise(config.privacy, method, recommender)
     goes_wrong = scenario(faults, config.seed, carries_update)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
@@ -65,6 +69,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
                 recorder=round_recorder(folder, launch, config.tracker, tracked, recommender.names),
                 checkpoints=folder.checkpoints,
                 resume=config.resume,
+                protect=protector(method, config.privacy, config.seed),
                 attend=goes_wrong.attend,
                 deliver=goes_wrong.deliver,
                 processes=launch.processes,

@@ -20,6 +20,7 @@ from fedecider.llm.baselines import COUNTS, TEACHER, Positions, counting_positio
 from fedecider.llm.hand_over import hand_over
 from fedecider.llm.loading import Shares, chosen_shares, load_reported
 from fedecider.llm.memories import Memories, build_memories, memories_data, memory_rows, save_memories
+from fedecider.llm.privacy import privacy_data, privacy_notes
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
@@ -223,6 +224,8 @@ def _write_metrics(
             content["domains"][name]["export"] = truncated[name]
     if settings.run.share_grid != [1.0]:
         content["update_shares"] = dict(shares)
+    if promised := privacy_data(settings):
+        content["privacy"] = promised
     if memories is not None:
         content["memory"] = memories_data(memories)
     if len(foundation.domains) > 1:
@@ -320,4 +323,5 @@ def _notes(settings: Settings, method: FederatedMethod, state: RunState, shares:
         f"beam search with {settings.ranking.num_beams} beams, length penalty {settings.ranking.length_penalty}",
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
+        *privacy_notes(settings),
     ]

@@ -167,7 +167,7 @@ def make_recommender(
         device=device,
         deepspeed=deepspeed,
         processes=processes,
-    )
+    )._replace(protected=settings.run.privacy.clips)
 
 
 def training_tasks(

@@ -44,6 +44,9 @@ class Method(NamedTuple):
     """Settings to choose from on validation, the default first: an equal budget of N takes the first N."""
     pooled: bool = False
     """True: all clients are handed over in one block, since nothing is federated."""
+    beside_training: str = ""
+    """What a client's users enter besides the gradients of its local training, so that hiding them there would not be
+    enough, or what does not go together with it; empty for a method that can hide single users."""
     fusion_weights: FusionWeights | None = None
     """Where its fusion weights are found; None for a method without."""
 
@@ -53,6 +56,7 @@ class Method(NamedTuple):
         return method if self.pooled else sends_own_rows(method, recommender.own_rows)
 
 
+PULL = "a proximal term asks for the mean gradient, which depends on the number of users"
 METHODS = {
     "fedecider": Method(
         fedecider.FedeciderConfig,
@@ -64,13 +68,29 @@ METHODS = {
     ),
     "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars),
     "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view, fedavg.scalars),
-    "ditto": Method(ditto.DittoConfig, ditto.ditto, ditto.load_view, ditto.scalars, ditto.GRID),
-    "fdlora": Method(fdlora.FdloraConfig, fdlora.fdlora, fdlora.load_view, fdlora.scalars, fdlora.GRID),
-    "fedprox": Method(fedprox.FedproxConfig, fedprox.fedprox, fedprox.load_view, fedprox.scalars, fedprox.GRID),
+    "ditto": Method(ditto.DittoConfig, ditto.ditto, ditto.load_view, ditto.scalars, ditto.GRID, beside_training=PULL),
+    "fdlora": Method(
+        fdlora.FdloraConfig,
+        fdlora.fdlora,
+        fdlora.load_view,
+        fdlora.scalars,
+        fdlora.GRID,
+        beside_training="fusion weights are searched on training samples",
+    ),
+    "fedprox": Method(
+        fedprox.FedproxConfig, fedprox.fedprox, fedprox.load_view, fedprox.scalars, fedprox.GRID, beside_training=PULL
+    ),
     "pfedavg": Method(pfedavg.PfedavgConfig, pfedavg.pfedavg, pfedavg.load_view, pfedavg.scalars),
     "ffa_lora": Method(ffa_lora.FfaLoraConfig, ffa_lora.ffa_lora, ffa_lora.load_view, ffa_lora.scalars),
     "rolora": Method(rolora.RoloraConfig, rolora.rolora, rolora.load_view, rolora.scalars),
-    "fellrec": Method(fellrec.FellrecConfig, fellrec.fellrec, fellrec.load_view, fellrec.scalars, fellrec.GRID),
+    "fellrec": Method(
+        fellrec.FellrecConfig,
+        fellrec.fellrec,
+        fellrec.load_view,
+        fellrec.scalars,
+        fellrec.GRID,
+        beside_training="the training loss is uploaded",
+    ),
     "lora_sim": Method(lora_sim.LoraSimConfig, lora_sim.lora_sim, lora_sim.load_view, lora_sim.scalars, lora_sim.GRID),
     "centralised": Method(
         centralised.CentralisedConfig,
@@ -78,5 +98,6 @@ METHODS = {
         centralised.load_view,
         centralised.scalars,
         pooled=True,
+        beside_training="the data of all clients are pooled",
     ),
 }

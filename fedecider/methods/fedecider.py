@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.wire import take_row
+from fedecider.federation.wire import only_rows, take_row
 from fedecider.lora.adapters import (
     Shapes,
     adapter_shapes,
@@ -57,7 +57,8 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
     ``auto`` the first training of every client is plain LoRA, also where it comes in a later round; after it the client
     sets its weights from the norms of its own update (`_started`), for which nothing is sent. Until then its model is
     the shared student. A skipped direction stays away for good: while it is absent its weight has no gradient, so
-    nothing could tell that it is wanted again.
+    nothing could tell that it is wanted again. Uploads are bounded around the common start; with noise on them a client
+    normalises after it.
     """
     num_clients = recommender.num_clients
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
@@ -109,6 +110,7 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
     positions = client_positions(recommender, partial(load_view, recommender, config))
     flags = {UNWANTED: torch.zeros(num_clients, dtype=torch.uint8)} if config.skip_below else {}
     like = {**start, **flags}
+    normalises_last = recommender.protected and config.normalises and config.normalize_at == "client"
     return FederatedMethod(
         "fedecider",
         init,
@@ -118,6 +120,8 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
         positions,
         VIEWS,
         upload_like=lambda round, server: like,
+        bounded_from=lambda round: start,
+        finish_upload=partial(_normalised, config) if normalises_last else None,
     )
 
 
@@ -194,7 +198,7 @@ def _update(
     if config.skip_below:
         new_own["away"] = own["away"] if alpha is None else _away(config, own, trained_alpha, directions, client)
     pair = trained.adapters
-    if config.normalises and config.normalize_at == "client":
+    if config.normalises and config.normalize_at == "client" and not recommender.protected:
         pair = take_row(normalise(stacked, balanced=config.balanced).tree, 0)
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
     # the two kinds of weights differ under absorb, and where auto has just set them
@@ -202,6 +206,19 @@ def _update(
     skipped = {"skipped": new_own["away"].nonzero().flatten().tolist()} if config.skip_below else {}
     log = {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M), **skipped}
     return {**pair, **_flags(new_own)}, new_own, log
+
+
+def _normalised(config: FedeciderConfig, upload: Upload) -> Upload:
+    """Directions of the clients whose upload is finite, in the rows that they send; the others as they are."""
+    kept_C = finite_clients(upload)
+    if not kept_C.any():
+        return upload
+    unit = normalise({key: tensor[kept_C] for key, tensor in upload.tensors.items()}, balanced=config.balanced).tree
+    tensors = {key: tensor.clone() for key, tensor in upload.tensors.items()}
+    for key, tensor in unit.items():
+        tensors[key][kept_C] = tensor
+        tensors[key] = only_rows(tensors[key], upload.sent_rows.get(key))
+    return upload._replace(tensors=tensors)
 
 
 def _received(shared: Tree, own: Tree) -> Tree:

@@ -45,7 +45,8 @@ def ffa_lora(recommender: Recommender, config: FfaLoraConfig) -> FederatedMethod
 
     A follows from the seed of the run, which all parties know: it is never sent, and neither server nor local state
     holds it. Views: ``global`` (after aggregation, reported) and ``local`` (the client's model before the upload).
-    Differs from the paper: AdamW for some epochs a round where it takes steps of SGD; no differential privacy.
+    Differs from the paper: AdamW for some epochs a round where it takes steps of SGD; with ``user_privacy`` bounds are
+    those of a user, not of a sample.
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
     start_b = _only_b(start)

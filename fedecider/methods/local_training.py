@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.lora.adapters import FACTORS, ROLES, adapter_shapes, check_adapters, named_factors, read_adapters
+from fedecider.methods.private_training import draw_users, private_steps
 from fedecider.methods.recommender import Recommender
 from fedecider.methods.sharded import deepspeed_steps
 from idgen.backbones.family import every_nth_row, num_targets
@@ -53,10 +54,11 @@ def train_locally(
     The loss is the model's token cross-entropy over labels that are not -100. Sample order, prompt templates and
     dropout draw from streams keyed by the domain's name, the round and the epoch. ``alpha`` trains beside the factors
     with its own rate when it requires gradients. Only ``factors`` of the pairs are trained. ``pull`` adds ``strength *
-    (theta - anchor)`` to their gradients, before clipping; the logged loss is without it. Decay is 0 since it would
-    pull weights and directions towards 0. Processes that share a client each take their rows of every batch and add up
-    gradients, so that all of them take the step of the whole batch, to rounding; dropout is drawn by each. Differs from
-    the paper: it names learning rates, batch size and epochs only; the rest is ours.
+    (theta - anchor)`` to their gradients, before clipping; the logged loss is without it. With ``user_privacy`` steps
+    go over users (`fedecider.methods.private_training`). Decay is 0 since it would pull weights and directions towards
+    0. Processes that share a client each take their rows of every batch and add up gradients, so that all of them take
+    the step of the whole batch, to rounding; dropout is drawn by each. Differs from the paper: it names learning rates,
+    batch size and epochs only; the rest is ours.
     """
     settings, started = recommender.training, time.perf_counter()
     model, name = recommender.model, recommender.names[client]
@@ -77,15 +79,14 @@ def train_locally(
     with (
         _global_seed(seed, recommender.device),
         checkpointed(model, settings.gradient_checkpointing),
-        _stepping(recommender, groups, alpha, named, pull) as step,
+        _stepping(recommender, client, round, groups, alpha, named, pull) as step,
     ):
         for epoch in range(settings.local_epochs):
             total = torch.zeros((), device=recommender.device)
-            batches = list(recommender.batches(client, stream(recommender.seed, "batches", name, round, epoch)))
+            batches = _batches(recommender, client, round, epoch)
             for place, batch in enumerate(batches):
                 factor = decay(settings.schedule, (epoch + place / len(batches)) / settings.local_epochs)
-                inputs = {key: tensor.to(recommender.device, non_blocking=True) for key, tensor in batch.items()}
-                total += step(inputs, factor)
+                total += step(batch, factor)
             losses.append(float(total) / max(len(batches), 1))
             steps += len(batches)
     model.eval()
@@ -94,6 +95,15 @@ def train_locally(
     adapters = read_adapters(model)
     check_adapters(adapters, shapes)  # partitioned ones would be empty
     return Trained(adapters, {**log, "seconds": time.perf_counter() - started})
+
+
+def _batches(recommender: Recommender, client: int, round: int, epoch: int) -> list[Any]:
+    """What each step of an epoch takes: a batch, or batches of users."""
+    if recommender.training.user_privacy.on:
+        return draw_users(recommender, client, round, epoch)
+    return list(
+        recommender.batches(client, stream(recommender.seed, "batches", recommender.names[client], round, epoch))
+    )
 
 
 def _rows_of_output(name: str) -> bool:
@@ -105,12 +115,24 @@ def _rows_of_output(name: str) -> bool:
 @contextmanager
 def _stepping(
     recommender: Recommender,
+    client: int,
+    round: int,
     groups: list[dict[str, Any]],
     alpha: nn.Parameter | None,
     named: dict[str, nn.Parameter],
     pull: Pull | None,
-) -> Iterator[Callable[[dict[str, Tensor], float], Tensor]]:
-    """One step of AdamW on a batch that is on the device: batch, factor on the learning rates -> its loss."""
+) -> Iterator[Callable[[Any, float], Tensor]]:
+    """One step of AdamW on what `_batches` gives: batch, factor on the learning rates -> its loss."""
+
+    def on_device(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: tensor.to(recommender.device, non_blocking=True) for key, tensor in batch.items()}
+
+    if recommender.training.user_privacy.on:
+        assert pull is None, "methods that pull refuse user_privacy"
+        weights = {"alpha": alpha} if alpha is not None and alpha.requires_grad else {}
+        with private_steps(recommender, client, round, groups, {**named, **weights}) as private_step:
+            yield private_step
+        return
     if recommender.deepspeed is not None:
         if pull is not None:
             raise ValueError(
@@ -119,15 +141,15 @@ def _stepping(
             )
         training = recommender.training
         with deepspeed_steps(recommender.deepspeed, recommender.model, groups, alpha, training) as sharded_step:
-            yield sharded_step
+            yield lambda batch, factor: sharded_step(on_device(batch), factor)
         return
     trained = [parameter for group in groups for parameter in group["params"]]
     optimizer = keep_full_rates(torch.optim.AdamW(groups, weight_decay=0.0, fused=True))
     anchors = [] if pull is None else [pull.anchor[name].to(recommender.device) for name in named]
 
-    def step(inputs: dict[str, Tensor], factor: float) -> Tensor:
+    def step(batch: dict[str, Tensor], factor: float) -> Tensor:
         set_rates(optimizer, factor)
-        return _step(recommender, optimizer, trained, inputs, anchors, pull.strength if pull else 0.0)
+        return _step(recommender, optimizer, trained, on_device(batch), anchors, pull.strength if pull else 0.0)
 
     yield step
 

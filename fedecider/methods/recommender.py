@@ -5,16 +5,27 @@ Shape legend: B users of a batch, S input tokens, T target tokens, U users of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.bounds import OneOrMore, Positive, PositiveOrInfinite, Precision, Schedule, check
+from fedecider.bounds import (
+    NotNegative,
+    OneOrMore,
+    Positive,
+    PositiveOrInfinite,
+    Precision,
+    Schedule,
+    ShareAbove0,
+    above,
+    check,
+)
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.parties import Processes
 from fedecider.federation.streams import stream
@@ -22,7 +33,40 @@ from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import adapter_shapes
 from fedecider.methods.own_rows import rows_of_clients
 from idgen.ranking import RankingConfig, eval_users, rank_task
-from idgen.samples import Split, Task, num_samples, train_batches
+from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """Training that hides each single user of a client (`fedecider.methods.private_training`).
+
+    Args:
+        clip: The largest norm of one user's gradient in a step, over all tensors together; inf bounds nothing. If it is
+            not given, training is by samples and hides nobody.
+        noise_scale: The standard deviation of the noise on the sum over the users of a step, divided by clip; 0 adds
+            none.
+        sample_rate: The probability with which each user takes part in a step; an epoch has 1 / sample_rate steps. It
+            takes the place of batch_size.
+        delta: The probability in (epsilon, delta) that the noise leaves open; usually below 1 / users of a client.
+    """
+
+    clip: PositiveOrInfinite | None = None
+    noise_scale: NotNegative = 0.0
+    sample_rate: ShareAbove0 = 0.25
+    delta: Annotated[float, above(0, below=1)] = 1e-5
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.noise_scale > 0.0 and (self.clip is None or self.clip == math.inf):
+            raise ValueError(
+                f"got user_privacy.noise_scale {self.noise_scale} without a clip, expected both: noise hides nobody "
+                "unless one user's gradient is bounded; set user_privacy.clip"
+            )
+
+    @property
+    def on(self) -> bool:
+        """Whether training goes user by user."""
+        return self.clip is not None
 
 
 @dataclass(frozen=True)
@@ -47,6 +91,7 @@ class LocalTraining:
             fp32 in both.
         gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
             kept: less memory, about a third more time.
+        user_privacy: Bounded gradients and noise that hide each single user of a client.
     """
 
     local_epochs: OneOrMore = 5
@@ -58,9 +103,18 @@ class LocalTraining:
     clip_norm: PositiveOrInfinite = 1.0
     precision: Precision = "fp32"
     gradient_checkpointing: bool = False
+    user_privacy: UserPrivacy = field(default_factory=UserPrivacy)
 
     def __post_init__(self) -> None:
         check(self)
+
+
+class Users(NamedTuple):
+    """The users of one client who have something to train on."""
+
+    count: int
+    batches: Callable[[Sequence[int], torch.Generator], Iterator[dict[str, Tensor]]]
+    """numbers of users (ascending, below ``count``), generator -> one batch a user: all of its training samples."""
 
 
 class Recommender(NamedTuple):
@@ -91,6 +145,13 @@ class Recommender(NamedTuple):
     own_rows: Tree = {}  # noqa: RUF012 (never written to)
     """Factor name -> (K, V) bool: its rows that a client's training may change (`fedecider.methods.own_rows`); factors
     that are not named it may change anywhere."""
+    users: Callable[[int], Users] | None = None
+    """client -> its training users, for training that goes user by user."""
+    protected: bool = False
+    """Whether uploads are bounded and noised when the method has made them: what else a client does to them has to wait
+    (`fedecider.federation.method.FederatedMethod.finish_upload`)."""
+    secret: bool = False
+    """Whether draws that privacy rests on come from the operating system instead of ``seed``: in a deployment."""
 
     @property
     def num_clients(self) -> int:
@@ -130,6 +191,16 @@ def build_recommender(
         for batch in train_batches(tasks[client], training.batch_size, generator):
             yield batch if token_C is None else {**batch, "catalogue": token_C}
 
+    def users(client: int) -> Users:
+        task, token_C = tasks[client], catalogues[client]
+        samples = samples_by_user(task)
+
+        def of_users(numbers: Sequence[int], generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
+            for batch in user_batches(task, [samples[number] for number in numbers], generator):
+                yield batch if token_C is None else {**batch, "catalogue": token_C}
+
+        return Users(len(samples), of_users)
+
     def ranked(client: int, split: str, share: tuple[int, int] = (0, 1)) -> Tensor:
         users = eval_users(tasks[client], split, ranking.num_eval_users, stream(seed, "eval_users", tasks[client].name))
         return rank_task(
@@ -165,6 +236,7 @@ def build_recommender(
         deepspeed=deepspeed,
         processes=processes,
         own_rows=rows_of_clients(adapter_shapes(model), tasks) if training.softmax == "catalogue" else {},
+        users=users,
     )
 
 

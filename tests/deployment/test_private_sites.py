@@ -1,0 +1,121 @@
+"""A site under a guarantee: noise that nobody can repeat, and every round told once."""
+
+import pytest
+import torch
+from test_deployed import MOST, NAMES, build, deployed, own_recommender, same, site_of
+from toy_recommender import run, toy_recommender
+
+from fedecider.deployment import project as projects
+from fedecider.deployment import run as deployed_run
+from fedecider.deployment import site as site_module
+from fedecider.deployment.messages import pack, unpack
+from fedecider.deployment.server import DeploymentConfig
+from fedecider.federation.privacy import PrivacyConfig, protector
+from fedecider.llm.commands import parse_settings
+
+CONFIG = PrivacyConfig(clip=0.5, noise_scale=1.0)
+
+
+def private_site(client, folder, name="fedavg", spends=2):
+    site = site_of(name, client, folder, own_recommender(client)._replace(secret=True, protected=True))
+    return site._replace(protect=protector(site.method, CONFIG, None), spends=spends)
+
+
+def test_a_site_draws_noise_that_does_not_follow_from_the_seed(tmp_path):
+    protect = protector(build("fedavg", toy_recommender()), CONFIG, 0)
+    simulated, _ = run(build("fedavg", toy_recommender()), 3, 2, protect=protect)
+    states = []
+    for number in range(2):
+        torch.manual_seed(0)
+        sites = [private_site(client, tmp_path / str(number)) for client in range(3)]
+        states.append(deployed("fedavg", sites, 2)[0])
+    for key, tensor in states[0].server.items():
+        assert not torch.equal(tensor, states[1].server[key])
+        assert not torch.equal(tensor, simulated.server[key])
+    flat = [torch.cat([tensor.flatten() for tensor in state.server.values()]) for state in states]
+    assert (flat[0] - flat[1]).std().item() == pytest.approx(
+        0.5 * (4 / 3) ** 0.5, rel=0.1
+    )  # two rounds of a mean of 3, twice
+
+
+def asked_in(tmp_path, sites):
+    """The server's messages of a run, by client, round and kind."""
+    seen = {}
+
+    def away(client, asked):
+        seen[client, asked.round, asked.kind] = pack(asked)
+        return False
+
+    deployed("fedavg", sites, 2, away=away)
+    return seen
+
+
+def test_a_round_that_is_asked_again_gets_the_same_upload_and_an_earlier_one_none(tmp_path):
+    sites = [private_site(client, tmp_path) for client in range(3)]
+    seen = asked_in(tmp_path, sites)
+    first = sites[0].answer(seen[0, 2, "train"])
+    again = private_site(0, tmp_path).answer(seen[0, 2, "train"])  # another process of the site
+    assert first == again
+    assert unpack(first, MOST).kind == "upload"
+    changed = unpack(seen[0, 2, "train"], MOST)._replace(tensors={})
+    assert sites[0].answer(pack(changed)) == first  # whatever it is asked with
+    earlier = unpack(sites[0].answer(seen[0, 1, "train"]), MOST)
+    assert "got round 1 again after round 2" in earlier.facts["reason"]
+    third = unpack(sites[0].answer(pack(unpack(seen[0, 2, "train"], MOST)._replace(round=3))), MOST)
+    assert "got round 3, expected at most 2" in third.facts["reason"]
+
+
+def test_without_a_guarantee_a_site_trains_again(tmp_path):
+    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
+    seen = asked_in(tmp_path, sites)
+    assert not sites[0].sent.exists()
+    fresh = site_of("fedavg", 0, tmp_path / "fresh")
+    first, again = (unpack(fresh.answer(seen[0, 1, "train"]), MOST) for _ in range(2))
+    assert again.kind == first.kind == "upload"
+    assert same(first.tensors, again.tensors)  # the same training; without noise it tells nothing new
+
+
+def test_the_upload_is_kept_before_it_leaves_and_after_the_state(tmp_path, monkeypatch):
+    site = private_site(0, tmp_path)
+    seen = asked_in(tmp_path / "other", [private_site(client, tmp_path / "other") for client in range(3)])
+    order = []
+    save, write = site_module.save_state, site_module._write
+    monkeypatch.setattr(site_module, "save_state", lambda *given: (order.append("state"), save(*given)))
+    monkeypatch.setattr(site_module, "_write", lambda path, blob: (order.append(path.name), write(path, blob)))
+    site.answer(seen[0, 1, "train"])
+    assert order == ["download.safetensors", "state", "sent.safetensors"]
+
+
+def settings(*words):
+    return parse_settings("", ["--method", "fedavg", "--memory.kind", "none", *words])
+
+
+def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp_path):
+    """`make_site` as it wires a project of two clients, over a party that is a toy."""
+    chosen = settings("--privacy.clip", "0.5", "--privacy.noise_scale", "1", "--num_rounds", "3")
+    recommender = toy_recommender(NAMES)
+    monkeypatch.setattr(deployed_run, "own_domain", lambda data, name: None)
+    monkeypatch.setattr(
+        deployed_run, "party", lambda *given: projects.Party(recommender, build("fedavg", recommender), None)
+    )
+    project = projects.Project(tmp_path, chosen, list(NAMES), "abc")
+    launch = type("Launch", (), {"device": torch.device("cpu")})
+    site = deployed_run.make_site(project, "data", "comics", tmp_path / "site", launch, DeploymentConfig())
+    assert site.spends == 3
+    server, local = site.method.init()
+    own = {key: tensor[1:2] for key, tensor in local.items()}
+    download = site.method.broadcast(1, server, site.block.clients)
+    upload, _, _ = site.method.client_update(1, download, own, site.block)
+    sent = [site.protect(upload, download, 1, 1).tensors for _ in range(2)]
+    assert not same(*sent)
+    plain = deployed_run.make_site(
+        project._replace(settings=settings()), "data", "comics", tmp_path / "plain", launch, DeploymentConfig()
+    )
+    assert plain.spends == 0
+    assert same(plain.protect(upload, download, 1, 1).tensors, upload.tensors)
+
+
+def test_shares_of_noise_are_refused_where_the_server_sees_every_upload():
+    words = ("--privacy.clip", "1", "--privacy.noise_scale", "1", "--privacy.noise_on", "sum")
+    with pytest.raises(ValueError, match="noise_on sum, expected upload in a deployment"):
+        projects.check_deployable(settings(*words))

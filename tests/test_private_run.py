@@ -1,0 +1,113 @@
+"""Privacy from the command line of the LLM track: what is promised, where it is printed, and what is refused."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fedecider.federation.method import FederatedMethod
+from fedecider.federation.privacy import PrivacyConfig
+from fedecider.llm.commands import parse_settings
+from fedecider.llm.privacy import check_privacy, check_shared_noise, privacy_data, privacy_notes
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NOISE = ("--privacy.clip", "2", "--privacy.noise_scale", "1")
+USERS = ("--user_privacy.clip", "0.1", "--user_privacy.noise_scale", "1")
+
+
+def settings(*words):
+    return parse_settings("", ["--memory.kind", "none", "--num_rounds", "4", *words])
+
+
+def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {
+        "domains": "crime,comics",
+        "num_rounds": 1,
+        "local_epochs": 1,
+        "num_eval_users": 20,
+        "lora_rank": 2,
+        "encoder": "tfidf",
+    }
+    content |= {"memory": {"kind": "none"}, "lora_targets": "attention,table", "update_shares": "1"}
+    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["train"] |= {"max_steps": 5}
+    content["distill"] |= {"epochs": 1}
+    content |= {"privacy": {"clip": 2.0, "noise_scale": 0.001, "delta": 1e-3}}
+    content |= {"user_privacy": {"clip": 0.1, "noise_scale": 2.0, "sample_rate": 0.5, "delta": 1e-3}}
+    Path("toy.yaml").write_text(yaml.safe_dump(content))
+    main = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"]
+    assert main(["--config", "toy.yaml", "--normalize_at", "client", "--output", "run"]) == 0
+    metrics = json.loads(Path("run/metrics.json").read_text())
+    assert metrics["privacy"]["users"]["epsilon"] == pytest.approx(1.36, abs=0.01)
+    assert metrics["privacy"]["uploads"]["epsilon"] > 1e5  # z = 0.001: next to nothing, and told so
+    results, printed = Path("run/results.md").read_text(), " ".join(capsys.readouterr().out.split())
+    for text in (results, printed):
+        assert "privacy of users: epsilon 1.36 at delta 0.001: one user of one client there or not" in text
+        assert "privacy of uploads: epsilon 5.04e+05 at delta 0.001 over 1 round(s)" in text
+    rounds = [json.loads(line) for line in Path("run/rounds.jsonl").read_text().splitlines()]
+    assert [log["steps"] for record in rounds for log in record["clients"]] == [2] * 2
+
+
+def test_epsilon_is_told_only_where_bound_and_noise_both_hold():
+    assert privacy_data(settings()) == {}
+    assert privacy_notes(settings()) == []
+    bound = privacy_data(settings("--method", "fedavg", "--privacy.clip", "2", "--user_privacy.clip", "1"))
+    assert bound["uploads"]["epsilon"] is bound["users"]["epsilon"] is None
+    assert bound["uploads"]["text"].startswith("no guarantee: noise missing")
+    both = privacy_data(settings("--method", "fedavg", *NOISE, *USERS, "--local_epochs", "3"))
+    assert both["uploads"]["epsilon"] == pytest.approx(10.72, abs=0.01)  # four rounds, z = 1, delta 1e-5
+    assert "over 48 steps" in both["users"]["text"]  # 4 rounds, 3 epochs, 1 / 0.25 steps
+    some = privacy_data(settings("--method", "fedavg", *NOISE, "--participation", "0.5"))
+    assert some["uploads"] == {**both["uploads"], "text": some["uploads"]["text"]}  # the server knows who sends
+
+
+REFUSED = {
+    "no upload": (("--method", "local", *NOISE), "privacy.clip with local, expected none: no upload leaves"),
+    "flags": (("--skip_below", "0.1", *NOISE), "skip_below 0.1, expected 0: flags"),
+    "numbers of samples": (("--method", "fedavg", "--weighting", "examples", *NOISE), "weighting examples with noise"),
+    "numbers of samples of hidden users": (("--method", "fedavg", "--weighting", "examples", *USERS), "weighting exam"),
+    "a robust mean of shares": (
+        ("--method", "fedavg", "--robust_mean", "median", *NOISE, "--privacy.noise_on", "sum"),
+        "expected none and mean",
+    ),
+    "a loss that is sent": (("--method", "fellrec", *USERS), "fellrec, expected another method: the training loss"),
+    "a proximal term": (("--method", "fedprox", *USERS), "expected another method: a proximal term"),
+    "processes that share users": (
+        ("--method", "fedavg", "--placement", "data", *USERS),
+        "placement data, expected clients",
+    ),
+    "pooled data": (("--method", "centralised", *USERS), "expected another method: the data"),
+    "a search on samples": (("--method", "fdlora", *USERS), "expected another method: fusion weights"),
+    "texts of users": (
+        ("--config", str(REPOSITORY / "configs" / "demo.yaml"), "--method", "fedavg", *USERS),
+        "expected 0 and none: a sample has to be of one user alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_not_hold_is_refused_before_anything_is_built(what):
+    words, reason = REFUSED[what]
+    with pytest.raises(ValueError, match=reason):
+        check_privacy(settings(*words))
+
+
+def test_shares_of_noise_need_one_sum_over_all_clients():
+    shares = PrivacyConfig(clip=1.0, noise_scale=1.0, noise_on="sum")
+    nothing = lambda *given: None  # noqa: E731
+    mean = FederatedMethod("fedavg", *[nothing] * 5, ("global",), takes_mean=True)
+    recommender = type("Known", (), {"own_rows": {}})
+    check_shared_noise(shares, mean, recommender)
+    with pytest.raises(ValueError, match="noise_on sum with lora_sim, expected upload"):
+        check_shared_noise(shares, mean._replace(name="lora_sim", takes_mean=False), recommender)
+    recommender.own_rows = {"table": torch.tensor([[True, False], [True, False]])}
+    check_shared_noise(shares, mean, recommender)
+    recommender.own_rows = {"table": torch.tensor([[True, False], [True, True]])}
+    with pytest.raises(ValueError, match="several catalogues"):
+        check_shared_noise(shares, mean, recommender)
+    check_shared_noise(PrivacyConfig(clip=1.0, noise_scale=1.0), mean, recommender)

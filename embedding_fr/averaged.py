@@ -91,7 +91,7 @@ def averaged(
         check_finite(params, loss_C, block.clients, round)
         upload = Upload(
             block.clients,
-            block.data.num_train_C.to(loss_C.dtype),
+            torch.ones_like(loss_C) if uniform else block.data.num_train_C.to(loss_C.dtype),
             {shared: params[shared] for shared in model.shared},
             rows=dict.fromkeys(model.tables, row_CR),
         )
@@ -103,7 +103,9 @@ def averaged(
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
-    return FederatedMethod(name, init, broadcast, client_update, server_aggregate, positions, ("global",))
+    return FederatedMethod(
+        name, init, broadcast, client_update, server_aggregate, positions, ("global",), takes_mean=True
+    )
 
 
 def score_all(model: Model, download: Download, own: Tree) -> Tensor:

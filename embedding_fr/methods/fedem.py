@@ -207,7 +207,7 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
         cohort = collect(server, uploads)
         return mixed_server(server, cohort, weights) if cohort else server
 
-    return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate)
+    return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate, takes_mean=False)
 
 
 def _optimiser(training: EmbeddingTraining) -> Optimiser:

@@ -48,6 +48,33 @@ Deliver = Callable[[Upload, int], Delivered]
 """upload as it left the clients, round -> what arrives."""
 
 
+class Sent(NamedTuple):
+    """What a block sends, and what its messages weigh."""
+
+    upload: Upload
+    """What the server works with."""
+    traffic: Sequence[Traffic]
+    """Of each client that has trained."""
+    refused: Sequence[dict] = ()
+    """``client`` and ``reason`` of those whose uploads could not be sent in that form."""
+
+
+class Gathering(NamedTuple):
+    """How uploads reach the server: one by one, or as a sum of which it sees no term."""
+
+    send: Callable[[int, Sequence[int], Download, Upload, Upload], Sent]
+    """round, cohort, download, upload of all that have trained, that of those who are heard -> what is sent."""
+    read: Callable[[int, Sequence[int], Tree, Iterator[Upload]], Iterator[Upload]]
+    """round, cohort, server, what was sent -> what the server aggregates."""
+
+
+ONE_BY_ONE = Gathering(
+    send=lambda round, cohort, download, upload, heard: Sent(heard, measure(download, upload)),
+    read=lambda round, cohort, server, uploads: uploads,
+)
+"""The server sees every upload."""
+
+
 Attend = Callable[[int, set[int]], set[int]]
 """round, cohort -> those of it that take part."""
 
@@ -84,6 +111,7 @@ def run_rounds(
     protect: Protect = lambda upload, download, round, cohort_size: upload,
     attend: Attend = lambda round, cohort: cohort,
     deliver: Deliver = lambda upload, round: Delivered(upload),
+    gathering: Gathering = ONE_BY_ONE,
     summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
@@ -101,7 +129,8 @@ def run_rounds(
     ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
     ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
     a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
-    the others. With several processes every process sees the same uploads in the same order, so all of them hold
+    the others. ``gathering`` is how uploads reach it (:mod:`fedecider.federation.secure_rounds` sums them unseen). With
+    several processes every process sees the same uploads in the same order, so all of them hold
     the same state; only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each
     round, where those are not all. Local state is updated in place and copied only when its round is the best so
     far.
@@ -137,7 +166,7 @@ def run_rounds(
         if not cohort:
             raise ValueError(f"got nobody of {len(asked)} clients in round {round}, expected one at least")
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
-        server, local, done = _train(method, round, state, present, protect, deliver, processes, on_clients)
+        server, local, done = _train(method, round, state, present, protect, deliver, gathering, processes, on_clients)
         trained = time.perf_counter()
         scores = {
             view: summarise(
@@ -212,7 +241,7 @@ class _Done(NamedTuple):
     train_s: float
 
 
-class _Sent(NamedTuple):
+class _Trained(NamedTuple):
     """What a block hands to the loop."""
 
     clients: Tensor
@@ -220,7 +249,7 @@ class _Sent(NamedTuple):
     upload: Upload
     own: NewRows
     logs: list[dict]
-    traffic: list[Traffic]
+    traffic: Sequence[Traffic]
     non_finite: list[dict]
     refused: Sequence[dict]
     seconds: float
@@ -233,6 +262,7 @@ def _train(
     blocks: Sequence[Block],
     protect: Protect,
     deliver: Deliver,
+    gathering: Gathering,
     processes: Processes,
     on_clients: OnClients,
 ) -> tuple[Tree, Tree, _Done]:
@@ -244,9 +274,9 @@ def _train(
     non_finite: list[dict] = []
     refused: list[dict] = []
     train_s = 0.0
-    cohort_size = sum(len(block.clients) for block in blocks)
+    cohort = sorted(client for block in blocks for client in block.clients.tolist())
 
-    def work(block: Block) -> _Sent:
+    def work(block: Block) -> _Trained:
         download = method.broadcast(round, state.server, block.clients)
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(read, block), block)
@@ -254,11 +284,12 @@ def _train(
         check_upload(upload, state.local, block.clients)
         trained = upload.clients
         download = download_to(download, torch.isin(block.clients, trained))
-        upload = protect(upload, download, round, cohort_size)
-        traffic = measure(download, upload)
+        upload = protect(upload, download, round, len(cohort))
         arrived = deliver(upload, round)
-        upload, bad = with_finite(arrived.upload)
-        return _Sent(trained, upload, own, client_logs, traffic, bad, arrived.refused, seconds)
+        heard, bad = with_finite(arrived.upload)
+        sent = gathering.send(round, cohort, download, upload, heard)
+        kept_back = [*arrived.refused, *sent.refused]
+        return _Trained(trained, sent.upload, own, client_logs, sent.traffic, bad, kept_back, seconds)
 
     def uploads() -> Iterator[Upload]:
         nonlocal train_s
@@ -274,12 +305,12 @@ def _train(
             non_finite.extend(sent.non_finite)
             refused.extend(sent.refused)
             train_s += sent.seconds
-            on_clients(round, "training", len(logs), cohort_size)
+            on_clients(round, "training", len(logs), len(cohort))
             yield _moved(sent.upload, state.server)
 
-    on_clients(round, "training", 0, cohort_size)
+    on_clients(round, "training", 0, len(cohort))
     stream = uploads()
-    server = method.server_aggregate(round, state.server, stream)
+    server = method.server_aggregate(round, state.server, gathering.read(round, cohort, state.server, stream))
     for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads
         pass
     logs.sort(key=itemgetter("client"))

@@ -199,7 +199,7 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
         return (
             Upload(
                 block.clients,
-                torch.ones_like(loss_C),
+                block.data.num_train_C.to(loss_C.dtype),
                 upload,
                 rows=dict.fromkeys(tables, row_CR),
                 num_rows=dict.fromkeys(tables, federation.num_items),
@@ -218,6 +218,4 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
-    return FederatedMethod(
-        "fedrecgel", init, broadcast, client_update, server_aggregate, positions, ("global",), takes_mean=True
-    )
+    return FederatedMethod("fedrecgel", init, broadcast, client_update, server_aggregate, positions, ("global",))

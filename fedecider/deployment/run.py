@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedecider.deployment.project import Party, Project, own_domain, party
+from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
@@ -16,6 +17,7 @@ from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.method import Block, Download
 from fedecider.federation.record import Recorder, write_json
 from fedecider.federation.rounds import RoundSettings
+from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import RunState
 from fedecider.llm.results import say_results, write_models, write_table
 from fedecider.report.rows import rows_data
@@ -63,6 +65,7 @@ def serve(
             checkpoints=folder.checkpoints,
             resume=resume,
             on_round=on_round,
+            masking=masking(sums_of(project, served), line) if run.secure_sum else None,
         )
         write_json(
             output / WIRE_FILE,
@@ -93,7 +96,19 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
         scores=mean_metrics,
         finish=lambda state, download: _finish(project, own, client, output, launch, state, download),
         most_bytes=config.max_bytes,
+        sums=SiteSums(sums_of(project, own), client) if project.settings.run.secure_sum else None,
     )
+
+
+def sums_of(project: Project, own: Party) -> SecureSums:
+    """How a project's uploads are summed.
+
+    Raises:
+        ValueError: its method needs single uploads.
+    """
+    run = project.settings.run
+    check_takes_mean(own.method)
+    return SecureSums(run.seed, run.secure_threshold, own_rows=own.recommender.own_rows)
 
 
 def _finish(

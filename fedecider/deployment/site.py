@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedecider.deployment.messages import RESEND, Message, of_upload, pack, to_download, unpack
+from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.server import download_digest
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree
 from fedecider.federation.record import Recorder
@@ -52,6 +53,9 @@ class Site(NamedTuple):
     most_bytes: int
     protect: Protect = lambda upload, download, round, cohort_size: upload
 
+    sums: SiteSums | None = None
+    """Its part in secure sums, where uploads are masked."""
+
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
@@ -86,6 +90,8 @@ def _answered(site: Site, asked: Message) -> Message:
 
 
 def _train(site: Site, asked: Message) -> Message:
+    if site.sums is not None:
+        site.sums.check(asked)
     state = _with_best(_state(site, asked.round - 1), asked)
     download = _download(site, asked)
     upload, new_own, logs = site.method.client_update(asked.round, download, state.local, site.block)
@@ -93,6 +99,8 @@ def _train(site: Site, asked: Message) -> Message:
     upload = site.protect(upload, download, asked.round, 1)
     save_state(state._replace(round=asked.round, local=_written(state.local, new_own)), site.checkpoints, site.run)
     Recorder(site.folder / "training.jsonl").write({"round": asked.round, "clients": logs})
+    if site.sums is not None:
+        upload = site.sums.mask(asked, upload, download)
     return of_upload(asked.round, upload, download, {})
 
 
@@ -111,7 +119,20 @@ def _finish(site: Site, asked: Message) -> Message:
     return Message("results", asked.round, {}, {"results": dict(site.finish(state, _download(site, asked)))})
 
 
-_ANSWERS = {"train": _train, "validate": _validate, "finish": _finish}
+def _sums(site: Site) -> SiteSums:
+    if site.sums is None:
+        raise ValueError("got a step of a secure sum, expected none: this run has secure_sum false")
+    return site.sums
+
+
+_ANSWERS: dict[str, Callable[[Site, Message], Message]] = {
+    "train": _train,
+    "validate": _validate,
+    "finish": _finish,
+    KEYS: lambda site, asked: _sums(site).announce(asked),
+    SHARES: lambda site, asked: _sums(site).share(asked),
+    UNMASK: lambda site, asked: _sums(site).reveal(asked),
+}
 
 
 def _state(site: Site, round: int) -> RunState:

@@ -23,6 +23,8 @@ from torch import Tensor
 from fedecider.federation.shamir import Source
 
 KEY_BYTES = 32
+SEAL_BYTES = 16
+"""What a sealed message is longer."""
 _ONCE = bytes(12)
 """The nonce of a key that seals one message."""
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.rounds import Gathering, Sent
-from fedecider.federation.secure_simulation import Simulated, simulated
-from fedecider.federation.secure_sum import THRESHOLD, Sends, check_survivors, encode
-from fedecider.federation.wire import Traffic, dense, download_of, measure, upload_of
+from fedecider.federation.secure_simulation import Simulated, protocol_bytes, simulated
+from fedecider.federation.secure_sum import THRESHOLD, Rules, Sends, check_survivors, encode
+from fedecider.federation.wire import Traffic, dense, download_of, measure, take_row, upload_of
 
 FRACTION_BITS = 32
 WEIGHT = "secure:weight"
@@ -75,7 +75,7 @@ def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Gatheri
             _add(total, unflat(sent_L, numbers))
             delivered.append(client)
         traffic = [
-            _with_protocol(parties, one, client, client in delivered, client in kept_back)
+            with_protocol(parties.rules, one, client, client in delivered, client in kept_back)
             for client, one in zip(in_block, _masked_traffic(download, upload), strict=True)
         ]
         summed = {name: tensor[None] for name, tensor in total.items()}
@@ -115,7 +115,7 @@ def fixed_point(one: Upload, num_clients: int) -> Tree:
             found[ROW_WEIGHTS + name] = weight * one.sent_rows[name][0].double().cpu()
     largest = 2.0 ** (63 - FRACTION_BITS) / num_clients
     for name, value in found.items():
-        if value.numel() and float(value.abs().max()) >= largest:
+        if value.numel() and not float(value.abs().max()) < largest:  # what is not a number is not below either
             raise ValueError(
                 f"got {float(value.abs().max()):.3g} in {name} times the client weight, expected below {largest:.3g}: "
                 "clip uploads, or leave the client out"
@@ -170,6 +170,21 @@ def mean_upload(sums: Tree, server: Tree, survivors: Sequence[int]) -> Upload:
     return Upload(torch.tensor([-1]), weights, tensors, sent_rows=marks, mean_of=torch.tensor(list(survivors)))
 
 
+def masked_like(like: Tree, own_rows: Tree) -> Tree:
+    """What a client sends in the place of ``like``: names, shapes and kinds of number."""
+    shapes = {WEIGHT: (1,), **{name: tuple(tensor.shape) for name, tensor in like.items()}}
+    shapes |= {ROW_WEIGHTS + name: (len(like[name]),) for name in own_rows if name in like}
+    return {name: torch.zeros((), dtype=torch.int64).expand(shape) for name, shape in shapes.items()}
+
+
+def with_protocol(rules: Rules, one: Traffic, client: int, delivers: bool, kept_back: bool = False) -> Traffic:
+    """Bytes of a client with the protocol's own messages; who keeps its upload back sends nothing else."""
+    down, up = protocol_bytes(rules, client, delivers)
+    if kept_back:
+        return Traffic(one.down | down, up, one.header_down, 0)
+    return Traffic(one.down | down, one.up | up, one.header_down, one.header_up)
+
+
 def bare_rows(own_rows: Tree) -> list[str]:
     """What a sum does not hide, in a sentence for each tensor: rows that one client alone sends."""
     found = []
@@ -203,18 +218,7 @@ def _add(total: Tree, one: Tree) -> None:
 
 def _masked_traffic(download: Download, upload: Upload) -> list[Traffic]:
     """Bytes as :func:`fedecider.federation.wire.measure` has them, of masked numbers in the place of the tensors."""
-    like = dense(upload_of(upload, 0), download_of(download, 0)).tensors
-    shapes = {WEIGHT: (1,), **{name: tensor.shape[1:] for name, tensor in like.items()}}
-    shapes |= {ROW_WEIGHTS + name: mark_Cn.shape[1:] for name, mark_Cn in upload.sent_rows.items()}
-    number = torch.zeros((), dtype=torch.int64)
-    masked = {name: number.expand(len(upload.clients), *shape) for name, shape in shapes.items()}
+    like = masked_like(take_row(dense(upload_of(upload, 0), download_of(download, 0)).tensors, 0), upload.sent_rows)
+    masked = {name: tensor.expand(len(upload.clients), *tensor.shape) for name, tensor in like.items()}
     marks = upload.sent_rows | {ROW_WEIGHTS + name: mark_Cn for name, mark_Cn in upload.sent_rows.items()}
     return measure(download, Upload(upload.clients, upload.weights, masked, sent_rows=marks))
-
-
-def _with_protocol(parties: Simulated, one: Traffic, client: int, delivers: bool, kept_back: bool) -> Traffic:
-    """The same with the protocol's own messages; who keeps its upload back sends nothing else."""
-    down, up = parties.traffic(client, delivers)
-    if kept_back:
-        return Traffic(one.down | down, up, one.header_down, 0)
-    return Traffic(one.down | down, one.up | up, one.header_down, one.header_up)

@@ -18,6 +18,8 @@ from torch import Tensor
 from fedecider.federation.method import Tree, Upload
 from fedecider.federation.secure_keys import seeded
 from fedecider.federation.secure_sum import (
+    PUBLIC_BYTES,
+    SEALED_BYTES,
     THRESHOLD,
     Bits,
     Member,
@@ -48,8 +50,6 @@ class Simulated(NamedTuple):
     rules: Rules
     keys: Mapping[int, PublicKeys]
     members: Mapping[int, Member]
-    share_bytes: Mapping[int, int]
-    """client -> bytes of the sealed shares that it sent."""
 
     def send(self, client: int, value_L: Tensor, part: int = 0, sends: Sends | None = None) -> Tensor:
         """What ``client`` sends for ``value_L``."""
@@ -76,26 +76,25 @@ class Simulated(NamedTuple):
         assert total is not None
         return self.open(total.reshape(-1).cpu(), survivors).view(total.shape)
 
-    def traffic(self, client: int, delivers: bool = True) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes down and up of keys, shares and unmasking; who does not deliver is not asked for shares."""
-        neighbours = self.rules.neighbours[client]
-        key_bytes = sum(len(one) for one in self.keys[client])
-        received = sum(self.share_bytes[other] // len(self.rules.neighbours[other]) for other in neighbours)
-        down = {KEYS: key_bytes * len(neighbours), SHARES: received}
-        up = {KEYS: key_bytes, SHARES: self.share_bytes[client]}
-        if delivers:
-            down[UNMASKING] = -(-len(self.rules.cohort) // 8)  # a bit for every client: whether it delivered
-            up[UNMASKING] = SHARE_BYTES * len(self.members[client].held)
-        return down, up
-
     def payload_down(self) -> dict[str, int]:
         """What `Download.payload` says of the protocol's messages, alike for all."""
-        return self.traffic(self.rules.cohort[0])[0]
+        return protocol_bytes(self.rules, self.rules.cohort[0])[0]
 
     def payload_up(self, clients: Tensor) -> Tree:
         """What `Upload.payload` says of them."""
-        sizes = [self.traffic(client)[1] for client in clients.tolist()]
+        sizes = [protocol_bytes(self.rules, client)[1] for client in clients.tolist()]
         return {name: torch.tensor([one[name] for one in sizes]) for name in (KEYS, SHARES, UNMASKING)}
+
+
+def protocol_bytes(rules: Rules, client: int, delivers: bool = True) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes down and up of a client's keys, shares and unmasking; who does not deliver is not asked to unmask."""
+    others = len(rules.neighbours[client])
+    down = {KEYS: PUBLIC_BYTES * others, SHARES: SEALED_BYTES * others}
+    up = {KEYS: PUBLIC_BYTES, SHARES: SEALED_BYTES * others}
+    if delivers:
+        down[UNMASKING] = -(-len(rules.cohort) // 8)  # a bit for every client: whether it delivered
+        up[UNMASKING] = SHARE_BYTES * (1 + others)
+    return down, up
 
 
 @lru_cache(maxsize=2)  # one for the sum that blocks are working at
@@ -114,12 +113,10 @@ def simulated(
     members = {client: join(client, source) for client, source in sources.items()}
     keys = {client: announce(member) for client, member in members.items()}
     arrived: dict[int, dict[int, bytes]] = {client: {} for client in members}
-    sizes = {}
     for client, member in members.items():
         near = {other: keys[other] for other in rules.neighbours[client]}
         sealed, members[client] = share(rules, member, near, sources[client])
-        sizes[client] = sum(len(message) for message in sealed.values())
         for receiver, message in sealed.items():
             arrived[receiver][client] = message
     members = {client: receive(rules, member, keys, arrived[client]) for client, member in members.items()}
-    return Simulated(rules, keys, members, sizes)
+    return Simulated(rules, keys, members)

@@ -33,13 +33,25 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.federation.secure_keys import KEY_BYTES, KeyPair, agree, keystream, new_pair, public_of, seal, unseal
+from fedecider.federation.secure_keys import (
+    KEY_BYTES,
+    SEAL_BYTES,
+    KeyPair,
+    agree,
+    keystream,
+    new_pair,
+    public_of,
+    seal,
+    unseal,
+)
 from fedecider.federation.shamir import SHARE_BYTES, Source, random_coefficients, recover, split
 from fedecider.federation.streams import stream
 
 Bits = Literal[32, 64]
 _DTYPES = {32: torch.int32, 64: torch.int64}
 
+PUBLIC_BYTES = 3 * KEY_BYTES
+SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 THRESHOLD = 0.6
 """The share of clients whose uploads a sum needs."""
 

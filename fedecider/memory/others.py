@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 import torch
 
-from fedecider.federation.secure_simulation import simulated
+from fedecider.federation.secure_simulation import protocol_bytes, simulated
 from fedecider.federation.secure_sum import unmask
 from fedecider.memory.counts import Counts
 
@@ -66,7 +66,7 @@ def securely_summed(counts: Sequence[Counts], seed: int, round: int = 0) -> Summ
     pair_II = scipy.sparse.csr_array(upper_II + scipy.sparse.triu(upper_II, 1).T)
     total = Counts(pair_II, total_of(np.stack([one.event_I for one in counts])))
     sent = num_items * (num_items + 1) // 2 + num_items
-    down, up = (sum(sizes.values()) for sizes in parties.traffic(0))
+    down, up = (sum(sizes.values()) for sizes in protocol_bytes(parties.rules, 0))
     return Summed(total, 8 * sent + up, 16 * int(upper_II.nnz) + 8 * num_items + down)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedecider.federation import secure_sum as protocol
 from fedecider.federation.secure_keys import seeded
-from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING, simulated
+from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING, protocol_bytes, simulated
 from fedecider.federation.secure_sum import announce, decode, encode, join, rules_for
 
 COHORT = (1, 2, 3, 7, 11, 25, 40)
@@ -178,6 +178,7 @@ def test_shares_that_were_changed_on_their_way_are_refused():
     keys = {client: announce(member) for client, member in members.items()}
     sealed, _ = protocol.share(rules, members[0], keys, source)
     assert protocol.receive(rules, members[1], keys, {0: sealed[1]}).held.keys() == {0}
+    assert [len(message) for message in sealed.values()] == [82, 82]
     tampered = sealed[1][:-1] + bytes([sealed[1][-1] ^ 1])
     for message in (tampered, sealed[2], b""):
         with pytest.raises(ValueError, match="shares of client 0 for client 1"):
@@ -207,10 +208,10 @@ def test_who_announces_keys_and_sends_no_shares_is_left_out_by_all():
 
 def test_bytes_are_those_of_the_messages():
     found = parties(num_neighbours=4)
-    down, up = found.traffic(7)
+    down, up = protocol_bytes(found.rules, 7)
     assert up == {KEYS: 96, SHARES: 4 * (2 * 33 + 16), UNMASKING: 5 * 33}
     assert down == {KEYS: 4 * 96, SHARES: 4 * 82, UNMASKING: 1}
-    assert UNMASKING not in found.traffic(7, delivers=False)[1]
+    assert UNMASKING not in protocol_bytes(found.rules, 7, delivers=False)[1]
     assert sum(len(field) for field in found.keys[7]) == 96
 
 

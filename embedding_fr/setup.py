@@ -197,7 +197,7 @@ def _check_settings(settings: EmbeddingSettings, population: Population) -> None
         )
     if entry.needs_everyone(settings.method) and run.participation < 1.0:
         raise ValueError(
-            f"got secure with participation {run.participation}, expected 1: masks cancel over all clients"
+            f"got secure with participation {run.participation}, expected 1: all clients exchange keys and shares"
         )
 
 

@@ -54,8 +54,8 @@ class FedeaseConfig:
 
     Args:
         regularisation: The regularisation lambda, the L2 weight of EASE; it scales with the number of users.
-        secure: If true, uploads are masked pairwise, so that the server sees the sum only; they are then whole
-            triangles.
+        secure: If true, uploads are masked, so that the server sees the sum only, of three fifths of the clients at
+            least; they are then whole triangles.
         mask_neighbours: The number of clients that each client shares a mask with under secure, an even number; 0
             stands for all of them.
         max_items: At most this many train items of a client are counted, drawn once; 0 counts all.
@@ -181,7 +181,7 @@ def needs_server(config: FedeaseConfig) -> bool:
 
 
 def needs_everyone(config: FedeaseConfig) -> bool:
-    """Under ``secure``: masks cancel over all clients."""
+    """Under ``secure``: all clients exchange keys and shares."""
     return config.secure
 
 

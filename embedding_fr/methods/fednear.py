@@ -57,8 +57,8 @@ class FednearConfig:
             count alike.
         direction: How much order counts: 0 ignores it, and 1 predicts only what comes later from what came before.
         max_items: At most this many train items of a client, its newest, are counted; 0 counts all.
-        secure: If true, uploads are masked pairwise, so that the server sees the sum only; they are then whole
-            triangles.
+        secure: If true, uploads are masked, so that the server sees the sum only, of three fifths of the clients at
+            least; they are then whole triangles.
         mask_neighbours: The number of clients that each client shares a mask with under secure, an even number; 0
             stands for all of them.
         clip: The largest L2 norm of a client's contribution, which is scaled down to it; 0 bounds nothing.
@@ -189,7 +189,7 @@ def needs_server(config: FednearConfig) -> bool:
 
 
 def needs_everyone(config: FednearConfig) -> bool:
-    """Under ``secure``: masks cancel over all clients."""
+    """Under ``secure``: all clients exchange keys and shares."""
     return config.secure
 
 

@@ -37,6 +37,7 @@ from fedecider.federation.secure_rounds import (
     with_protocol,
 )
 from fedecider.federation.secure_sum import (
+    SEALED_BYTES,
     Member,
     PublicKeys,
     Revealed,
@@ -157,13 +158,20 @@ class ServerSums:
         rows = torch.stack([_bytes(b"".join(self.keys[client])) for client in there])
         one = Message(SHARES, round, {"keys": rows}, {**facts, "clients": there})
         sealed: dict[int, dict[str, str]] = {client: {} for client in there}
-        sent = self.line.ask(round, dict.fromkeys(there, one))
-        for client, answer in sent.items():
-            for other, message in answer.tensors.items():
-                if other.isdecimal() and int(other) in sealed:
-                    sealed[int(other)][str(client)] = base64.b64encode(message.numpy().tobytes()).decode()
-        self.keys = {client: self.keys[client] for client in sent}
-        return {client: {"sealed": sealed[client]} for client in sent}
+        shared = []
+        for client, answer in self.line.ask(round, dict.fromkeys(there, one)).items():
+            try:
+                messages = {
+                    other: _tensor(answer, SHARES, str(other), SEALED_BYTES) for other in there if other != client
+                }
+            except ValueError as error:
+                self.line.refuse(client, str(error))
+                continue
+            shared.append(client)
+            for other, message in messages.items():
+                sealed[other][str(client)] = base64.b64encode(message.numpy().tobytes()).decode()
+        self.keys = {client: self.keys[client] for client in shared}
+        return {client: {"sealed": sealed[client]} for client in shared}
 
     def like(self, expected: Tree) -> Tree:
         """An upload as it must look when it is masked."""

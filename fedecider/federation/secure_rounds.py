@@ -1,8 +1,8 @@
 """The round loop over secure sums: the server gets the mean of those who delivered, and never a single upload.
 
 After bound and noise an upload is multiplied by its client weight, put into fixed point (multiples of 2^-32, so that a
-mean is off by at most 2^-33), masked and sent, with the weight itself; the quotient of the two sums is the mean. Who is
-late, not finite or out of range has dropped out after its shares were sent.
+mean over weights of 1 or more is off by at most 2^-33), masked and sent, with the weight itself; the quotient of the
+two sums is the mean. Who is late, not finite or out of range has dropped out after its shares were sent.
 
 Of a tensor whose rows travel by ``sent_rows`` two clients mask the rows that both of them send, and each row has a sum
 of weights of its own. A row that one client alone sends is not hidden by any sum (`bare_rows`).
@@ -56,6 +56,7 @@ def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Gatheri
     check_takes_mean(method)
 
     def send(round: int, cohort: Sequence[int], download: Download, upload: Upload, heard: Upload) -> Sent:
+        assert upload.sent_rows.keys() <= sums.own_rows.keys(), "rows that travel are known to all before the round"
         parties = sums.parties(round, cohort)
         in_block = upload.clients.tolist()
         total: Tree = {}

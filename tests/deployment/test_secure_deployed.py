@@ -115,6 +115,15 @@ def test_an_upload_in_the_clear_and_wrong_shares_are_refused(tmp_path):
             return pack(one._replace(tensors={**one.tensors, "seeds": one.tensors["seeds"] ^ 1}))
         return blob
 
+    def short(client, asked, blob):
+        one = unpack(blob, MOST)
+        cut = {name: tensor[:-1] for name, tensor in one.tensors.items()}
+        return pack(one._replace(tensors=cut)) if (client, asked.kind) == (0, "shares") else blob
+
+    state, records, _, _ = deployed("fedavg", secure_sites("fedavg", tmp_path / "d"), 1, sums=SUMS, damage=short)
+    assert "expected 82 bytes of 1" in records[0]["refused_uploads"][0]["reason"]
+    assert same(state.server, simulated("fedavg", 1, Fault(0, "late"))[0].server)
+
     with pytest.raises(ValueError, match="do not give what these have announced"):
         deployed("fedavg", secure_sites("fedavg", tmp_path / "c"), 1, sums=SUMS, damage=lie)
 

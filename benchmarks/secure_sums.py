@@ -76,7 +76,7 @@ def check(cohort: tuple[int, ...]) -> None:
 def measured(case: Case, num_timed: int) -> dict[str, Any]:
     cohort = tuple(range(case.num_clients))
     options = {"num_neighbours": case.num_neighbours, "bits": case.bits}
-    ready_s, parties = timed(lambda: simulated(cohort, 0, "cost", 1, **options))
+    ready_s, parties = timed(lambda: simulated(cohort, 0, case.name, 1, **options))
     asked = cohort[:num_timed]
     value_L = torch.randint(-1000, 1000, (case.length,))
     mask_s, _ = timed(lambda: [parties.send(client, value_L) for client in asked])
@@ -130,8 +130,8 @@ def main() -> None:
         one = measured(case, min(num_timed, case.num_clients))
         print(
             f"| {case.name} | {case.num_clients} | {case.length:,} | {one['plain']:,} | {one['up']:,} | "
-            f"{one['protocol'][1]:,} | {one['protocol'][0]:,} | {one['keys_s']:.4f} | {one['mask_s']:.3f} | "
-            f"{one['open_s']:.2f} | {one['open_away_s']:.2f} ({one['away']}) |",
+            f"{one['protocol'][1]:,} | {one['protocol'][0]:,} | {one['keys_s']:.2g} | {one['mask_s']:.2g} | "
+            f"{one['open_s']:.2g} | {one['open_away_s']:.2g} ({one['away']}) |",
             flush=True,
         )
 

@@ -91,7 +91,7 @@ def averaged(
         check_finite(params, loss_C, block.clients, round)
         upload = Upload(
             block.clients,
-            block.data.num_train_C.to(loss_C.dtype),
+            torch.ones_like(loss_C) if uniform else block.data.num_train_C.to(loss_C.dtype),
             {shared: params[shared] for shared in model.shared},
             rows=dict.fromkeys(model.tables, row_CR),
         )

@@ -145,7 +145,8 @@ def privacy_text(settings: EmbeddingSettings) -> str:
     guarantee = METHODS[settings.run.method].guarantee
     if guarantee is not None:
         return guarantee(settings.method)
-    return privacy_report(settings.privacy, settings.run.num_rounds, settings.run.participation)
+    report = privacy_report(settings.privacy, settings.run.num_rounds, settings.run.participation)
+    return f"{report}; the server sees sums of the uploads alone" if settings.run.secure_sum else report
 
 
 def _result_rows(name: str, methods: Rows, baselines: Rows) -> list[ResultRow]:

@@ -18,7 +18,7 @@ from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_p
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
-from fedecider.bounds import NotNegative, OneOrMore, Participation, Seed, Threads, ZeroOrMore, check
+from fedecider.bounds import NotNegative, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
@@ -29,7 +29,8 @@ from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import OnClients, RoundSettings, evaluate, run_rounds, silent
+from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundSettings, evaluate, run_rounds, silent
+from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.running.stages import as_plain
@@ -46,6 +47,10 @@ class EmbeddingRunConfig:
         num_rounds: The number of rounds of local training and exchange.
         patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
+        secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one.
+        secure_threshold: The share of a cohort whose uploads a secure sum needs.
+        secure_neighbours: The number of clients that each client shares masks with under secure_sum, an even number; 0
+            stands for all of them.
         federation: If false, every client trains on from its own last upload, and nothing leaves it.
         protocol: The evaluation protocol: how recommendations are counted and where training negatives come from.
         num_eval_users: The number of users in the validation of every round, drawn once; 0 takes all. The test takes
@@ -70,6 +75,9 @@ class EmbeddingRunConfig:
     num_rounds: OneOrMore = 100
     patience: ZeroOrMore = 0
     participation: Participation = 1.0
+    secure_sum: bool = False
+    secure_threshold: SecureThreshold = 0.6
+    secure_neighbours: ZeroOrMore = 16
     federation: bool = True
     protocol: str = "strict"
     num_eval_users: ZeroOrMore = 0
@@ -86,6 +94,10 @@ class EmbeddingRunConfig:
         if self.method not in METHODS:
             raise ValueError(f"got method {self.method!r}, expected one of {', '.join(sorted(METHODS))}")
         get_protocol(self.protocol)
+        if self.secure_neighbours % 2:
+            raise ValueError(f"got secure_neighbours {self.secure_neighbours}, expected an even number, or 0 for all")
+        if self.secure_sum and not self.federation:
+            raise ValueError("got secure_sum with federation false, expected one of the two: nothing leaves a client")
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
         if self.faults and not self.federation:
@@ -115,6 +127,8 @@ class Setup(NamedTuple):
     pack: Callable[[Sequence[int]], Sequence[Block]]
     validated: Sequence[Block]
     """Those that are scored after each round."""
+    gathering: Gathering = ONE_BY_ONE
+    """How uploads reach the server."""
 
 
 def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torch.device, protocol: str = "") -> Setup:
@@ -132,10 +146,14 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     )
     method = entry.build(federation, training, settings.method)
     method = with_robust_mean(method if run.federation else local_only(method, federation), run.robust_mean)
+    gathering = ONE_BY_ONE
+    if run.secure_sum:
+        sums = SecureSums(run.seed, run.secure_threshold, run.secure_neighbours or None)
+        gathering = securely_summed_rounds(method, sums)
     pack = block_packer(population, client_bytes, block_bytes(run, device))
     blocks = pack(range(interactions.num_users))
     users = eval_users(run, interactions.num_users)
-    return Setup(method, population, blocks, pack, pack(users) if users else blocks)
+    return Setup(method, population, blocks, pack, pack(users) if users else blocks, gathering)
 
 
 def working_set(settings: EmbeddingSettings, num_items: int, device: torch.device) -> Callable[[int], int]:
@@ -189,7 +207,7 @@ def _check_settings(settings: EmbeddingSettings, population: Population) -> None
         )
     if entry.needs_everyone(settings.method) and run.participation < 1.0:
         raise ValueError(
-            f"got secure with participation {run.participation}, expected 1: masks cancel over all clients"
+            f"got secure with participation {run.participation}, expected 1: all clients exchange keys and shares"
         )
 
 
@@ -279,6 +297,7 @@ def train(
         protect=protect,
         attend=goes_wrong.attend,
         deliver=goes_wrong.deliver,
+        gathering=setup.gathering,
         summarise_logs=mean_logs,
         recorder=recorder,
         checkpoints=checkpoints,

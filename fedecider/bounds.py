@@ -78,6 +78,7 @@ Share = Annotated[float, at_least(0, most=1)]
 ShareAbove0 = Annotated[float, above(0, most=1)]
 ShareBelow1 = Annotated[float, at_least(0, below=1)]
 Participation = Annotated[float, above(0, most=1, hint="the cohort of a round may not be empty")]
+SecureThreshold = Annotated[float, above(0.5, most=1, hint="two halves of a cohort could open single uploads")]
 Seed = Annotated[int, at_least(-(2**63), most=2**63 - 1)]
 WIDEST = 2**16
 Width = Annotated[int, at_least(1, most=WIDEST)]

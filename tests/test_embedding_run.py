@@ -89,6 +89,28 @@ def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, cap
     assert "3 rounds" not in (tmp_path / "run" / "results.md").read_text()
 
 
+def test_secure_sums_give_the_same_scores_and_count_their_bytes(data, tmp_path, capsys):
+    common = ["--method", "fedmf", *data, *FAST, "--num_rounds", 2]
+    secure = ["--secure_sum", "true", "--secure_neighbours", 4, "--secure_threshold", 0.8]
+    assert federate(*common, "--output", tmp_path / "plain") == 0
+    assert federate(*common, *secure, "--output", tmp_path / "secure") == 0
+    plain, masked = (read_json(tmp_path / name / "metrics.json") for name in ("plain", "secure"))
+    assert masked["test"]["fedmf"]["ndcg@10"]["mean"] == pytest.approx(plain["test"]["fedmf"]["ndcg@10"]["mean"])
+    assert masked["bytes"]["up"] > 2 * plain["bytes"]["up"]
+    assert "the server sees sums of the uploads alone" in masked["privacy"]
+    capsys.readouterr()
+    for words, message in (
+        (["--secure_threshold", 0.5], "expected above 0.5"),
+        (["--secure_sum", "true", "--federation", "false"], "nothing leaves a client"),
+        (["--secure_neighbours", 3], "expected an even number"),
+    ):
+        assert federate(*common, *words, "--output", tmp_path / "bad") == 2
+        assert message in capsys.readouterr().err
+    assert federate("--method", "gpfedrec", *data, *FAST, "--secure_sum", "true", "--output", tmp_path / "bad") == 2
+    assert "got secure_sum with gpfedrec, whose server takes no mean" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
+
+
 @pytest.mark.parametrize("words", [["fedmf"], ["pfedclr", "--participation", 0.6, "--memory_gb", 0.00002]])
 def test_resuming_gives_the_uninterrupted_run(words, data, tmp_path):
     common = ["--method", *words, *data, *FAST, "--checkpoint_every", 1]

@@ -44,12 +44,30 @@ def test_a_scenario_is_played_told_and_part_of_the_run(playground, monkeypatch, 
     assert "another configuration" in capsys.readouterr().err
 
 
+def test_a_secure_sum_survives_a_straggler_and_counts_its_messages(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    (playground / "late.yaml").write_text("faults: [{client: comics, kind: late, rounds: 1}]\n")
+    words = ("--config", "toy.yaml", "--method", "fedavg", "--num_rounds", "1", "--faults", "late.yaml")
+    assert federate(*words, "--secure_sum", "true", "--output", "runs/late") == 0
+    (record,) = [json.loads(line) for line in Path("runs/late/rounds.jsonl").read_text().splitlines()]
+    assert [one["reason"] for one in record["refused_uploads"]] == ["came after round 1 was closed"]
+    assert len(record["clients"]) == 3
+    capsys.readouterr()
+    (group, *_) = json.loads(Path("runs/late/communication.json").read_text())["tensors"]["1"]
+    assert group["up"]["secure:keys"] == 96
+    words = ("--config", "toy.yaml", "--method", "fedavg", "--secure_sum", "true", "--secure_threshold", "0.9")
+    assert federate(*words, "--faults", "late.yaml", "--output", "runs/few") == 2
+    assert "2 of 3 uploads for the secure sum of round 1, expected 3 at least" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--faults", "bad.yaml"), "expected one of crime, comics, children"),
         (("--faults", "nowhere.yaml"), "nowhere.yaml"),
         (("--robust_mean", "median"), "takes no mean over clients"),
+        (("--secure_sum", "true"), "got secure_sum with fedecider, whose server takes no mean over clients"),
+        (("--secure_sum", "true", "--robust_mean", "median", "--method", "fedavg"), "a secure sum shows none"),
     ],
 )
 def test_bad_scenarios_are_told_and_nothing_is_left(words, message, playground, monkeypatch, capsys):

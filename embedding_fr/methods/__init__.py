@@ -56,7 +56,7 @@ class Method(NamedTuple):
     """config -> whether uploads are sums or gradients, of which only a server makes the next model: with federation
     off nothing would be left of the method."""
     needs_everyone: Callable[[Any], bool] = never
-    """config -> whether every client must take part in every round, since masks cancel over all of them."""
+    """config -> whether every client must take part in every round, since all of them exchange keys."""
     published: bool = True
     """Whether a paper sets the defaults; the methods of this project have none."""
     plug_in: bool = False

@@ -37,7 +37,8 @@ from fedecider.baselines.ease import ease_weights
 from fedecider.bounds import NotNegative, Positive, ZeroOrMore, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
-from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
+from fedecider.federation.secure_simulation import Simulated, simulated
+from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
 
 MAX_UPLOAD_BYTES = 4 << 30
@@ -53,8 +54,8 @@ class FedeaseConfig:
 
     Args:
         regularisation: The regularisation lambda, the L2 weight of EASE; it scales with the number of users.
-        secure: If true, uploads are masked pairwise, so that the server sees the sum only; they are then whole
-            triangles.
+        secure: If true, uploads are masked, so that the server sees the sum only, of three fifths of the clients at
+            least; they are then whole triangles.
         mask_neighbours: The number of clients that each client shares a mask with under secure, an even number; 0
             stands for all of them.
         max_items: At most this many train items of a client are counted, drawn once; 0 counts all.
@@ -137,7 +138,8 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
         return {}, {}
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
+        protocol = parties(federation, config, round).payload_down() if config.secure and round == 1 else {}
+        return Download(server, payload=protocol)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         weight_C = torch.ones(len(block.clients))
@@ -149,7 +151,8 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
         if not config.secure:
             return Upload(block.clients, weight_C, {"items": counted_CI}, payload={"items": 4 * count_C}), {}, logs
         masked_CL = masked_triangles(counted_CI, block.clients, federation, config, round)
-        return Upload(block.clients, weight_C, {"masked_gram": masked_CL}), {}, logs
+        protocol = parties(federation, config, round).payload_up(block.clients)
+        return Upload(block.clients, weight_C, {"masked_gram": masked_CL}, payload=protocol), {}, logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         if round > 1:
@@ -178,7 +181,7 @@ def needs_server(config: FedeaseConfig) -> bool:
 
 
 def needs_everyone(config: FedeaseConfig) -> bool:
-    """Under ``secure``: masks cancel over all clients."""
+    """Under ``secure``: all clients exchange keys and shares."""
     return config.secure
 
 
@@ -213,6 +216,15 @@ def number_format(federation: Federation, config: FedeaseConfig) -> tuple[Bits, 
     return (32 if fits else 64), fraction_bits
 
 
+def parties(federation: Federation, config: FedeaseConfig, round: int) -> Simulated:
+    """The secure sum of a round over all clients."""
+    bits, _ = number_format(federation, config)
+    neighbours = config.mask_neighbours or None
+    return simulated(
+        tuple(range(federation.num_clients)), federation.seed, "pairs", round, num_neighbours=neighbours, bits=bits
+    )
+
+
 def masked_triangles(
     counted_CI: Tensor, clients: Tensor, federation: Federation, config: FedeaseConfig, round: int
 ) -> Tensor:
@@ -225,7 +237,6 @@ def masked_triangles(
             f"{MAX_UPLOAD_BYTES / 2**30:.0f}: put fewer clients into a block (client_bytes)"
         )
     scale_C = client_scales(counted_CI, config.bound).tolist()
-    cohort = range(federation.num_clients)
     masked = []
     for row, scale in enumerate(scale_C):
         client_1 = clients[row : row + 1]
@@ -235,24 +246,15 @@ def masked_triangles(
             triangle_1L = protect(
                 tree, client_1, config.privacy, federation.seed, round, cohort_size=federation.num_clients
             )["gram"]
-        masked.append(
-            mask(
-                encode(triangle_1L, fraction_bits),
-                client_1,
-                cohort,
-                federation.seed,
-                round,
-                bits=bits,
-                num_neighbours=config.mask_neighbours or None,
-            )
-        )
-    return torch.cat(masked)
+        number_L = encode(triangle_1L[0], fraction_bits)
+        masked.append(parties(federation, config, round).send(int(client_1), number_L))
+    return torch.stack(masked)
 
 
 def secure_gram(round: int, uploads: Iterable[Upload], federation: Federation, config: FedeaseConfig) -> Tensor:
     """(I, I) float64, from masked triangles; noise is in them."""
     _, fraction_bits = number_format(federation, config)
-    triangle_L = secure_sum((upload.tensors["masked_gram"] for upload in uploads), federation.num_clients)
+    triangle_L = parties(federation, config, round).open_uploads(uploads, "masked_gram")
     return from_triangle(decode(triangle_L, fraction_bits).to(federation.device), federation.num_items)
 
 

@@ -25,7 +25,8 @@ from fedecider.baselines.ease import ease_weights
 from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, ZeroOrMore, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
-from fedecider.federation.secure_sum import Bits, decode, encode, mask, secure_sum
+from fedecider.federation.secure_simulation import Simulated, simulated
+from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
 
 MAX_UPLOAD_BYTES = 4 << 30
@@ -56,8 +57,8 @@ class FednearConfig:
             count alike.
         direction: How much order counts: 0 ignores it, and 1 predicts only what comes later from what came before.
         max_items: At most this many train items of a client, its newest, are counted; 0 counts all.
-        secure: If true, uploads are masked pairwise, so that the server sees the sum only; they are then whole
-            triangles.
+        secure: If true, uploads are masked, so that the server sees the sum only, of three fifths of the clients at
+            least; they are then whole triangles.
         mask_neighbours: The number of clients that each client shares a mask with under secure, an even number; 0
             stands for all of them.
         clip: The largest L2 norm of a client's contribution, which is scaled down to it; 0 bounds nothing.
@@ -141,7 +142,8 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         return {}, {}
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
+        protocol = parties(federation, config, round).payload_down() if config.secure and round == 1 else {}
+        return Download(server, payload=protocol)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         weight_C = torch.ones(len(block.clients))
@@ -151,7 +153,8 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         logs = [{"num_counted": len(item_T)} for item_T in histories]
         if config.secure:
             masked_CPL = masked_planes(histories, block.clients, federation, config, round)
-            return Upload(block.clients, weight_C, {"masked_pairs": masked_CPL}), {}, logs
+            protocol = parties(federation, config, round).payload_up(block.clients)
+            return Upload(block.clients, weight_C, {"masked_pairs": masked_CPL}, payload=protocol), {}, logs
         items_CT = torch.nn.utils.rnn.pad_sequence(histories, batch_first=True, padding_value=federation.num_items)
         size_C = torch.tensor([4 * len(item_T) for item_T in histories])
         return Upload(block.clients, weight_C, {"items": items_CT}, payload={"items": size_C}), {}, logs
@@ -186,7 +189,7 @@ def needs_server(config: FednearConfig) -> bool:
 
 
 def needs_everyone(config: FednearConfig) -> bool:
-    """Under ``secure``: masks cancel over all clients."""
+    """Under ``secure``: all clients exchange keys and shares."""
     return config.secure
 
 
@@ -250,6 +253,14 @@ def number_format(federation: Federation, config: FednearConfig) -> Bits:
     return 32 if federation.num_clients * (1.0 + 10.0 * share) * 2.0**SCALE_BITS < 2.0**31 else 64
 
 
+def parties(federation: Federation, config: FednearConfig, round: int) -> Simulated:
+    """The secure sum of a round over all clients."""
+    neighbours, bits = config.mask_neighbours or None, number_format(federation, config)
+    return simulated(
+        tuple(range(federation.num_clients)), federation.seed, "pairs", round, num_neighbours=neighbours, bits=bits
+    )
+
+
 def masked_planes(
     histories: list[Tensor], clients: Tensor, federation: Federation, config: FednearConfig, round: int
 ) -> Tensor:
@@ -261,7 +272,6 @@ def masked_planes(
             f"got a block of {len(clients)} clients with uploads of {size / 2**30:.1f} GiB, expected at most "
             f"{MAX_UPLOAD_BYTES / 2**30:.0f}: put fewer clients into a block (client_bytes)"
         )
-    cohort, neighbours = range(federation.num_clients), config.mask_neighbours or None
     masked = []
     for row, item_T in enumerate(histories):
         client_1 = clients[row : row + 1]
@@ -269,18 +279,16 @@ def masked_planes(
         planes_1PL = torch.zeros(1, *shape, dtype=torch.float64)
         planes_1PL[0, :, place_E] = value_PE
         if config.noise_scale:
-            noised = protect(
-                {"pairs": planes_1PL}, client_1, config.privacy, federation.seed, round, cohort_size=len(cohort)
-            )
-            planes_1PL = noised["pairs"]
-        fixed = encode(planes_1PL, SCALE_BITS)
-        masked.append(mask(fixed, client_1, cohort, federation.seed, round, bits=bits, num_neighbours=neighbours))
-    return torch.cat(masked)
+            tree, everyone = {"pairs": planes_1PL}, federation.num_clients
+            planes_1PL = protect(tree, client_1, config.privacy, federation.seed, round, cohort_size=everyone)["pairs"]
+        number_L = encode(planes_1PL, SCALE_BITS).view(-1)
+        masked.append(parties(federation, config, round).send(int(client_1), number_L).view(shape))
+    return torch.stack(masked)
 
 
 def secure_planes(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
     """(P, L) float64, from masked planes; noise is in them."""
-    summed_PL = secure_sum((upload.tensors["masked_pairs"] for upload in uploads), federation.num_clients)
+    summed_PL = parties(federation, config, round).open_uploads(uploads, "masked_pairs")
     return decode(summed_PL, SCALE_BITS).to(federation.device)
 
 

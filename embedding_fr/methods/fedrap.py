@@ -174,8 +174,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         shared = {COMMON: params.pop(COMMON)} if COMMON in params else {}
         kept = {UPLOADED: shared[COMMON]} if config.keep_uploaded else {}
         payload = {COMMON: sparse_bytes(shared[COMMON])} if shared and config.encoding == "sparse" else {}
-        weights = block.data.num_train_C.to(loss_C.dtype)
-        upload = Upload(block.clients, weights, shared, payload=payload)
+        upload = Upload(block.clients, torch.ones_like(loss_C), shared, payload=payload)
         return upload, {**params, **kept}, _per_client(logs)
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
@@ -192,7 +191,15 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
     views = ("personal", "global") if config.keep_uploaded else ("global",)
     unread = (UPLOADED,) if config.keep_uploaded else ()
     return FederatedMethod(
-        "fedrap", init, broadcast, client_update, server_aggregate, positions, views, unread, takes_mean=True
+        "fedrap",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        views,
+        unread,
+        takes_mean=config.tables != "personal",
     )
 
 

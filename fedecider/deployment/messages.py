@@ -143,6 +143,11 @@ def to_upload(one: Message, client: int, round: int, like: Tree) -> Upload:
     return Upload(torch.tensor([client]), torch.tensor([float(weight)]), stacked, sent_rows=marks)
 
 
+def own_upload(one: Message, most_bytes: int) -> Upload:
+    """The upload in a message that this party has made itself."""
+    return to_upload(one, one.facts["client"], one.round, _unmarked(one, None, most_bytes))
+
+
 def _unmarked(one: Message, like: Tree | None, most_bytes: int) -> Tree:
     """All tensors in full, zeros where rows were not sent; with ``like`` no marks but of those tensors' rows."""
     shapes = one.facts.get("marks")

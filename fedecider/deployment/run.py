@@ -10,6 +10,7 @@ import torch
 
 from fedecider.deployment.faults import Answer, faulty
 from fedecider.deployment.project import Party, Project, own_domain, party
+from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
@@ -19,6 +20,7 @@ from fedecider.federation.method import Block, Download
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import Recorder, write_json
 from fedecider.federation.rounds import RoundSettings
+from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import RunState
 from fedecider.llm.federate import carries_update
 from fedecider.llm.privacy import privacy_data
@@ -69,6 +71,7 @@ def serve(
             checkpoints=folder.checkpoints,
             resume=resume,
             on_round=on_round,
+            masking=masking(sums_of(project, served), line) if run.secure_sum else None,
         )
         write_json(
             output / WIRE_FILE,
@@ -101,6 +104,7 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
         most_bytes=config.max_bytes,
         protect=protector(own.method, settings.run.privacy, seed=None),
         spends=settings.run.num_rounds if privacy_data(settings) else 0,
+        sums=SiteSums(sums_of(project, own), client) if project.settings.run.secure_sum else None,
     )
 
 
@@ -110,6 +114,17 @@ def answer_of(project: Project, site: Site, faults: str, config: DeploymentConfi
         return site.answer
     listed = read_faults(load_yaml(Path(faults)), project.names, faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
     return faulty(site.answer, site.client, listed, project.settings.run.seed, carries_update, config.max_bytes)
+
+
+def sums_of(project: Project, own: Party) -> SecureSums:
+    """How a project's uploads are summed.
+
+    Raises:
+        ValueError: its method needs single uploads.
+    """
+    run = project.settings.run
+    check_takes_mean(own.method)
+    return SecureSums(run.seed, run.secure_threshold, own_rows=own.recommender.own_rows)
 
 
 def _finish(

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.deployment.messages import RESEND, Message, of_download, pack, to_upload, unpack
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import Deliver, Delivered, RoundSettings, run_rounds
+from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, Gathering, RoundSettings, run_rounds
 from fedecider.federation.state import RunState, load_state
 
 Exchange = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
@@ -103,8 +103,22 @@ class Line:
         return f" within {self.config.deadline_s:g} s" if self.config.deadline_s else ""
 
 
+class Masking(NamedTuple):
+    """What changes in a round whose uploads are masked (`fedecider.deployment.secure`)."""
+
+    begin: Callable[[int, Sequence[int]], Mapping[int, Mapping[str, Any]]]
+    """round, clients -> facts of the message that asks each of them to train; who is not there is not asked."""
+    like: Callable[[Tree], Tree]
+    """An upload as it must look -> as it must look masked."""
+    gathering: Gathering
+
+
 def remote(
-    method: FederatedMethod, line: Line, scores: Sequence[str], best_round: Callable[[], int]
+    method: FederatedMethod,
+    line: Line,
+    scores: Sequence[str],
+    best_round: Callable[[], int],
+    masking: Masking | None = None,
 ) -> FederatedMethod:
     """``method`` over ``line``: all of a cohort train at once, in one block.
 
@@ -130,11 +144,16 @@ def remote(
         answered["server"] = server
         return method.broadcast(round, server, clients)
 
-    def ask(kind: str, round: int, download: Download, clients: Sequence[int]) -> dict[int, Message]:
+    def ask(
+        kind: str, round: int, download: Download, clients: Sequence[int], more: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Message]:
         """Answers, by client; a download is sent to those who do not hold it already, or no longer do."""
         short, whole = {}, {}
         for row, client in enumerate(clients):
-            one = of_download(kind, round, download, row, {"run": line.run, "best_round": best_round()})
+            if client not in more:
+                continue
+            facts = {"run": line.run, "best_round": best_round(), **more[client]}
+            one = of_download(kind, round, download, row, facts)
             digest = download_digest(one)
             whole[client] = one._replace(facts={**one.facts, "digest": digest})
             held = line.holds.get(client) == digest
@@ -149,7 +168,10 @@ def remote(
         answered["round"] = round
         heard: dict[int, Upload] = {}
         expected = like(round, answered["server"])
-        for client, answer in ask("train", round, download, clients).items():
+        more: Mapping[int, Mapping[str, Any]] = {client: {} for client in clients}
+        if masking is not None:
+            expected, more = masking.like(expected), masking.begin(round, clients)
+        for client, answer in ask("train", round, download, clients, more).items():
             try:
                 heard[client] = to_upload(answer, client, round, expected)
             except ValueError as error:
@@ -166,7 +188,8 @@ def remote(
         assert split == "valid", "sites read their test items themselves"
         round = answered["round"]
         if answered["scores"].get("round") != round:
-            for client, answer in ask("validate", round, download, block.clients.tolist()).items():
+            clients = block.clients.tolist()
+            for client, answer in ask("validate", round, download, clients, {client: {} for client in clients}).items():
                 try:
                     last[client] = _read_scores(answer, round, method.views, scores)
                 except ValueError as error:
@@ -255,6 +278,7 @@ def run_deployed(
     checkpoints: Path | None = None,
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
+    masking: Masking | None = None,
 ) -> tuple[RunState, dict[int, Mapping[str, Any]]]:
     """All rounds over ``line``, then every site's part of the end: the final state, and what sites tell of the test.
 
@@ -269,7 +293,7 @@ def run_deployed(
             best.update(round=record["round"], score=record["score"])
         on_round(record)
 
-    asked = remote(method, line, scores, lambda: int(best["round"]))
+    asked = remote(method, line, scores, lambda: int(best["round"]), masking)
     everyone = Block(torch.arange(num_clients), None)
     state = run_rounds(
         asked,
@@ -278,6 +302,7 @@ def run_deployed(
         scored(scores),
         pack=lambda cohort: [Block(torch.tensor(sorted(cohort)), None)],
         deliver=told(line),
+        gathering=ONE_BY_ONE if masking is None else masking.gathering,
         recorder=recorder,
         checkpoints=checkpoints,
         resume=resume,

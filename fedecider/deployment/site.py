@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.deployment.messages import RESEND, Message, of_upload, pack, to_download, unpack
+from fedecider.deployment.messages import RESEND, Message, of_upload, own_upload, pack, to_download, unpack
+from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.server import download_digest
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree
 from fedecider.federation.record import Recorder
@@ -54,6 +55,9 @@ class Site(NamedTuple):
     spends: int = 0
     """Rounds for which a guarantee was counted: the site trains that often, and each round once. 0: no guarantee, and a
     round may be asked again."""
+
+    sums: SiteSums | None = None
+    """Its part in secure sums, where uploads are masked."""
 
     @property
     def checkpoints(self) -> Path:
@@ -94,8 +98,15 @@ def _answered(site: Site, asked: Message) -> Message:
 
 
 def _train(site: Site, asked: Message) -> Message:
-    if (again := _sent_before(site, asked.round)) is not None:
-        return again
+    if site.sums is None:
+        return _sent_before(site, asked.round) or _trained(site, asked)
+    site.sums.check(asked)
+    upload = own_upload(_sent_before(site, asked.round) or _trained(site, asked), site.most_bytes)
+    return of_upload(asked.round, site.sums.mask(asked, upload, Download({})), Download({}), {})
+
+
+def _trained(site: Site, asked: Message) -> Message:
+    """The upload of this round, bounded and noised, as it leaves the site where no sum hides it."""
     state = _with_best(_state(site, asked.round - 1), asked)
     download = _download(site, asked)
     upload, new_own, logs = site.method.client_update(asked.round, download, state.local, site.block)
@@ -145,7 +156,20 @@ def _finish(site: Site, asked: Message) -> Message:
     return Message("results", asked.round, {}, {"results": dict(site.finish(state, _download(site, asked)))})
 
 
-_ANSWERS = {"train": _train, "validate": _validate, "finish": _finish}
+def _sums(site: Site) -> SiteSums:
+    if site.sums is None:
+        raise ValueError("got a step of a secure sum, expected none: this run has secure_sum false")
+    return site.sums
+
+
+_ANSWERS: dict[str, Callable[[Site, Message], Message]] = {
+    "train": _train,
+    "validate": _validate,
+    "finish": _finish,
+    KEYS: lambda site, asked: _sums(site).announce(asked),
+    SHARES: lambda site, asked: _sums(site).share(asked),
+    UNMASK: lambda site, asked: _sums(site).reveal(asked),
+}
 
 
 def _state(site: Site, round: int) -> RunState:

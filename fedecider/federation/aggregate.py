@@ -241,3 +241,8 @@ def finite_clients(upload: Upload) -> Tensor:
     checked = upload if upload.finite is not None else with_finite(upload)[0]
     assert checked.finite is not None
     return checked.finite
+
+
+def heard_clients(upload: Upload) -> torch.Tensor:
+    """Numbers of the clients whose usable uploads are in ``upload``, each by itself or in a mean."""
+    return upload.clients[finite_clients(upload)] if upload.mean_of is None else upload.mean_of

@@ -67,6 +67,9 @@ class Upload(NamedTuple):
     finite: Tensor | None = None
     """(C,) bool, set by the runner when the upload has left its clients: whether all its tensors are finite. None while
     nobody has looked; :func:`fedecider.federation.aggregate.finite_clients` is how a server asks."""
+    mean_of: Tensor | None = None
+    """(N,) int64, the clients in this upload where it is a mean of several, one row that is nobody's (client -1): what
+    a server gets that sees their sum alone. :func:`fedecider.federation.aggregate.heard_clients` asks for both."""
 
 
 class RowUpdate(NamedTuple):

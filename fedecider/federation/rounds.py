@@ -49,6 +49,34 @@ Deliver = Callable[[Upload, Callable[[], Download], int], Delivered]
 """upload as it left the clients, what tells their download, round -> what arrives; asked alike by every process."""
 
 
+class Sent(NamedTuple):
+    """What a block sends, and what its messages weigh."""
+
+    upload: Upload
+    """What the server works with."""
+    traffic: Sequence[Traffic]
+    """Of each client that has trained."""
+    refused: Sequence[dict] = ()
+    """``client`` and ``reason`` of those whose uploads could not be sent in that form."""
+
+
+class Gathering(NamedTuple):
+    """How uploads reach the server: one by one, or as a sum of which it sees no term."""
+
+    send: Callable[[int, Sequence[int], Callable[[], Download], Sent, Upload], Sent]
+    """round, cohort, what tells the download, what all that have trained would send one by one, the upload of those who
+    are heard -> what is sent; asked alike by every process."""
+    read: Callable[[int, Sequence[int], Tree, Iterator[Upload]], Iterator[Upload]]
+    """round, cohort, server, what was sent -> what the server aggregates."""
+
+
+ONE_BY_ONE = Gathering(
+    send=lambda round, cohort, sent_to, left, heard: Sent(heard, left.traffic),
+    read=lambda round, cohort, server, uploads: uploads,
+)
+"""The server sees every upload."""
+
+
 Attend = Callable[[int, set[int]], set[int]]
 """round, cohort -> those of it that take part."""
 
@@ -85,6 +113,7 @@ def run_rounds(
     protect: Protect = lambda upload, download, round, cohort_size: upload,
     attend: Attend = lambda round, cohort: cohort,
     deliver: Deliver = lambda upload, sent_to, round: Delivered(upload),
+    gathering: Gathering = ONE_BY_ONE,
     summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
@@ -102,7 +131,8 @@ def run_rounds(
     ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
     ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
     a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
-    the others. With several processes every process sees the same uploads in the same order, so all of them hold
+    the others. ``gathering`` is how uploads reach it (:mod:`fedecider.federation.secure_rounds` sums them unseen). With
+    several processes every process sees the same uploads in the same order, so all of them hold
     the same state; only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each
     round, where those are not all. Local state is updated in place and copied only when its round is the best so
     far.
@@ -138,7 +168,7 @@ def run_rounds(
         if not cohort:
             raise ValueError(f"got nobody of {len(asked)} clients in round {round}, expected one at least")
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
-        server, local, done = _train(method, round, state, present, protect, deliver, processes, on_clients)
+        server, local, done = _train(method, round, state, present, protect, deliver, gathering, processes, on_clients)
         trained = time.perf_counter()
         scores = {
             view: summarise(
@@ -213,7 +243,7 @@ class _Done(NamedTuple):
     train_s: float
 
 
-class _Sent(NamedTuple):
+class _Trained(NamedTuple):
     """What a block hands to the loop."""
 
     clients: Tensor
@@ -232,6 +262,7 @@ def _train(
     blocks: Sequence[Block],
     protect: Protect,
     deliver: Deliver,
+    gathering: Gathering,
     processes: Processes,
     on_clients: OnClients,
 ) -> tuple[Tree, Tree, _Done]:
@@ -243,9 +274,9 @@ def _train(
     non_finite: list[dict] = []
     refused: list[dict] = []
     train_s = 0.0
-    cohort_size = sum(len(block.clients) for block in blocks)
+    cohort = sorted(client for block in blocks for client in block.clients.tolist())
 
-    def work(block: Block) -> _Sent:
+    def work(block: Block) -> _Trained:
         download = method.broadcast(round, state.server, block.clients)
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(read, block), block)
@@ -253,32 +284,34 @@ def _train(
         check_upload(upload, state.local, block.clients)
         trained = upload.clients
         download = download_to(download, torch.isin(block.clients, trained))
-        upload = protect(upload, download, round, cohort_size)
-        return _Sent(trained, upload, own, client_logs, measure(download, upload), seconds)
+        upload = protect(upload, download, round, len(cohort))
+        return _Trained(trained, upload, own, client_logs, measure(download, upload), seconds)
 
     def uploads() -> Iterator[Upload]:
         nonlocal train_s
-        for _, sent in in_client_order(blocks, work, processes):
-            for name, update in sent.own.items():
+        for _, trained in in_client_order(blocks, work, processes):
+            for name, update in trained.own.items():
                 if isinstance(update, RowUpdate):
-                    write_rows(local[name], sent.clients, update)
+                    write_rows(local[name], trained.clients, update)
                 else:
-                    local[name][sent.clients] = update.to(local[name])
-            clients = sent.clients.tolist()
-            logs.extend({"client": client, **log} for client, log in zip(clients, sent.logs, strict=True))
+                    local[name][trained.clients] = update.to(local[name])
+            clients = trained.clients.tolist()
+            logs.extend({"client": client, **log} for client, log in zip(clients, trained.logs, strict=True))
+            train_s += trained.seconds
+            on_clients(round, "training", len(logs), len(cohort))
+            sent_to = partial(method.broadcast, round, state.server, trained.clients)
+            left = _moved(trained.upload, state.server)
+            arrived = deliver(left, sent_to, round)
+            heard, bad = with_finite(arrived.upload)
+            sent = gathering.send(round, cohort, sent_to, Sent(left, trained.traffic), heard)
             traffic.extend(zip(clients, sent.traffic, strict=True))
-            train_s += sent.seconds
-            on_clients(round, "training", len(logs), cohort_size)
-            sent_to = partial(method.broadcast, round, state.server, sent.clients)
-            arrived = deliver(_moved(sent.upload, state.server), sent_to, round)
-            upload, bad = with_finite(arrived.upload)
             non_finite.extend(bad)
-            refused.extend(arrived.refused)
-            yield upload
+            refused.extend([*arrived.refused, *sent.refused])
+            yield sent.upload
 
-    on_clients(round, "training", 0, cohort_size)
+    on_clients(round, "training", 0, len(cohort))
     stream = uploads()
-    server = method.server_aggregate(round, state.server, stream)
+    server = method.server_aggregate(round, state.server, gathering.read(round, cohort, state.server, stream))
     for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads
         pass
     logs.sort(key=itemgetter("client"))

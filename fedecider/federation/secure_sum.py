@@ -1,116 +1,325 @@
-"""Secure aggregation by pairwise masks: the server learns a sum and, of each upload, nothing.
+"""Secure sums that survive dropouts: the server learns the sum over those who delivered, and of one client nothing.
 
-A simulation of the one-round core of Bonawitz et al. (CCS 2017): every two clients share a secret; one adds the numbers
-that a generator makes of it, the other subtracts them, in whole numbers modulo 2^32 or 2^64. A single upload is uniform
-noise, and the masks cancel in the sum to the last bit.
+The protocol of Bonawitz et al. (CCS 2017), every step a function of one party whose arguments and results are what
+travels. In the order of the steps:
 
-Differs from the paper: the secrets come from the run's seed instead of a key exchange, and the generator (SFC64) is
-fast, not cryptographic, so this shows results, bytes and time, and hides nothing from who knows the seed. No recovery
-of dropouts: when one client of the cohort is missing the sum cannot be opened, and the round must be repeated without
-it. The server is honest but curious, and learns what two sums over different cohorts tell by their difference.
+1. `join`, `announce`: a client draws two key pairs and a seed, for this sum alone, and tells the public keys.
+2. `share`, `receive`: it shares the private key of its masks and its seed among its neighbours and itself, such that a
+   threshold of them can put either together; the server carries the shares, sealed.
+3. `masked`: it sends ``x_c + n(seed_c) + sum_{d > c} n(k_cd) - sum_{d < c} n(k_cd)`` modulo 2^32 or 2^64, n the numbers
+   that ChaCha20 makes of a secret, k_cd what c and its neighbour d agree on.
+4. `reveal`: told who delivered, it gives its shares of the seeds of those, and of the keys of the others. Never both of
+   one client: only with both would an upload be open. It answers one list of survivors, once.
+5. `recovered`, `unmask`: the server takes off the seeds' masks, and the pair masks that the dropouts left behind.
 
-Shape legend: C clients of a block, L numbers of an upload.
+With ``num_neighbours`` k a client shares masks and secrets with k others on a random circle of each sum (Bell et al.,
+CCS 2020), which takes time N k instead of N^2; an upload is then open to a server that colludes with a threshold of
+those k + 1. Differs from the papers: the honest-but-curious variant, without signatures and without the round in which
+survivors agree on who they are. An active server could put its own keys in the place of a client's, or tell clients
+different lists of survivors; a threshold above one half alone keeps disjoint groups from opening both secrets of a
+client. A client also announces a hash of its seed, so that wrong shares are seen and named instead of giving a wrong
+sum. The server still learns what two sums over different cohorts tell by their difference.
+
+Shape legend: L numbers of an upload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.federation.streams import derive_seed, stream
+from fedecider.federation.secure_keys import (
+    KEY_BYTES,
+    SEAL_BYTES,
+    KeyPair,
+    agree,
+    keystream,
+    new_pair,
+    public_of,
+    seal,
+    unseal,
+)
+from fedecider.federation.shamir import SHARE_BYTES, Source, random_coefficients, recover, split
+from fedecider.federation.streams import stream
 
 Bits = Literal[32, 64]
 _DTYPES = {32: torch.int32, 64: torch.int64}
 
+PUBLIC_BYTES = 3 * KEY_BYTES
+SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
+THRESHOLD = 0.6
+"""The share of clients whose uploads a sum needs."""
 
-def mask(
-    value: Tensor,
-    clients: Tensor,
+Sends = Callable[[int], Tensor]
+"""client -> (L,) bool, which of the numbers it sends; all parties know it of all clients."""
+
+
+class Rules(NamedTuple):
+    """What all parties of one sum know before it starts."""
+
+    cohort: tuple[int, ...]
+    neighbours: Mapping[int, tuple[int, ...]]
+    """Mutual."""
+    threshold: float
+    name: str
+    """Such as "round 3"."""
+    label: bytes
+    """Different for every sum: keys made for one serve no other."""
+    bits: Bits = 64
+
+    @property
+    def least(self) -> int:
+        """Clients that must deliver."""
+        return _least(self.threshold, len(self.cohort))
+
+    def needed(self, client: int) -> int:
+        """Holders who must answer before a secret of ``client`` can be put together."""
+        return _least(self.threshold, 1 + len(self.neighbours[client]))
+
+
+class PublicKeys(NamedTuple):
+    """What a client announces, 96 bytes."""
+
+    mask: bytes
+    channel: bytes
+    seed_hash: bytes
+
+
+class Member(NamedTuple):
+    """What a client of a sum keeps to itself."""
+
+    client: int
+    mask: KeyPair
+    channel: KeyPair
+    seed: bytes
+    held: Mapping[int, tuple[int, int]] = {}
+    """owner -> the shares of its key and of its seed, the own ones among them."""
+    answered: frozenset[int] | None = None
+    """The survivors for whom it has given shares."""
+
+
+class Revealed(NamedTuple):
+    """What one survivor tells when uploads are in: shares by owner."""
+
+    client: int
+    seeds: Mapping[int, int]
+    """Of those who delivered."""
+    keys: Mapping[int, int]
+    """Of those who did not."""
+
+
+class Secrets(NamedTuple):
+    """What the server knows then."""
+
+    seeds: Mapping[int, bytes]
+    keys: Mapping[int, bytes]
+
+
+def rules_for(
     cohort: Sequence[int],
     seed: int,
+    purpose: str,
     round: int,
     *,
-    bits: Bits = 64,
+    threshold: float = THRESHOLD,
     num_neighbours: int | None = None,
-) -> Tensor:
-    """What each client sends: ``value_c + sum_{d > c} m_cd - sum_{d < c} m_dc mod 2^bits`` over its neighbours d.
+    bits: Bits = 64,
+) -> Rules:
+    """The rules of the sum of ``round`` for one ``purpose``; ``seed`` draws the circle of neighbours and is no secret.
 
-    ``value`` int64 (C, ...) of the ``clients`` (C,) of this block; ``cohort`` names all clients of the round. Returns
-    int32 or int64 in the shape of ``value``, of which ``bits / 8`` bytes a number travel; the result for a client does
-    not depend on the block. ``num_neighbours`` None shares a mask with every other client, as in the paper (time C N L
-    for N clients of the cohort); k even shares it with k of them, on a random circle drawn for each round (time C k L;
-    Bell et al., CCS 2020): an upload is then open to a server that colludes with all k.
+    ``num_neighbours`` None makes all clients neighbours of each other, k even k of them.
 
     Raises:
-        ValueError: a sum could leave the range of signed ``bits``, a client outside the cohort, an odd k.
+        ValueError: a cohort of fewer than two different clients, a threshold outside (0.5, 1], an odd k.
     """
+    members = sorted(set(cohort))
+    if len(members) != len(cohort) or len(members) < 2:
+        raise ValueError(f"got the cohort {list(cohort)[:10]}, expected two different clients at least: one is no sum")
+    if not 0.5 < threshold <= 1.0:
+        raise ValueError(
+            f"got threshold {threshold:g}, expected above 0.5 and at most 1: two halves of a cohort could be asked for "
+            "both secrets of a client"
+        )
     if bits not in _DTYPES:
         raise ValueError(f"got bits {bits}, expected 32 or 64")
-    if value.dtype != torch.int64:
-        raise ValueError(f"got values of {value.dtype}, expected int64: see encode")
-    largest = max(-int(value.min()), int(value.max())) if value.numel() else 0
-    if largest * len(cohort) >= 2 ** (bits - 1):
-        raise ValueError(
-            f"got values up to {largest} of {len(cohort)} clients, expected a sum below 2^{bits - 1}: "
-            "use bits=64 or fewer fraction bits"
-        )
-    masked = value.cpu().to(_DTYPES[bits], copy=True)
-    partners = mask_partners(clients.tolist(), cohort, seed, round, num_neighbours)
-    for row, (client, others) in enumerate(partners.items()):
-        for other in others:
-            pair_seed = derive_seed(seed, "mask", round, min(client, other), max(client, other))
-            drawn = _uniform(masked[row].numel(), bits, pair_seed).view(masked[row].shape)
-            if client < other:
-                masked[row] += drawn
-            else:
-                masked[row] -= drawn
-    return masked
+    neighbours = _neighbours(members, seed, purpose, round, num_neighbours)
+    label = f"fedecider\x1f{seed}\x1f{purpose}\x1f{round}".encode()
+    return Rules(tuple(members), neighbours, threshold, f"{purpose} {round}", label, bits)
 
 
-def secure_sum(parts: Iterable[Tensor], cohort_size: int) -> Tensor:
-    """The exact sum of the values of a whole cohort, int64 (...), from its masked uploads (C, ...), block by block.
+def join(client: int, source: Source) -> Member:
+    """Step 1: keys and seed of a client for one sum."""
+    return Member(client, new_pair(source), new_pair(source), source(KEY_BYTES))
+
+
+def announce(member: Member) -> PublicKeys:
+    """What the server tells all neighbours."""
+    return PublicKeys(member.mask.public, member.channel.public, _hash(member.seed))
+
+
+def share(
+    rules: Rules, member: Member, keys: Mapping[int, PublicKeys], source: Source
+) -> tuple[dict[int, bytes], Member]:
+    """Step 2: receiver -> sealed shares of the own key and seed; ``keys`` are those of who has announced any.
 
     Raises:
-        ValueError: more or fewer uploads than the cohort has clients: the masks of the others are still in the sum.
+        ValueError: fewer neighbours than the threshold asks for have announced keys.
     """
-    total: Tensor | None = None
-    count = 0
-    for part in parts:
-        count += len(part)
-        summed = part.sum(0, dtype=part.dtype)  # wraps: that is the modulus
-        total = summed if total is None else total + summed
-    if total is None or count != cohort_size:
-        raise ValueError(
-            f"got uploads of {count} clients, expected all {cohort_size} of the cohort: masks of missing clients do "
-            "not cancel; repeat the round without them"
-        )
-    return total.to(torch.int64)
+    present = [other for other in rules.neighbours[member.client] if other in keys]
+    needed = rules.needed(member.client)
+    if 1 + len(present) < needed:
+        raise ValueError(f"got keys of {len(present)} neighbours of client {member.client}, expected {needed - 1}")
+    places = [_place(one) for one in (member.client, *present)]
+    key, seed = (
+        split(int.from_bytes(secret, "big"), places, random_coefficients(needed, source))
+        for secret in (member.mask.private, member.seed)
+    )
+    sealed = {}
+    for other in present:
+        pair = (key[_place(other)], seed[_place(other)])
+        plain = b"".join(value.to_bytes(SHARE_BYTES, "big") for value in pair)
+        label = _label(rules, "shares", member.client, other)
+        sealed[other] = seal(agree(member.channel.private, keys[other].channel, label), plain, label)
+    own = (key[_place(member.client)], seed[_place(member.client)])
+    return sealed, member._replace(held={**member.held, member.client: own})
 
 
-def mask_partners(
-    clients: Sequence[int], cohort: Sequence[int], seed: int, round: int, num_neighbours: int | None = None
-) -> dict[int, list[int]]:
-    """Client -> the clients it shares a mask with; mutual, drawn anew in every round."""
-    members = sorted(set(cohort))
-    strangers = sorted(set(clients).difference(members))
-    if len(members) != len(cohort) or strangers:
+def receive(rules: Rules, member: Member, keys: Mapping[int, PublicKeys], sealed: Mapping[int, bytes]) -> Member:
+    """Step 2, the other end: sender -> its sealed message. Who sent none takes no part in the sum.
+
+    Raises:
+        ValueError: a message was changed on its way, or its sender is no neighbour.
+    """
+    held = dict(member.held)
+    for sender, message in sealed.items():
+        if sender not in rules.neighbours[member.client]:
+            raise ValueError(f"got shares of client {sender} at client {member.client}, expected those of neighbours")
+        label = _label(rules, "shares", sender, member.client)
+        try:
+            plain = unseal(agree(member.channel.private, keys[sender].channel, label), message, label)
+        except ValueError as error:
+            raise ValueError(f"{error}: shares of client {sender} for client {member.client}") from error
+        key, seed = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
+        held[sender] = (int.from_bytes(key, "big"), int.from_bytes(seed, "big"))
+    return member._replace(held=held)
+
+
+def masked(
+    rules: Rules,
+    member: Member,
+    keys: Mapping[int, PublicKeys],
+    value_L: Tensor,
+    part: int = 0,
+    sends: Sends | None = None,
+) -> Tensor:
+    """Step 3: what a client sends for ``value_L`` int64 (L,), int32 or int64, ``bits / 8`` bytes a number.
+
+    A sum too long to be held may be made of several ``part`` s under one set of keys. With ``sends`` two clients share
+    masks of those numbers that both of them send, and the others are zero.
+
+    Raises:
+        ValueError: the sum could leave the range of signed ``bits``.
+    """
+    if value_L.dtype != torch.int64:
+        raise ValueError(f"got values of {value_L.dtype}, expected int64: see encode")
+    largest = max(-int(value_L.min()), int(value_L.max())) if value_L.numel() else 0
+    if largest * len(rules.cohort) >= 2 ** (rules.bits - 1):
         raise ValueError(
-            f"got {len(cohort)} clients in the cohort, {len(members)} of them distinct, and clients {strangers[:10]} "
-            "from outside it, expected each client once and no others"
+            f"got values up to {largest} of {len(rules.cohort)} clients, expected a sum below 2^{rules.bits - 1}: "
+            "use bits=64 or fewer fraction bits"
         )
-    if num_neighbours is None or num_neighbours >= len(members) - 1:
-        return {client: [other for other in members if other != client] for client in clients}
-    if num_neighbours < 2 or num_neighbours % 2:
-        raise ValueError(f"got num_neighbours {num_neighbours}, expected an even number from 2 up, or None for all")
-    order = torch.randperm(len(members), generator=stream(seed, "mask_circle", round)).tolist()
-    circle = [members[position] for position in order]
-    place = {client: position for position, client in enumerate(circle)}
-    steps = [step for half in range(1, num_neighbours // 2 + 1) for step in (half, -half)]
-    return {client: [circle[(place[client] + step) % len(circle)] for step in steps] for client in clients}
+    sent_L = value_L.to(_DTYPES[rules.bits], copy=True)
+    sent_L += keystream(member.seed, len(sent_L), rules.bits, part)
+    if sends is not None:
+        sent_L.masked_fill_(~sends(member.client), 0)
+    for other in sorted(member.held.keys() - {member.client}):
+        pair = _pair_key(rules, member.mask.private, keys[other].mask, member.client, other)
+        _add_pair(rules, sent_L, pair, member.client, other, part, sends)
+    return sent_L
+
+
+def reveal(rules: Rules, member: Member, survivors: Sequence[int]) -> tuple[Revealed, Member]:
+    """Step 4: shares of the seeds of those who delivered, and of the keys of the others whose shares it holds.
+
+    Raises:
+        ValueError: too few survivors, strangers or itself not among them; or it has answered for others already, so
+            that it would give both secrets of a client away.
+    """
+    delivered = frozenset(survivors)
+    check_survivors(rules, delivered)
+    if not delivered <= set(rules.cohort) or member.client not in delivered:
+        raise ValueError(f"got a list of survivors without client {member.client} or with strangers, refused")
+    if member.answered not in (None, delivered):
+        raise ValueError(
+            f"got a second list of survivors, other than the first one, expected one: client {member.client} never "
+            "gives both secrets of one client away"
+        )
+    seeds = {owner: seed for owner, (_, seed) in member.held.items() if owner in delivered}
+    keys = {owner: key for owner, (key, _) in member.held.items() if owner not in delivered}
+    return Revealed(member.client, seeds, keys), member._replace(answered=delivered)
+
+
+def check_survivors(rules: Rules, survivors: Collection[int]) -> None:
+    """``ValueError`` for fewer than a sum takes."""
+    if len(survivors) < rules.least:
+        raise ValueError(
+            f"got {len(survivors)} of {len(rules.cohort)} uploads for the secure sum of {rules.name}, expected "
+            f"{rules.least} at least: fewer shares cannot open it. Lower secure_threshold, or see to it that more "
+            "clients deliver"
+        )
+
+
+def recovered(
+    rules: Rules, keys: Mapping[int, PublicKeys], survivors: Sequence[int], answers: Iterable[Revealed]
+) -> Secrets:
+    """Step 5 at the server: seeds of the survivors, private keys of the others in ``keys``, who had sent shares.
+
+    Raises:
+        ValueError: fewer shares than needed, or shares that do not give what a client has announced.
+    """
+    seed_shares: dict[int, dict[int, int]] = {client: {} for client in survivors}
+    key_shares: dict[int, dict[int, int]] = {client: {} for client in keys.keys() - set(survivors)}
+    for answer in answers:
+        for found, told in ((seed_shares, answer.seeds), (key_shares, answer.keys)):
+            for owner, value in told.items():
+                if owner in found:
+                    found[owner][_place(answer.client)] = value
+    seeds = {client: _secret(rules, client, shares) for client, shares in sorted(seed_shares.items())}
+    lost = {client: _secret(rules, client, shares) for client, shares in sorted(key_shares.items())}
+    wrong = [client for client, seed in seeds.items() if _hash(seed) != keys[client].seed_hash]
+    wrong += [client for client, private in lost.items() if public_of(private) != keys[client].mask]
+    if wrong:
+        raise ValueError(
+            f"got shares of the secrets of the clients {wrong[:10]} that do not give what these have announced, "
+            "expected the shares they had sent: the sum stays closed"
+        )
+    return Secrets(seeds, lost)
+
+
+def unmask(
+    rules: Rules,
+    keys: Mapping[int, PublicKeys],
+    secrets: Secrets,
+    total_L: Tensor,
+    part: int = 0,
+    sends: Sends | None = None,
+) -> Tensor:
+    """Step 5: the exact sum of the survivors' values, int64 (L,), from ``total_L``, that of what they sent."""
+    open_L = total_L.clone()
+    for client, seed in secrets.seeds.items():
+        own_L = keystream(seed, len(open_L), rules.bits, part)
+        open_L -= own_L if sends is None else own_L * sends(client)
+    for lost, private in secrets.keys.items():
+        for client in rules.neighbours[lost]:
+            if client in secrets.seeds:
+                pair = _pair_key(rules, private, keys[client].mask, lost, client)
+                _add_pair(rules, open_L, pair, lost, client, part, sends)  # with its sign: what is missing
+    return open_L.to(torch.int64)
 
 
 def encode(value: Tensor, fraction_bits: int) -> Tensor:
@@ -123,7 +332,60 @@ def decode(value: Tensor, fraction_bits: int) -> Tensor:
     return value.double() / 2.0**fraction_bits
 
 
-def _uniform(count: int, bits: Bits, seed: int) -> Tensor:
-    """``count`` uniform numbers of all ``bits`` bits, int32 or int64."""
-    words = np.random.SFC64(seed).random_raw(-(-count * bits // 64))
-    return torch.from_numpy(np.asarray(words).view(np.int32 if bits == 32 else np.int64)[:count])
+def _neighbours(
+    members: Sequence[int], seed: int, purpose: str, round: int, num_neighbours: int | None
+) -> dict[int, tuple[int, ...]]:
+    if num_neighbours is None or num_neighbours >= len(members) - 1:
+        return {client: tuple(other for other in members if other != client) for client in members}
+    if num_neighbours < 2 or num_neighbours % 2:
+        raise ValueError(f"got num_neighbours {num_neighbours}, expected an even number from 2 up, or None for all")
+    order = torch.randperm(len(members), generator=stream(seed, "mask_circle", purpose, round)).tolist()
+    circle = [members[position] for position in order]
+    steps = [step for half in range(1, num_neighbours // 2 + 1) for step in (half, -half)]
+    return {
+        client: tuple(circle[(place + step) % len(circle)] for step in steps) for place, client in enumerate(circle)
+    }
+
+
+def _least(threshold: float, count: int) -> int:
+    return math.ceil(threshold * count - 1e-9)
+
+
+def _place(client: int) -> int:
+    return client + 1
+
+
+def _hash(seed: bytes) -> bytes:
+    return hashlib.sha256(b"seed of masks" + seed).digest()
+
+
+def _label(rules: Rules, what: str, first: int, second: int) -> bytes:
+    return rules.label + f"\x1f{what}\x1f{first}\x1f{second}".encode()
+
+
+def _pair_key(rules: Rules, private: bytes, public: bytes, first: int, second: int) -> bytes:
+    return agree(private, public, _label(rules, "mask", min(first, second), max(first, second)))
+
+
+def _add_pair(
+    rules: Rules, sum_L: Tensor, pair: bytes, client: int, other: int, part: int, sends: Sends | None
+) -> None:
+    """What ``client`` adds to its upload for the mask that it shares with ``other``, in place."""
+    drawn_L = keystream(pair, len(sum_L), rules.bits, part)
+    if sends is not None:
+        drawn_L = drawn_L * (sends(client) & sends(other))
+    if client < other:
+        sum_L += drawn_L
+    else:
+        sum_L -= drawn_L
+
+
+def _secret(rules: Rules, client: int, shares: Mapping[int, int]) -> bytes:
+    needed = rules.needed(client)
+    if len(shares) < needed:
+        raise ValueError(
+            f"got {len(shares)} shares of client {client}, expected {needed} at least: too many of its neighbours "
+            "have dropped out"
+        )
+    secret = recover(shares, needed)
+    return secret.to_bytes(SHARE_BYTES, "big")[-KEY_BYTES:]

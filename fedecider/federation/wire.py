@@ -86,6 +86,24 @@ def download_of(download: Download, row: int) -> Download:
     )
 
 
+def upload_of(upload: Upload, row: int) -> Upload:
+    """The upload of client ``row`` alone: a block of one."""
+    here = slice(row, row + 1)
+
+    def own(tree: Tree) -> Tree:
+        return {name: tensor[here] for name, tensor in tree.items()}
+
+    return upload._replace(
+        clients=upload.clients[here],
+        weights=upload.weights[here],
+        tensors=own(upload.tensors),
+        rows=own(upload.rows),
+        payload=own(upload.payload),
+        sent_rows=own(upload.sent_rows),
+        finite=None if upload.finite is None else upload.finite[here],
+    )
+
+
 def download_to(download: Download, kept_C: Tensor) -> Download:
     """The download of a block as some of its clients got it; ``kept_C`` (C,) bool."""
     if kept_C.all():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from distill.train import DistillConfig
-from fedecider.bounds import LoraRank, OneOrMore, Participation, Seed, Threads, at_least, check
+from fedecider.bounds import LoraRank, OneOrMore, Participation, SecureThreshold, Seed, Threads, at_least, check
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean
 from fedecider.federation.parties import Placement
@@ -131,6 +131,9 @@ class RunConfig:
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
             the median of their norms.
+        secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
+            that drop out of a round are left out of its sum.
+        secure_threshold: The share of a cohort whose uploads a secure sum needs; with fewer the run stops.
         update_shares: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
@@ -165,6 +168,8 @@ class RunConfig:
     faults: str = ""
     placement: Placement = "clients"
     robust_mean: RobustMean = "mean"
+    secure_sum: bool = False
+    secure_threshold: SecureThreshold = 0.6
     update_shares: str = "1"
     export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
     backbone_name: str = ""
@@ -198,6 +203,11 @@ class RunConfig:
             raise ValueError(
                 f"got memory.kind {self.memory.kind} with protocol {self.protocol}, expected strict: a memory knows no "
                 "probability of items that were seen before"
+            )
+        if self.secure_sum and self.robust_mean != "mean":
+            raise ValueError(
+                f"got secure_sum with robust_mean {self.robust_mean}, expected one of the two: a robust mean looks at "
+                "every upload, a secure sum shows none"
             )
         if self.memory.kind != "none" and self.export_rank:
             raise ValueError(

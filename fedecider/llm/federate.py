@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,16 @@ from fedecider.data.domain import by_catalogue, clients_of
 from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import read_faults, scenario
-from fedecider.federation.method import Block
+from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import protector
-from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings, run_rounds
+from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.llm.limits import check_limits
 from fedecider.llm.privacy import check_privacy, check_shared_noise
 from fedecider.llm.results import write_results
 from fedecider.llm.setup import Settings, build_foundation, load_data, make_recommender
 from fedecider.methods import METHODS
+from fedecider.methods.recommender import Recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint
@@ -55,6 +58,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed, processes=launch.processes)
     method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
     check_shared_noise(config.privacy, method, recommender)
+    gathering = _gathering(settings, method, recommender, launch)
     goes_wrong = scenario(faults, config.seed, carries_update)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
@@ -72,9 +76,23 @@ def federate(settings: Settings, launch: Launch) -> Path:
                 protect=protector(method, config.privacy, config.seed),
                 attend=goes_wrong.attend,
                 deliver=goes_wrong.deliver,
+                gathering=gathering,
                 processes=launch.processes,
                 on_round=round_teller(launch, config.num_rounds),
                 on_clients=on_clients,
             )
         write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
     return root
+
+
+def _gathering(settings: Settings, method: FederatedMethod, recommender: Recommender, launch: Launch) -> Gathering:
+    """How uploads reach the server: one by one, or as secure sums; of what a sum does not hide it warns."""
+    config = settings.run
+    if not config.secure_sum:
+        return ONE_BY_ONE
+    sums = SecureSums(config.seed, config.secure_threshold, own_rows=recommender.own_rows)
+    gathering = securely_summed_rounds(method, sums)
+    if launch.is_main:
+        for sentence in bare_rows(recommender.own_rows):
+            print(f"warning: {sentence}", file=sys.stderr)
+    return gathering

@@ -9,13 +9,15 @@ Shape legend: C clients, I items, R rows of the matrix that travel together, L =
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 import scipy
 import torch
 
-from fedecider.federation.secure_sum import mask, secure_sum
+from fedecider.federation.secure_simulation import protocol_bytes, simulated
+from fedecider.federation.secure_sum import unmask
 from fedecider.memory.counts import Counts
 
 NUMBERS_AT_ONCE = 2**22
@@ -27,32 +29,31 @@ class Summed(NamedTuple):
 
     total: Counts
     bytes_up: int
-    """Masked numbers that one client sends."""
+    """Masked numbers that one client sends, its key and shares."""
     bytes_down: int
-    """The sum as one client gets it: the numbers that are not 0, with their places."""
+    """The sum as one client gets it: the numbers that are not 0, with their places, and keys and shares
+    of the others."""
 
 
 def securely_summed(counts: Sequence[Counts], seed: int, round: int = 0) -> Summed:
-    """The sum over clients, exactly: counts are whole numbers, and masks cancel to the last bit.
+    """The sum over clients, exactly: counts are whole numbers, and masks are taken off to the last bit.
 
     Every client sends the upper triangle of its pairs (a pair of an item with itself included) and its events, int64,
     masked with all other clients (:mod:`fedecider.federation.secure_sum`). ``ValueError`` for fewer than two clients.
     """
     if len(counts) < 2:
         raise ValueError(f"got counts of {len(counts)} client, expected two or more: there is nothing to sum")
-    num_items, clients = counts[0].num_items, torch.arange(len(counts))
+    num_items, clients = counts[0].num_items, range(len(counts))
+    parties = simulated(tuple(clients), seed, "counts", round)
+    secrets = parties.secrets(clients)
     rows, part = max(1, NUMBERS_AT_ONCE // num_items), 0
     upper: list[scipy.sparse.csr_array] = []
 
     def total_of(value_CL: np.ndarray) -> np.ndarray:
         nonlocal part
         part += 1
-        cohort = range(len(counts))
-        sent = (
-            mask(torch.from_numpy(value_CL[one : one + 1]), clients[one : one + 1], cohort, seed, round * 10**6 + part)
-            for one in cohort
-        )
-        return secure_sum(sent, len(counts)).numpy()
+        sent = reduce(torch.add, (parties.send(one, torch.from_numpy(value_CL[one]), part) for one in clients))
+        return unmask(parties.rules, parties.keys, secrets, sent, part).numpy()
 
     for first in range(0, num_items, rows):
         below = min(first + rows, num_items)
@@ -65,7 +66,8 @@ def securely_summed(counts: Sequence[Counts], seed: int, round: int = 0) -> Summ
     pair_II = scipy.sparse.csr_array(upper_II + scipy.sparse.triu(upper_II, 1).T)
     total = Counts(pair_II, total_of(np.stack([one.event_I for one in counts])))
     sent = num_items * (num_items + 1) // 2 + num_items
-    return Summed(total, 8 * sent, 16 * int(upper_II.nnz) + 8 * num_items)
+    down, up = (sum(sizes.values()) for sizes in protocol_bytes(parties.rules, 0))
+    return Summed(total, 8 * sent + up, 16 * int(upper_II.nnz) + 8 * num_items + down)
 
 
 def without(total: Counts, own: Counts) -> Counts:

@@ -112,9 +112,9 @@ class LocalTraining:
 class Users(NamedTuple):
     """The users of one client who have something to train on."""
 
-    count: int
+    number: int
     batches: Callable[[Sequence[int], torch.Generator], Iterator[dict[str, Tensor]]]
-    """numbers of users (ascending, below ``count``), generator -> one batch a user: all of its training samples."""
+    """numbers of users (ascending, below ``number``), generator -> one batch a user: all of its training samples."""
 
 
 class Recommender(NamedTuple):

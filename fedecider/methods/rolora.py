@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedecider.bounds import check
-from fedecider.federation.aggregate import finite_clients, weighted_mean
+from fedecider.federation.aggregate import heard_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import (
@@ -91,7 +91,7 @@ def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
 
         def noted() -> Iterator[Upload]:
             for upload in uploads:
-                last_round_K[upload.clients[finite_clients(upload)]] = round
+                last_round_K[heard_clients(upload)] = round
                 yield upload
 
         fallback = only(server, trained_factor(round))

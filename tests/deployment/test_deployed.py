@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_data, toy_recommender
 
 from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
 from fedecider.deployment.site import Site
 from fedecider.federation.method import Block
@@ -34,7 +35,7 @@ def own_recommender(client):
     return toy_recommender(NAMES, data=data)
 
 
-def site_of(name, client, folder, recommender=None, finish=lambda state, download: {}):
+def site_of(name, client, folder, recommender=None, finish=lambda state, download: {}, sums=None):
     (folder / f"site{client}").mkdir(parents=True, exist_ok=True)
     return Site(
         method=build(name, recommender or own_recommender(client)),
@@ -45,6 +46,7 @@ def site_of(name, client, folder, recommender=None, finish=lambda state, downloa
         scores=lambda position_U: summarise([position_U])[0],
         finish=finish,
         most_bytes=MOST,
+        sums=None if sums is None else SiteSums(sums, client),
     )
 
 
@@ -60,7 +62,9 @@ def exchange_with(sites, away=lambda client, asked: False, damage=lambda client,
     return exchange
 
 
-def deployed(name, sites, rounds, folder=None, resume=False, names=NAMES, recommender=None, config=None, **faults):
+def deployed(
+    name, sites, rounds, folder=None, resume=False, names=NAMES, recommender=None, config=None, sums=None, **faults
+):
     line = Line(exchange_with(sites, **faults), config or DeploymentConfig(), "abc", names)
     records = []
     nobody = recommender or toy_recommender(names, data=[{"labels": torch.zeros(0, 2)}] * len(names))
@@ -72,6 +76,7 @@ def deployed(name, sites, rounds, folder=None, resume=False, names=NAMES, recomm
         checkpoints=folder,
         resume=resume,
         on_round=records.append,
+        masking=None if sums is None else masking(sums, line),
     )
     return state, records, line, results
 

@@ -25,8 +25,10 @@ from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, counted_it
 from fedecider.baselines import ease
 from fedecider.baselines.interactions import train_matrix
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
+from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
+from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
 
 
 def method(federation=None, **settings):
@@ -134,9 +136,14 @@ def test_bytes_are_those_of_what_travels():
     assert bytes_of(plain[0]["traffic"], "down") == {client: {} for client in range(7)}
     triangle = NUM_ITEMS * (NUM_ITEMS + 1) // 2
     _, secure = run(method(secure=True), rounds=2)
-    assert secure[0]["traffic"][0]["up"] == {"masked_gram": 4 * triangle}
+    protocol = {KEYS: 96, SHARES: 6 * 82, UNMASKING: 7 * 33}  # seven clients, all of them neighbours
+    assert secure[0]["traffic"][0]["up"] == {"masked_gram": 4 * triangle, **protocol}
+    assert secure[0]["traffic"][0]["down"] == {KEYS: 6 * 96, SHARES: 6 * 82, UNMASKING: 1}
     _, noised = run(method(secure=True, clip=100.0, noise_scale=100.0), rounds=1)
-    assert noised[0]["traffic"][0]["up"] == {"masked_gram": 8 * triangle}  # 32 bits have no room for such noise
+    assert noised[0]["traffic"][0]["up"] == {
+        "masked_gram": 8 * triangle,
+        **protocol,
+    }  # 32 bits have no room for such noise
     _, few = run(method(top_k=3), rounds=2)
     assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
     _, low = run(method(rank=5), rounds=2)
@@ -159,8 +166,17 @@ def test_a_masked_upload_tells_nothing_by_itself():
     assert abs(((low_byte - expected) ** 2 / expected).sum() - 255) < 5 * 510**0.5
 
 
-def test_secure_needs_every_client():
-    with pytest.raises(ValueError, match="uploads of 4 clients, expected all 7"):
+@pytest.mark.parametrize("neighbours", [0, 4])
+def test_who_drops_out_after_its_shares_is_left_out_of_the_sum(neighbours):
+    late = scenario([Fault(client, "late") for client in (2, 5)], 0)
+    plain, _ = run(method(dtype="float64"), rounds=1, deliver=late.deliver)
+    secure, _ = run(method(dtype="float64", secure=True, mask_neighbours=neighbours), rounds=1, deliver=late.deliver)
+    assert torch.equal(plain.server["weights"], secure.server["weights"])
+    assert not torch.equal(plain.server["weights"], run(method(dtype="float64"), rounds=1)[0].server["weights"])
+
+
+def test_secure_needs_most_of_the_clients():
+    with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum of pairs 1, expected 5 at least"):
         run(method(secure=True), participation=0.5)
     state, _ = run(method(dtype="float64"), participation=0.5, rounds=2)  # without, the first cohort counts
     assert 0 < state.server["weights"].abs().sum() < run(method(dtype="float64"))[0].server["weights"].abs().sum()

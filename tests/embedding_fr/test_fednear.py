@@ -27,8 +27,10 @@ from embedding_fr.methods.fednear import (
     weighted_history,
 )
 from fedecider.evaluation.protocols import PROTOCOLS
+from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
+from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
 
 AS_EASE = {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0}
 
@@ -261,10 +263,12 @@ def test_bytes_are_those_of_what_travels():
     triangle = NUM_ITEMS * (NUM_ITEMS + 1) // 2
     for direction, planes in ((0.2, 2), (0.0, 1)):
         _, secure = run(method(secure=True, direction=direction), rounds=2)
-        assert secure[0]["traffic"][0]["up"] == {"masked_pairs": 4 * planes * triangle}
+        up = secure[0]["traffic"][0]["up"]
+        assert up.pop("masked_pairs") == 4 * planes * triangle
+        assert set(up) == {KEYS, SHARES, UNMASKING}
         assert client_bytes(NUM_ITEMS, FednearConfig(secure=True, direction=direction)) == 8 * planes * triangle
     _, noised = run(method(secure=True, clip=900.0, noise_scale=100.0, direction=0.0), rounds=1)
-    assert noised[0]["traffic"][0]["up"] == {"masked_pairs": 8 * triangle}  # 32 bits have no room for such noise
+    assert noised[0]["traffic"][0]["up"]["masked_pairs"] == 8 * triangle  # 32 bits have no room for such noise
     _, few = run(method(top_k=3), rounds=2)
     assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
     assert client_bytes(NUM_ITEMS, FednearConfig()) == 8 * NUM_ITEMS
@@ -292,8 +296,15 @@ def test_a_masked_upload_tells_nothing_by_itself():
     assert abs(((low_byte - expected) ** 2 / expected).sum() - 255) < 5 * 510**0.5
 
 
-def test_secure_needs_every_client(monkeypatch):
-    with pytest.raises(ValueError, match="uploads of 4 clients, expected all 7"):
+def test_who_drops_out_after_its_shares_is_left_out_of_the_sum():
+    late = scenario([Fault(client, "late") for client in (0, 6)], 0)
+    plain, secure = (run(method(secure=on), rounds=1, deliver=late.deliver)[0].server for on in (False, True))
+    assert torch.equal(plain["weights"], secure["weights"])
+    assert not torch.equal(plain["weights"], run(method(), rounds=1)[0].server["weights"])
+
+
+def test_secure_needs_most_of_the_clients(monkeypatch):
+    with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum of pairs 1, expected 5 at least"):
         run(method(secure=True), participation=0.5)
     assert run(method(), participation=0.5, rounds=2)[0].server["weights"].abs().sum() > 0  # the first cohort counts
     monkeypatch.setattr(module, "MAX_UPLOAD_BYTES", 1000)

@@ -1,112 +1,241 @@
-"""Masked uploads look uniform and sum to the exact sum."""
+"""Masked uploads look uniform, sum to the exact sum of who delivered, and open for nobody else."""
+
+import secrets
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.federation.secure_sum import decode, encode, mask, mask_partners, secure_sum
+from fedecider.federation import secure_sum as protocol
+from fedecider.federation.secure_keys import seeded
+from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING, protocol_bytes, simulated
+from fedecider.federation.secure_sum import announce, decode, encode, join, rules_for
 
-COHORT = [7, 2, 40, 3, 11, 25, 1]
+COHORT = (1, 2, 3, 7, 11, 25, 40)
+LENGTH = 15
 
 
-def values(low=-50, high=900, shape=(5, 3)):
+def values(low=-50, high=900, length=LENGTH):
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(low, high, (len(COHORT), *shape), generator=generator)
+    drawn = torch.randint(low, high, (len(COHORT), length), generator=generator)
+    return dict(zip(COHORT, drawn, strict=True))
+
+
+def parties(cohort=COHORT, seed=3, round=1, **options):
+    return simulated(tuple(cohort), seed, "test", round, **options)
+
+
+def total_of(found, value, survivors):
+    return sum(found.send(client, value[client]) for client in survivors)
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("num_neighbours", [None, 2, 4, 6])
-def test_the_sum_is_exact_and_no_part_of_it_is(bits, num_neighbours):
-    value, clients = values(), torch.tensor(COHORT)
-    sent = mask(value, clients, COHORT, 3, 1, bits=bits, num_neighbours=num_neighbours)
-    assert sent.dtype == {32: torch.int32, 64: torch.int64}[bits]
-    opened = secure_sum([sent[:2], sent[2:3], sent[3:]], len(COHORT))
+@pytest.mark.parametrize("num_neighbours", [None, 4])
+@pytest.mark.parametrize("gone", [(), (7,), (1, 40)], ids=str)
+def test_the_sum_of_who_delivered_is_exact_and_no_part_of_it_is(bits, num_neighbours, gone):
+    """None, one, and of seven clients with threshold 5 the most that may drop out."""
+    value, found = values(), parties(bits=bits, num_neighbours=num_neighbours, threshold=0.6)
+    assert found.rules.least == 5
+    survivors = [client for client in COHORT if client not in gone]
+    total_L = total_of(found, value, survivors)
+    assert total_L.dtype == {32: torch.int32, 64: torch.int64}[bits]
+    opened = found.open(total_L, survivors)
     assert opened.dtype == torch.int64
-    assert torch.equal(opened, value.sum(0))
-    assert sent[:-1].long().sum(0).abs().min() > 1000  # without the last client the masks are still there
+    assert torch.equal(opened, sum(value[client] for client in survivors))
+    expected = sum(value[client] for client in survivors).to(total_L.dtype)
+    assert (total_L - expected).abs().min() > 1000  # before the unmasking every number is hidden
+
+
+def test_one_dropout_too_many_leaves_the_sum_closed():
+    value, found = values(), parties()
+    survivors = COHORT[:4]
+    with pytest.raises(ValueError, match=r"4 of 7 uploads for the secure sum of test 1, expected 5 at least"):
+        found.open(total_of(found, value, survivors), survivors)
+    near = parties(num_neighbours=2)  # enough in all, but all holders of one client's secret are neighbours of it
+    lonely = COHORT[0]
+    left = [client for client in COHORT if client not in near.rules.neighbours[lonely]]
+    with pytest.raises(ValueError, match=r"got 1 shares of client 1, expected 2 at least"):
+        near.open(total_of(near, value, left), left)
 
 
 @given(
-    st.integers(1, 6).flatmap(
+    st.integers(2, 7).flatmap(
         lambda n: st.tuples(
-            st.permutations(range(100)).map(lambda p: p[:n]),
-            st.lists(st.integers(-(2**31 // 8), 2**31 // 8), min_size=n, max_size=n),
+            st.permutations(range(100)).map(lambda p: sorted(p[:n])),
+            st.lists(st.integers(-(2**31), 2**31), min_size=n, max_size=n),
+            st.integers(-(-6 * n // 10), n),
         )
     ),
     st.integers(0, 2**40),
+    st.randoms(),
 )
-@settings(max_examples=30, deadline=None)
-def test_any_cohort_of_any_size_sums_exactly(case, seed):
-    cohort, numbers = case
-    value = torch.tensor(numbers)[:, None]
-    sent = mask(value, torch.tensor(cohort), cohort, seed, 2, bits=64)
-    assert secure_sum([sent], len(cohort)).item() == sum(numbers)
+@settings(max_examples=25, deadline=None)
+def test_any_cohort_of_any_size_sums_exactly(case, seed, order):
+    cohort, numbers, left = case
+    found = parties(cohort, seed)
+    survivors = order.sample(cohort, left)
+    value = {client: torch.tensor([number]) for client, number in zip(cohort, numbers, strict=True)}
+    opened = found.open(total_of(found, value, survivors), survivors)
+    assert opened.item() == sum(int(value[client]) for client in survivors)
+
+
+def chi_square(bytes_L):
+    count = len(bytes_L)
+    seen = torch.bincount(bytes_L.long(), minlength=256).double()
+    return float(((seen - count / 256) ** 2 / (count / 256)).sum())
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_one_upload_is_uniform_whatever_its_value(bits):
+def test_what_the_server_sees_of_one_client_is_uniform_whatever_its_value(bits):
     count = 64_000
-    zero = mask(torch.zeros(1, count, dtype=torch.int64), torch.tensor([3]), COHORT, 0, 1, bits=bits)[0]
-    for byte in range(bits // 8):
-        seen = torch.bincount((zero >> (8 * byte)).long() & 255, minlength=256).double()
-        chi_square = ((seen - count / 256) ** 2 / (count / 256)).sum()  # mean 255, standard deviation sqrt(510)
-        assert abs(chi_square - 255) < 5 * 510**0.5, f"byte {byte}"
-    value = torch.arange(count)[None]
-    same_masks = mask(value, torch.tensor([3]), COHORT, 0, 1, bits=bits)[0]
-    assert torch.equal(same_masks - zero, value[0].to(zero.dtype))  # the value is added, and nothing else changes
-    correlation = torch.corrcoef(torch.stack([same_masks.double(), value[0].double()]))[0, 1]
-    assert abs(correlation) < 5 / count**0.5
-    others = [
-        mask(torch.zeros(1, count, dtype=torch.int64), torch.tensor([client]), COHORT, seed, round, bits=bits)[0]
-        for client, seed, round in [(7, 0, 1), (3, 1, 1), (3, 0, 2)]
+    zero = {client: torch.zeros(count, dtype=torch.int64) for client in COHORT}
+    seen = {}
+    for name, value in {"nothing": zero[3], "something": torch.arange(count) % 1000}.items():
+        seen[name] = parties(seed=len(name), bits=bits).send(3, value)
+        for byte in range(bits // 8):
+            off = abs(chi_square((seen[name] >> (8 * byte)) & 255) - 255)  # mean 255, standard deviation sqrt(510)
+            assert off < 5 * 510**0.5, f"byte {byte} of {name}"
+    scaled = {name: sent.double() for name, sent in seen.items()}
+    bound = 1.95 * (2 / count) ** 0.5  # Kolmogorov and Smirnov, both samples alike: 0.1 %
+    edges = torch.linspace(-(2.0 ** (bits - 1)), 2.0 ** (bits - 1), 4001, dtype=torch.float64)
+    counts = [torch.searchsorted(sent.sort().values, edges).double() / count for sent in scaled.values()]
+    assert float((counts[0] - counts[1]).abs().max()) < bound
+    table = torch.stack([*scaled.values(), (torch.arange(count) % 1000).double()])
+    assert (torch.corrcoef(table) - torch.eye(3)).abs().max() < 5 / count**0.5
+    same_masks = parties(seed=len("nothing"), bits=bits).send(3, torch.arange(count) % 1000)
+    assert torch.equal(same_masks - seen["nothing"], (torch.arange(count) % 1000).to(same_masks.dtype))
+
+
+def test_other_clients_rounds_and_seeds_have_other_masks():
+    zero = torch.zeros(64_000, dtype=torch.int64)
+    seen = [
+        parties(seed=seed, round=round).send(client, zero)
+        for client, seed, round in [(3, 0, 1), (7, 0, 1), (3, 1, 1), (3, 0, 2)]
     ]
-    table = torch.corrcoef(torch.stack([zero, *others]).double()) - torch.eye(4)
-    # client 7 shares one of its six masks with client 3, with the other sign; modulo 2^bits that leaves no correlation
-    assert table.abs().max() < 5 / count**0.5
+    table = torch.corrcoef(torch.stack(seen).double()) - torch.eye(4)
+    assert table.abs().max() < 5 / len(zero) ** 0.5
+    again = parties(seed=0).send(3, zero)
+    assert torch.equal(again, seen[0])
+    assert not torch.equal(parties(seed=0).send(3, zero, part=1), again)
 
 
-def test_an_upload_does_not_depend_on_the_block():
-    value, clients = values(), torch.tensor(COHORT)
-    sent = mask(value, clients, COHORT, 3, 1, num_neighbours=4)
-    alone = mask(value[4:5], clients[4:5], sorted(COHORT), 3, 1, num_neighbours=4)
-    assert torch.equal(sent[4:5], alone)
+def test_numbers_that_one_client_does_not_send_stay_zero_and_the_others_sum():
+    marks = {client: torch.arange(LENGTH) % 3 != client % 3 for client in COHORT}
+    value = {client: number * marks[client] for client, number in values().items()}
+    found, survivors = parties(), COHORT[:-1]
+    sent = {client: found.send(client, value[client], sends=marks.__getitem__) for client in survivors}
+    for client, sent_L in sent.items():
+        assert (sent_L[~marks[client]] == 0).all()
+        assert (sent_L[marks[client]].abs() > 1000).all()
+    opened = found.open(sum(sent.values()), survivors, sends=marks.__getitem__)
+    assert torch.equal(opened, sum(value[client] for client in survivors))
 
 
-def test_partners_are_mutual_and_change_with_the_round():
+def test_neighbours_are_mutual_and_change_with_the_round():
     cohort = list(range(0, 60, 2))
-    partners = mask_partners(cohort, cohort, 0, 1, 4)
-    assert all(len(set(others)) == 4 and client not in others for client, others in partners.items())
-    assert all(client in partners[other] for client, others in partners.items() for other in others)
-    assert partners != mask_partners(cohort, cohort, 0, 2, 4)
-    assert mask_partners([11], COHORT, 0, 1) == {11: [1, 2, 3, 7, 25, 40]}
-    assert mask_partners([8, 4], cohort, 0, 1, 4) == {client: partners[client] for client in (8, 4)}
+    near = rules_for(cohort, 0, "test", 1, num_neighbours=4).neighbours
+    assert all(len(set(others)) == 4 and client not in others for client, others in near.items())
+    assert all(client in near[other] for client, others in near.items() for other in others)
+    assert near != rules_for(cohort, 0, "test", 2, num_neighbours=4).neighbours
+    assert rules_for(COHORT, 0, "test", 1).neighbours[11] == (1, 2, 3, 7, 25, 40)
 
 
-def test_a_missing_client_is_told():
-    sent = mask(values(), torch.tensor(COHORT), COHORT, 3, 1)
-    with pytest.raises(ValueError, match="uploads of 6 clients, expected all 7"):
-        secure_sum([sent[:6]], len(COHORT))
-    with pytest.raises(ValueError, match="uploads of 0 clients"):
-        secure_sum([], len(COHORT))
+def test_a_client_never_gives_both_secrets_of_one_client_away():
+    found = parties()
+    everyone, without_7 = list(COHORT), [client for client in COHORT if client != 7]
+    told, member = protocol.reveal(found.rules, found.members[3], without_7)
+    assert 7 in told.keys
+    assert set(told.seeds) == set(without_7)
+    assert not set(told.seeds) & set(told.keys)
+    with pytest.raises(ValueError, match="never gives both secrets of one client away"):
+        protocol.reveal(found.rules, member, everyone)
+    assert protocol.reveal(found.rules, member, without_7)[0] == told  # the same question again is no harm
+    for survivors, reason in (
+        (COHORT[:2], "expected 5 at least"),
+        ([*without_7, 99], "strangers"),
+        ([client for client in COHORT if client != 3], "without client 3"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            protocol.reveal(found.rules, found.members[3], survivors)
+
+
+def test_wrong_shares_are_seen_and_the_sum_stays_closed():
+    found, survivors = parties(), [client for client in COHORT if client != 7]
+    answers = [protocol.reveal(found.rules, found.members[client], survivors)[0] for client in survivors]
+    protocol.recovered(found.rules, found.keys, survivors, answers)
+    seeds = answers[0]._replace(seeds={**answers[0].seeds, 11: answers[0].seeds[11] + 1})
+    with pytest.raises(ValueError, match=r"clients \[11\] that do not give"):
+        protocol.recovered(found.rules, found.keys, survivors, [seeds, *answers[1:]])
+    keys = answers[0]._replace(keys={7: answers[0].keys[7] ^ 2})
+    with pytest.raises(ValueError, match=r"clients \[7\] that do not give"):
+        protocol.recovered(found.rules, found.keys, survivors, [keys, *answers[1:]])
+
+
+def test_shares_that_were_changed_on_their_way_are_refused():
+    rules, source = rules_for([0, 1, 2], 0, "test", 1), seeded(0, "test")
+    members = {client: join(client, source) for client in range(3)}
+    keys = {client: announce(member) for client, member in members.items()}
+    sealed, _ = protocol.share(rules, members[0], keys, source)
+    assert protocol.receive(rules, members[1], keys, {0: sealed[1]}).held.keys() == {0}
+    assert [len(message) for message in sealed.values()] == [82, 82]
+    tampered = sealed[1][:-1] + bytes([sealed[1][-1] ^ 1])
+    for message in (tampered, sealed[2], b""):
+        with pytest.raises(ValueError, match="shares of client 0 for client 1"):
+            protocol.receive(rules, members[1], keys, {0: message})
+    with pytest.raises(ValueError, match="client 9 at client 1"):
+        protocol.receive(rules, members[1], keys, {9: sealed[1]})
+
+
+def test_who_announces_keys_and_sends_no_shares_is_left_out_by_all():
+    """In a deployment: gone between steps 1 and 2. Secrets are the operating system's."""
+    rules = rules_for([0, 1, 2, 3], 0, "test", 1, threshold=0.7)
+    members = {client: join(client, secrets.token_bytes) for client in rules.cohort}
+    keys = {client: announce(member) for client, member in members.items()}
+    sealed = {}
+    for client in (0, 1, 3):
+        sealed[client], members[client] = protocol.share(rules, members[client], keys, secrets.token_bytes)
+    there = {client: keys[client] for client in sealed}
+    for client in there:
+        near = {sender: messages[client] for sender, messages in sealed.items() if sender != client}
+        members[client] = protocol.receive(rules, members[client], there, near)
+    value = {client: torch.tensor([10**client, -5]) for client in there}
+    total_L = sum(protocol.masked(rules, members[client], there, value[client]) for client in there)
+    answers = [protocol.reveal(rules, members[client], [0, 1, 3])[0] for client in there]
+    found = protocol.recovered(rules, there, [0, 1, 3], answers)
+    assert protocol.unmask(rules, there, found, total_L).tolist() == [1011, -15]
+
+
+def test_bytes_are_those_of_the_messages():
+    found = parties(num_neighbours=4)
+    down, up = protocol_bytes(found.rules, 7)
+    assert up == {KEYS: 96, SHARES: 4 * (2 * 33 + 16), UNMASKING: 5 * 33}
+    assert down == {KEYS: 4 * 96, SHARES: 4 * 82, UNMASKING: 1}
+    assert UNMASKING not in protocol_bytes(found.rules, 7, delivers=False)[1]
+    assert sum(len(field) for field in found.keys[7]) == 96
 
 
 def test_bad_input_is_told():
-    value, clients = values(), torch.tensor(COHORT)
+    value = torch.tensor([5, -(2**40)])
     with pytest.raises(ValueError, match="bits 16"):
-        mask(value, clients, COHORT, 3, 1, bits=16)
-    with pytest.raises(ValueError, match="float32"):
-        mask(value.float(), clients, COHORT, 3, 1)
-    with pytest.raises(ValueError, match=r"below 2\^31"):
-        mask(value * 2**20, clients, COHORT, 3, 1, bits=32)
-    with pytest.raises(ValueError, match=r"below 2\^63"):
-        mask(torch.tensor([[5]] * 6 + [[-(2**63)]]), clients, COHORT, 3, 1)
-    with pytest.raises(ValueError, match=r"clients \[99\] from outside"):
-        mask(value[:1], torch.tensor([99]), COHORT, 3, 1)
+        rules_for(COHORT, 0, "test", 1, bits=16)
+    with pytest.raises(ValueError, match="one is no sum"):
+        rules_for([4], 0, "test", 1)
+    with pytest.raises(ValueError, match="two different clients"):
+        rules_for([4, 4], 0, "test", 1)
+    with pytest.raises(ValueError, match=r"threshold 0\.5, expected above"):
+        rules_for(COHORT, 0, "test", 1, threshold=0.5)
     with pytest.raises(ValueError, match="num_neighbours 3"):
-        mask(value, clients, COHORT, 3, 1, num_neighbours=3)
-    with pytest.raises(ValueError, match="each client once"):
-        mask(value, clients, [*COHORT, 7], 3, 1)
+        rules_for(COHORT, 0, "test", 1, num_neighbours=3)
+    with pytest.raises(ValueError, match="float32"):
+        parties().send(3, value.float())
+    with pytest.raises(ValueError, match=r"below 2\^31"):
+        parties(bits=32).send(3, value)
+    with pytest.raises(ValueError, match=r"below 2\^63"):
+        parties().send(3, torch.tensor([-(2**63)]))
+    rules, member = rules_for(COHORT, 0, "test", 1), join(3, secrets.token_bytes)
+    with pytest.raises(ValueError, match="keys of 1 neighbours of client 3, expected 4"):
+        protocol.share(rules, member, {1: announce(join(1, secrets.token_bytes))}, secrets.token_bytes)
 
 
 def test_fixed_point_hand_numbers():
@@ -114,5 +243,6 @@ def test_fixed_point_hand_numbers():
     encoded = encode(value, 4)
     assert encoded.tolist() == [8, -20, 48, 5]
     assert decode(encoded, 4).tolist() == [0.5, -1.25, 3.0, 0.3125]
-    sent = mask(encode(torch.tensor([[0.5], [-2.75]]), 12), torch.tensor([0, 1]), [0, 1], 0, 1, bits=32)
-    assert decode(secure_sum([sent], 2), 12).item() == -2.25
+    found = parties((0, 1), bits=32)
+    total_L = found.send(0, encode(torch.tensor([0.5]), 12)) + found.send(1, encode(torch.tensor([-2.75]), 12))
+    assert decode(found.open(total_L, [0, 1]), 12).item() == -2.25

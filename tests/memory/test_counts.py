@@ -146,9 +146,11 @@ def test_the_secure_sum_is_the_sum(num_clients, monkeypatch):
     for one in clients[1:]:
         rest = rest.plus(one)
     assert same(others.without(summed.total, clients[0]), rest)
-    assert summed.bytes_up == 8 * (17 * 18 // 2 + 17)
+    others_n = num_clients - 1
+    protocol_up, protocol_down = 96 + 82 * others_n + 33 * num_clients, (96 + 82) * others_n + 1
+    assert summed.bytes_up == 8 * (17 * 18 // 2 + 17) + protocol_up
     upper = np.triu(plain.pair_II.toarray())
-    assert summed.bytes_down == 16 * int((upper != 0).sum()) + 8 * 17
+    assert summed.bytes_down == 16 * int((upper != 0).sum()) + 8 * 17 + protocol_down
 
 
 def test_a_sum_of_one_is_refused():

@@ -1,0 +1,261 @@
+"""Secure sums between machines: the steps of `fedecider.federation.secure_sum` as messages of a deployment.
+
+A round then has four exchanges: ``keys`` and ``shares`` before the training, ``train`` whose answer is masked, and
+``unmask`` when uploads are in. A site keeps its secrets in memory alone, drawn by the operating system: one that is
+started again within a round has dropped out of it. Shares travel to their holders with the message that asks to train.
+
+Shape legend: C clients of a cohort, L numbers of an upload.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedecider.deployment.messages import Message
+from fedecider.deployment.server import Line, Masking
+from fedecider.federation.method import Download, Tree, Upload
+from fedecider.federation.rounds import Gathering, Sent
+from fedecider.federation.secure_keys import KEY_BYTES
+from fedecider.federation.secure_rounds import (
+    PURPOSE,
+    ROW_WEIGHTS,
+    SecureSums,
+    fixed_point,
+    flat,
+    masked_like,
+    mean_upload,
+    sends,
+    unflat,
+    with_protocol,
+)
+from fedecider.federation.secure_sum import (
+    SEALED_BYTES,
+    Member,
+    PublicKeys,
+    Revealed,
+    Rules,
+    announce,
+    check_survivors,
+    join,
+    masked,
+    receive,
+    recovered,
+    reveal,
+    rules_for,
+    share,
+    unmask,
+)
+from fedecider.federation.shamir import SHARE_BYTES
+from fedecider.federation.wire import dense
+
+KEYS, SHARES, UNMASK = "keys", "shares", "unmask"
+
+
+@dataclass
+class SiteSums:
+    """A site's part of the sum of the present round."""
+
+    sums: SecureSums
+    client: int
+    round: int = 0
+    member: Member | None = None
+    rules: Rules | None = None
+    keys: Mapping[int, PublicKeys] = field(default_factory=dict)
+
+    def announce(self, asked: Message) -> Message:
+        """Step 1, with new secrets whenever it is asked for."""
+        self.round, self.rules = asked.round, None
+        self.member = join(self.client, secrets.token_bytes)
+        return Message(KEYS, asked.round, {"keys": _bytes(b"".join(announce(self.member)))})
+
+    def share(self, asked: Message) -> Message:
+        """Step 2, for all who have announced keys."""
+        member = self._member(asked)
+        clients = _clients(asked.facts.get("clients"))
+        rows = asked.tensors.get("keys")
+        if rows is None or rows.dtype != torch.uint8 or rows.shape != (len(clients), 3 * KEY_BYTES):
+            raise ValueError("got no public keys of the clients, expected 96 bytes of each")
+        self.keys = {client: _public_keys(row) for client, row in zip(clients, rows, strict=True)}
+        if self.keys.get(self.client) != announce(member):
+            raise ValueError("got other keys for this site than it has announced, refused")
+        self.rules = rules_for(clients, self.sums.seed, PURPOSE, asked.round, threshold=self.sums.threshold)
+        sealed, self.member = share(self.rules, member, self.keys, secrets.token_bytes)
+        return Message(SHARES, asked.round, {str(client): _bytes(one) for client, one in sealed.items()})
+
+    def check(self, asked: Message) -> None:
+        """``ValueError`` where this site cannot mask: before it trains."""
+        self._member(asked)
+        if self.rules is None:
+            raise ValueError(f"got no keys of the others for round {asked.round}, expected them before the training")
+
+    def mask(self, asked: Message, upload: Upload, download: Download) -> Upload:
+        """Step 3: what leaves the site; the client weight is in it, and no longer beside it."""
+        self.check(asked)
+        assert self.rules is not None
+        self.member = receive(self.rules, self._member(asked), self.keys, _sealed(asked.facts.get("sealed")))
+        numbers = fixed_point(dense(upload, download), len(self.rules.cohort))
+        which = sends(self.sums.own_rows, numbers)
+        tensors = unflat(masked(self.rules, self.member, self.keys, flat(numbers), sends=which), numbers)
+        marks = upload.sent_rows | {ROW_WEIGHTS + name: mark for name, mark in upload.sent_rows.items()}
+        sent = {name: tensor[None] for name, tensor in tensors.items()}
+        return Upload(upload.clients, torch.ones(1), sent, sent_rows=marks)
+
+    def reveal(self, asked: Message) -> Message:
+        """Step 4."""
+        member, survivors = self._member(asked), _clients(asked.facts.get("survivors"))
+        if self.rules is None:
+            raise ValueError("got a list of survivors before there were keys, refused")
+        told, self.member = reveal(self.rules, member, survivors)
+        shares = {"seeds": told.seeds, "keys": told.keys}
+        return Message(
+            UNMASK,
+            asked.round,
+            {name: _share_rows(found.values()) for name, found in shares.items()},
+            {name: list(found) for name, found in shares.items()},
+        )
+
+    def _member(self, asked: Message) -> Member:
+        if self.member is None or self.round != asked.round:
+            raise ValueError(
+                f"got {asked.kind} of round {asked.round} without keys for it: this site was started after they were "
+                "announced, and takes part again in the next round"
+            )
+        return self.member
+
+
+@dataclass
+class ServerSums:
+    """The server's part, over ``line``."""
+
+    sums: SecureSums
+    line: Line
+    rules: Rules | None = None
+    keys: dict[int, PublicKeys] = field(default_factory=dict)
+
+    def begin(self, round: int, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Steps 1 and 2: what the message that asks to train adds for each client; the others have dropped out."""
+        self.rules, self.keys, facts = None, {}, {"run": self.line.run}
+        for client, answer in self.line.ask(round, {c: Message(KEYS, round, {}, facts) for c in clients}).items():
+            try:
+                self.keys[client] = _public_keys(_tensor(answer, KEYS, "keys", 3 * KEY_BYTES))
+            except ValueError as error:
+                self.line.refuse(client, str(error))
+        if len(self.keys) < 2:
+            raise ValueError(
+                f"got keys of {len(self.keys)} of {len(clients)} sites in round {round}, expected two at least. Start "
+                "the run again with --resume true when the sites are back"
+            )
+        there = sorted(self.keys)
+        self.rules = rules_for(there, self.sums.seed, PURPOSE, round, threshold=self.sums.threshold)
+        rows = torch.stack([_bytes(b"".join(self.keys[client])) for client in there])
+        one = Message(SHARES, round, {"keys": rows}, {**facts, "clients": there})
+        sealed: dict[int, dict[str, str]] = {client: {} for client in there}
+        shared = []
+        for client, answer in self.line.ask(round, dict.fromkeys(there, one)).items():
+            try:
+                messages = {
+                    other: _tensor(answer, SHARES, str(other), SEALED_BYTES) for other in there if other != client
+                }
+            except ValueError as error:
+                self.line.refuse(client, str(error))
+                continue
+            shared.append(client)
+            for other, message in messages.items():
+                sealed[other][str(client)] = base64.b64encode(message.numpy().tobytes()).decode()
+        self.keys = {client: self.keys[client] for client in shared}
+        return {client: {"sealed": sealed[client]} for client in shared}
+
+    def like(self, expected: Tree) -> Tree:
+        """An upload as it must look when it is masked."""
+        return masked_like(expected, self.sums.own_rows)
+
+    def gathering(self) -> Gathering:
+        """Step 5, where the loop reads uploads."""
+
+        def send(round: int, cohort: Sequence[int], sent_to: Callable[[], Download], left: Sent, heard: Upload) -> Sent:
+            assert self.rules is not None
+            sizes = zip(left.upload.clients.tolist(), left.traffic, strict=True)
+            return Sent(heard, [with_protocol(self.rules, one, client, delivers=True) for client, one in sizes])
+
+        def read(round: int, cohort: Sequence[int], server: Tree, uploads: Iterator[Upload]) -> Iterator[Upload]:
+            survivors: list[int] = []
+            total: Tree = {}
+            for upload in uploads:
+                survivors += upload.clients.tolist()
+                for name, tensor in upload.tensors.items():
+                    total[name] = tensor.sum(0) + total[name] if name in total else tensor.sum(0)  # modulo 2^64
+            rules = self.rules
+            assert rules is not None
+            check_survivors(rules, survivors)
+            asked = Message(UNMASK, round, {}, {"run": self.line.run, "survivors": survivors})
+            answers = []
+            for client, answer in self.line.ask(round, dict.fromkeys(survivors, asked)).items():
+                try:
+                    answers.append(_revealed(client, answer))
+                except ValueError as error:
+                    self.line.refuse(client, str(error))
+            found = recovered(rules, self.keys, survivors, answers)
+            sum_L = unmask(rules, self.keys, found, flat(total), sends=sends(self.sums.own_rows, total))
+            yield mean_upload(unflat(sum_L, total), server, survivors)
+
+        return Gathering(send, read)
+
+
+def masking(sums: SecureSums, line: Line) -> Masking:
+    """How the server of a deployment sums without seeing an upload."""
+    server = ServerSums(sums, line)
+    return Masking(server.begin, server.like, server.gathering())
+
+
+def _bytes(value: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8)
+
+
+def _public_keys(row: Tensor) -> PublicKeys:
+    raw = row.numpy().tobytes()
+    return PublicKeys(*(raw[start : start + KEY_BYTES] for start in range(0, 3 * KEY_BYTES, KEY_BYTES)))
+
+
+def _tensor(answer: Message, kind: str, name: str, size: int) -> Tensor:
+    found = answer.tensors.get(name)
+    if answer.kind != kind or found is None or found.dtype != torch.uint8 or found.shape != (size,):
+        raise ValueError(f"got {answer.kind!r}, expected {size} bytes of {name}")
+    return found
+
+
+def _clients(given: Any) -> list[int]:
+    if not (isinstance(given, list) and all(type(one) is int and one >= 0 for one in given)):
+        raise ValueError(f"got the clients {str(given)[:60]}, expected a list of their numbers")
+    return given
+
+
+def _sealed(given: Any) -> dict[int, bytes]:
+    try:
+        return {int(client): base64.b64decode(one, validate=True) for client, one in given.items()}
+    except (AttributeError, TypeError, ValueError, binascii.Error) as error:
+        raise ValueError("got no sealed shares of the others, expected them with the question to train") from error
+
+
+def _share_rows(shares: Any) -> Tensor:
+    rows = [_bytes(one.to_bytes(SHARE_BYTES, "big")) for one in shares]
+    return torch.stack(rows) if rows else torch.zeros(0, SHARE_BYTES, dtype=torch.uint8)
+
+
+def _revealed(client: int, answer: Message) -> Revealed:
+    found = {}
+    for name in ("seeds", "keys"):
+        owners, rows = _clients(answer.facts.get(name)), answer.tensors.get(name)
+        shape = (len(owners), SHARE_BYTES)
+        if answer.kind != UNMASK or rows is None or rows.dtype != torch.uint8 or rows.shape != shape:
+            raise ValueError(f"got {answer.kind!r} without shares, expected {SHARE_BYTES} bytes for each owner")
+        values = (int.from_bytes(row.numpy().tobytes(), "big") for row in rows)
+        found[name] = dict(zip(owners, values, strict=True))
+    return Revealed(client, found["seeds"], found["keys"])

@@ -1,0 +1,226 @@
+"""The round loop over secure sums: the server gets the mean of those who delivered, and never a single upload.
+
+After bound and noise an upload is multiplied by its client weight, put into fixed point (multiples of 2^-32, so that a
+mean over weights of 1 or more is off by at most 2^-33), masked and sent, with the weight itself; the quotient of the
+two sums is the mean. Who is late, not finite or out of range has dropped out after its shares were sent.
+
+Of a tensor whose rows travel by ``sent_rows`` two clients mask the rows that both of them send, and each row has a sum
+of weights of its own. A row that one client alone sends is not hidden by any sum (`bare_rows`).
+
+Shape legend: K clients of the run, L numbers of an upload in order of their names, n rows of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
+from fedecider.federation.rounds import Gathering, Sent
+from fedecider.federation.secure_simulation import Simulated, protocol_bytes, simulated
+from fedecider.federation.secure_sum import THRESHOLD, Rules, Sends, check_survivors, encode
+from fedecider.federation.wire import Traffic, dense, download_of, measure, take_row, upload_of
+
+FRACTION_BITS = 32
+WEIGHT = "secure:weight"
+ROW_WEIGHTS = "secure:weights:"
+"""What the names of the sums of weights of single rows start with."""
+PURPOSE = "round"
+
+
+class SecureSums(NamedTuple):
+    """How the uploads of a run are summed."""
+
+    seed: int
+    threshold: float = THRESHOLD
+    num_neighbours: int | None = None
+    own_rows: Tree = {}  # noqa: RUF012 (never written to)
+    """Tensor name -> (K, n) bool, the rows that each client sends; all parties know them."""
+
+    def parties(self, round: int, cohort: Sequence[int]) -> Simulated:
+        return simulated(tuple(cohort), self.seed, PURPOSE, round, self.threshold, self.num_neighbours)
+
+
+def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Gathering:
+    """The ``gathering`` of :func:`fedecider.federation.rounds.run_rounds` for a method whose server takes a mean.
+
+    In the simulation what the clients of a block send is added up where it is made, as the server would do first.
+
+    Raises:
+        ValueError: the server of ``method`` needs single uploads. When it runs: fewer than two clients in a cohort, or
+            too many dropouts.
+    """
+    check_takes_mean(method)
+
+    def send(round: int, cohort: Sequence[int], sent_to: Callable[[], Download], left: Sent, heard: Upload) -> Sent:
+        upload, download = left.upload, sent_to()
+        assert upload.sent_rows.keys() <= sums.own_rows.keys(), "rows that travel are known to all before the round"
+        parties = sums.parties(round, cohort)
+        in_block = upload.clients.tolist()
+        total: Tree = {}
+        delivered, kept_back, refused = [], set(), []
+        for row, client in enumerate(heard.clients.tolist()):
+            if heard.finite is not None and not heard.finite[row]:
+                kept_back.add(client)
+                continue
+            try:
+                alone = dense(upload_of(heard, row), download_of(download, in_block.index(client)))
+                numbers = fixed_point(alone, len(cohort))
+            except ValueError as error:
+                kept_back.add(client)
+                refused.append({"client": client, "reason": f"kept its upload back: {error}"})
+                continue
+            sent_L = parties.send(client, flat(numbers), sends=sends(sums.own_rows, numbers))
+            _add(total, unflat(sent_L, numbers))
+            delivered.append(client)
+        traffic = [
+            with_protocol(parties.rules, one, client, client in delivered, client in kept_back)
+            for client, one in zip(in_block, _masked_traffic(download, upload), strict=True)
+        ]
+        summed = {name: tensor[None] for name, tensor in total.items()}
+        mean_of = torch.tensor(delivered, dtype=torch.long)
+        return Sent(Upload(torch.tensor([-1]), torch.ones(1), summed, mean_of=mean_of), traffic, refused)
+
+    def read(round: int, cohort: Sequence[int], server: Tree, uploads: Iterator[Upload]) -> Iterator[Upload]:
+        total, survivors = _added(uploads)
+        parties = sums.parties(round, cohort)
+        check_survivors(parties.rules, survivors)
+        sum_L = parties.open(flat(total), survivors, sends(sums.own_rows, total))
+        yield mean_upload(unflat(sum_L, total), server, survivors)
+
+    return Gathering(send, read)
+
+
+def check_takes_mean(method: FederatedMethod) -> None:
+    """``ValueError`` for a method whose server needs more than a mean."""
+    if not method.takes_mean:
+        raise ValueError(
+            f"got secure_sum with {method.name}, whose server takes no mean over clients but needs single uploads (or "
+            "has secure sums of its own), expected a method that averages, or secure_sum false"
+        )
+
+
+def fixed_point(one: Upload, num_clients: int) -> Tree:
+    """The numbers that one client sends, int64: weighted tensors and the weights, without masks.
+
+    Raises:
+        ValueError: a number so large that a sum over ``num_clients`` could leave 64 bits.
+    """
+    weight = float(one.weights[0])
+    found: Tree = {WEIGHT: torch.tensor([weight], dtype=torch.float64)}
+    for name, tensor in one.tensors.items():
+        found[name] = weight * tensor[0].double().cpu()
+        if name in one.sent_rows:
+            found[ROW_WEIGHTS + name] = weight * one.sent_rows[name][0].double().cpu()
+    largest = 2.0 ** (63 - FRACTION_BITS) / num_clients
+    for name, value in found.items():
+        if value.numel() and not float(value.abs().max()) < largest:  # what is not a number is not below either
+            raise ValueError(
+                f"got {float(value.abs().max()):.3g} in {name} times the client weight, expected below {largest:.3g}: "
+                "clip uploads, or leave the client out"
+            )
+    return {name: encode(value, FRACTION_BITS) for name, value in found.items()}
+
+
+def flat(numbers: Tree) -> Tensor:
+    """(L,) all numbers, by name."""
+    return torch.cat([numbers[name].reshape(-1) for name in sorted(numbers)])
+
+
+def unflat(flat_L: Tensor, like: Tree) -> Tree:
+    """What :func:`flat` was given, for numbers that lie like ``like``."""
+    names = sorted(like)
+    parts = flat_L.split([like[name].numel() for name in names])
+    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def sends(own_rows: Tree, like: Tree) -> Sends | None:
+    """client -> (L,) bool, which numbers it sends; None where everybody sends all of them."""
+    if not any(name in own_rows for name in like):
+        return None
+
+    def of(client: int) -> Tensor:
+        marks = {}
+        for name, tensor in like.items():
+            own_KI = own_rows.get(name.removeprefix(ROW_WEIGHTS))
+            mark = torch.ones((), dtype=torch.bool) if own_KI is None else own_KI[client].cpu()
+            marks[name] = mark.view(*mark.shape, *[1] * (tensor.dim() - mark.dim())).expand(tensor.shape)
+        return flat(marks)
+
+    return of
+
+
+def mean_upload(sums: Tree, server: Tree, survivors: Sequence[int]) -> Upload:
+    """The mean as one upload that is nobody's; of rows that only some send, over those who sent them."""
+    weight = sums[WEIGHT].double()
+    home = next((tensor.device for tensor in server.values()), torch.device("cpu"))
+    tensors, marks = {}, {}
+    for name, total in sums.items():
+        if name == WEIGHT or name.startswith(ROW_WEIGHTS):
+            continue
+        dtype = server[name].dtype if name in server else torch.float32
+        weight_n = sums.get(ROW_WEIGHTS + name)
+        over = weight if weight_n is None else weight_n.double().view(-1, *[1] * (total.dim() - 1))
+        mean = torch.where(over > 0.0, total.double() / over.clamp(min=2.0**-FRACTION_BITS), 0.0)
+        tensors[name] = mean.to(home, dtype)[None]
+        if weight_n is not None:
+            marks[name] = (weight_n > 0)[None]
+    weights = (weight > 0.0).float()
+    return Upload(torch.tensor([-1]), weights, tensors, sent_rows=marks, mean_of=torch.tensor(list(survivors)))
+
+
+def masked_like(like: Tree, own_rows: Tree) -> Tree:
+    """What a client sends in the place of ``like``: names, shapes and kinds of number."""
+    shapes = {WEIGHT: (1,), **{name: tuple(tensor.shape) for name, tensor in like.items()}}
+    shapes |= {ROW_WEIGHTS + name: (len(like[name]),) for name in own_rows if name in like}
+    return {name: torch.zeros((), dtype=torch.int64).expand(shape) for name, shape in shapes.items()}
+
+
+def with_protocol(rules: Rules, one: Traffic, client: int, delivers: bool, kept_back: bool = False) -> Traffic:
+    """Bytes of a client with the protocol's own messages; who keeps its upload back sends nothing else."""
+    down, up = protocol_bytes(rules, client, delivers)
+    if kept_back:
+        return Traffic(one.down | down, up, one.header_down, 0)
+    return Traffic(one.down | down, one.up | up, one.header_down, one.header_up)
+
+
+def bare_rows(own_rows: Tree) -> list[str]:
+    """What a sum does not hide, in a sentence for each tensor: rows that one client alone sends."""
+    found = []
+    for name, own_KI in own_rows.items():
+        sent_I = own_KI.sum(0)
+        bare, all_sent = int((sent_I == 1).sum()), int((sent_I > 0).sum())
+        if bare:
+            found.append(
+                f"{bare:,} of the {all_sent:,} rows of {name} that are sent belong to one client alone: a secure sum "
+                "shows them as they are"
+            )
+    return found
+
+
+def _added(uploads: Iterable[Upload]) -> tuple[Tree, list[int]]:
+    """The sum of what arrived, and from whom, in ascending order."""
+    total: Tree = {}
+    survivors: list[int] = []
+    for upload in uploads:
+        assert upload.mean_of is not None
+        survivors += upload.mean_of.tolist()
+        _add(total, {name: tensor[0].cpu() for name, tensor in upload.tensors.items()})
+    return total, sorted(survivors)
+
+
+def _add(total: Tree, one: Tree) -> None:
+    """Into ``total``, in place and modulo 2^64."""
+    for name, tensor in one.items():
+        total[name] = total[name] + tensor if name in total else tensor
+
+
+def _masked_traffic(download: Download, upload: Upload) -> list[Traffic]:
+    """Bytes as :func:`fedecider.federation.wire.measure` has them, of masked numbers in the place of the tensors."""
+    like = masked_like(take_row(dense(upload_of(upload, 0), download_of(download, 0)).tensors, 0), upload.sent_rows)
+    masked = {name: tensor.expand(len(upload.clients), *tensor.shape) for name, tensor in like.items()}
+    marks = upload.sent_rows | {ROW_WEIGHTS + name: mark_Cn for name, mark_Cn in upload.sent_rows.items()}
+    return measure(download, Upload(upload.clients, upload.weights, masked, sent_rows=marks))

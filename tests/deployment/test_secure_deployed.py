@@ -1,0 +1,152 @@
+"""Secure sums between machines: the bits of the simulation, from masked uploads, also when a site is killed."""
+
+import base64
+import re
+
+import pytest
+import torch
+from test_deployed import MOST, build, catalogue_recommender, deployed, run, same, site_of, toy_recommender
+from toy_recommender import SILOS
+
+from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
+
+SUMS = SecureSums(5, 0.6)
+
+
+def simulated(name, rounds, *faults, recommender=None, sums=SUMS, clients=3):
+    method = build(name, recommender or toy_recommender())
+    plan = scenario(faults, 0)
+    gathering = securely_summed_rounds(method, sums)
+    return run(method, clients, rounds, gathering=gathering, deliver=plan.deliver, attend=plan.attend)
+
+
+def secure_sites(name, folder, count=3, sums=SUMS, **options):
+    return [site_of(name, client, folder, sums=sums, **options) for client in range(count)]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "rolora"])
+def test_same_bits_and_bytes_as_the_simulated_run(name, tmp_path):
+    expected, records_expected = simulated(name, 2)
+    state, records, line, _ = deployed(name, secure_sites(name, tmp_path), 2, sums=SUMS)
+    assert same(state.server, expected.server)
+    assert [record["valid"] for record in records] == [record["valid"] for record in records_expected]
+    assert [record["traffic"] for record in records] == [record["traffic"] for record in records_expected]
+    kinds = [one["kind"] for one in line.carried if (one["round"], one["client"]) == (1, 0)]
+    assert kinds == ["keys", "shares", "train", "unmask", "validate"]
+
+
+def test_silos_mask_the_rows_that_they_share(tmp_path):
+    sums = SUMS._replace(own_rows=catalogue_recommender().own_rows)
+    expected, records_expected = simulated("fedavg", 1, recommender=catalogue_recommender(), sums=sums, clients=4)
+    sites = [site_of("fedavg", client, tmp_path, catalogue_recommender(), sums=sums) for client in range(4)]
+    state, records, _, _ = deployed("fedavg", sites, 1, names=SILOS, recommender=catalogue_recommender(), sums=sums)
+    assert same(state.server, expected.server)
+    assert [record["traffic"] for record in records] == [record["traffic"] for record in records_expected]
+
+
+def test_no_message_of_a_site_holds_its_upload(tmp_path):
+    """What is sent for the same training is unlike it, and unlike itself in another run: secrets are drawn anew."""
+    seen = []
+
+    def watch(client, asked, blob):
+        if (client, asked.kind) == (0, "train"):
+            seen.append(unpack(blob, MOST))
+        return blob
+
+    for part in ("a", "b"):
+        deployed("fedavg", secure_sites("fedavg", tmp_path / part), 1, sums=SUMS, damage=watch)
+    first, second = seen
+    assert first.facts["weight"] == 1.0
+    assert all(tensor.dtype == torch.int64 for tensor in first.tensors.values())
+    for name, tensor in first.tensors.items():
+        assert (tensor != second.tensors[name]).all()
+        assert float(tensor.double().abs().mean()) > 2**60
+
+
+@pytest.mark.parametrize("kind", ["keys", "shares", "train"])
+def test_a_killed_site_drops_out_and_its_masks_are_taken_off(kind, tmp_path):
+    """Killed before it answers and started again at once, without its secrets; the round goes on without it."""
+    sites = secure_sites("fedavg", tmp_path)
+
+    def away(client, asked):
+        if (client, asked.round, asked.kind) == (1, 1, kind):
+            sites[1] = site_of("fedavg", 1, tmp_path, sums=SUMS)
+            return kind != "train"
+        return False
+
+    state, records, _, _ = deployed("fedavg", sites, 2, sums=SUMS, away=away)
+    expected, _ = simulated("fedavg", 2, Fault(1, "away" if kind == "keys" else "late", 1, 1))
+    assert same(state.server, expected.server)
+    (refused,) = records[0]["refused_uploads"]
+    assert refused["client"] == 1
+    reason = "without keys for it: this site was started after" if kind == "train" else f"no answer to {kind}"
+    assert re.search(reason, refused["reason"])
+    assert records[1]["refused_uploads"] == []
+
+
+def test_a_site_that_is_lost_after_its_upload_is_in_the_sum(tmp_path):
+    sites = secure_sites("fedavg", tmp_path)
+    gone = lambda client, asked: (client, asked.round, asked.kind) == (2, 1, "unmask")  # noqa: E731
+    state, _, _, _ = deployed("fedavg", sites, 1, sums=SUMS, away=gone)
+    assert same(state.server, simulated("fedavg", 1)[0].server)
+
+
+def test_too_few_sites_end_the_run_with_a_sentence(tmp_path):
+    gone = lambda client, asked: client > 0 and asked.kind == "train"  # noqa: E731
+    with pytest.raises(ValueError, match="1 of 3 uploads for the secure sum of round 1, expected 2 at least"):
+        deployed("fedavg", secure_sites("fedavg", tmp_path / "a"), 1, sums=SUMS, away=gone)
+    early = lambda client, asked: client > 0 and asked.kind == "keys"  # noqa: E731
+    with pytest.raises(ValueError, match="keys of 1 of 3 sites in round 1, expected two"):
+        deployed("fedavg", secure_sites("fedavg", tmp_path / "b"), 1, sums=SUMS, away=early)
+
+
+def test_an_upload_in_the_clear_and_wrong_shares_are_refused(tmp_path):
+    sites = secure_sites("fedavg", tmp_path / "a")
+    sites[1] = site_of("fedavg", 1, tmp_path / "b")  # knows nothing of sums
+    _, records, _, _ = deployed("fedavg", sites, 1, sums=SUMS)
+    assert [one["client"] for one in records[0]["refused_uploads"]] == [1]
+    assert "this run has secure_sum false" in records[0]["refused_uploads"][0]["reason"]
+
+    def lie(client, asked, blob):
+        if (client, asked.kind) == (0, "unmask"):
+            one = unpack(blob, MOST)
+            return pack(one._replace(tensors={**one.tensors, "seeds": one.tensors["seeds"] ^ 1}))
+        return blob
+
+    def short(client, asked, blob):
+        one = unpack(blob, MOST)
+        cut = {name: tensor[:-1] for name, tensor in one.tensors.items()}
+        return pack(one._replace(tensors=cut)) if (client, asked.kind) == (0, "shares") else blob
+
+    state, records, _, _ = deployed("fedavg", secure_sites("fedavg", tmp_path / "d"), 1, sums=SUMS, damage=short)
+    assert "expected 82 bytes of 1" in records[0]["refused_uploads"][0]["reason"]
+    assert same(state.server, simulated("fedavg", 1, Fault(0, "late"))[0].server)
+
+    with pytest.raises(ValueError, match="do not give what these have announced"):
+        deployed("fedavg", secure_sites("fedavg", tmp_path / "c"), 1, sums=SUMS, damage=lie)
+
+
+def test_a_site_refuses_a_server_that_asks_for_too_much(tmp_path):
+    sites, asked_before = secure_sites("fedavg", tmp_path), {}
+
+    def keep(client, asked):
+        asked_before[asked.kind] = asked
+        return False
+
+    deployed("fedavg", sites, 1, sums=SUMS, away=keep)
+
+    def answer(asked, **facts):
+        return unpack(sites[0].answer(pack(asked._replace(facts={**asked.facts, **facts}))), MOST).facts["reason"]
+
+    assert "never gives both secrets" in answer(asked_before["unmask"], survivors=[0, 1])
+    assert "expected 2 at least" in answer(asked_before["unmask"], survivors=[0])
+    assert "expected a list of their numbers" in answer(asked_before["unmask"], survivors="all")
+    assert "no sealed shares" in answer(asked_before["train"], sealed=[])
+    tampered = {"1": base64.b64encode(bytes(82)).decode()}
+    assert "shares of client 1 for client 0" in answer(asked_before["train"], sealed=tampered)
+    assert "other keys for this site" in answer(asked_before["shares"], clients=[1, 0, 2])
+    assert "96 bytes of each" in answer(asked_before["shares"], clients=[0, 1])
+    strange = pack(Message("unmask", 7, {}, {"run": "abc", "survivors": [0, 1]}))
+    assert "got unmask of round 7 without keys" in unpack(sites[0].answer(strange), MOST).facts["reason"]

@@ -1,0 +1,36 @@
+"""Methods of the embedding track over secure sums: what they give without, to the resolution of the numbers."""
+
+import pytest
+import torch
+from toy_federation import run, toy_method
+
+from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedncf", "pfedrec", "fedrap", "fedrecgel", "fedmf_em"])
+def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
+    method = toy_method(name)
+    gathering = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
+    for gone in ((), (2, 5)):
+        late = scenario([Fault(client, "late") for client in gone], 0)
+        plain, _ = run(method, rounds=1, deliver=late.deliver)
+        secure, records = run(method, rounds=1, deliver=late.deliver, gathering=gathering)
+        for key, tensor in plain.server.items():
+            torch.testing.assert_close(secure.server[key], tensor, rtol=0, atol=2**-32 + 2e-7)
+        assert sum(len(group["clients"]) for group in records[0]["traffic"]) == 7
+    by_blocks, _ = run(method, rounds=1, block_clients=1, deliver=late.deliver, gathering=gathering)
+    for key, tensor in by_blocks.server.items():
+        torch.testing.assert_close(secure.server[key], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedem", "gpfedrec", "pfedclr", "fedease", "fednear"])
+def test_methods_that_need_single_uploads_are_refused(name):
+    with pytest.raises(ValueError, match=f"got secure_sum with {name}"):
+        securely_summed_rounds(toy_method(name), SecureSums(5))
+
+
+def test_gradients_that_the_server_divides_by_their_size_are_refused():
+    """Those below the resolution would move the model as much as any."""
+    with pytest.raises(ValueError, match="got secure_sum with fedrecgel"):
+        securely_summed_rounds(toy_method("fedrecgel", variant="code"), SecureSums(5))

@@ -236,17 +236,16 @@ def item_rows(
     for items in trained:
         count_I[items] += 1.0
     others = {client: _without(count_I, trained[client])[None] for client in clients}
-    rows = [("nobody", f"{COUNTS} the other clients have an item", others, (COUNTS,))]
-    rows += [("server", "each client's upload of its first round", seen.first, ATTACKS)]
+    rows: list[tuple[str, str, Mapping[int, Tensor], Sequence[str]]] = [
+        ("nobody", f"{COUNTS} the other clients have an item", others, (COUNTS,)),
+        ("server", "each client's upload of its first round", seen.first, ATTACKS),
+    ]
     if any(not torch.equal(seen.all[client], seen.first[client]) for client in seen.all):
         rows += [("server", f"each client's uploads of rounds 1 to {num_rounds}", seen.all, ATTACKS)]
     if seen.total_AI is not None:
         total = dict.fromkeys(seen.all, seen.total_AI)
         rows += [("server", f"the sum over all clients alone, rounds 1 to {num_rounds}", total, ATTACKS)]
-    return [
-        _row(config, party, sees, scores, trained, attacks)
-        for party, sees, scores, attacks in rows
-    ]
+    return [_row(config, party, sees, scores, trained, attacks) for party, sees, scores, attacks in rows]
 
 
 def _row(

@@ -17,9 +17,9 @@ from fedecider.running.run_folder import RunFolder, read_run
 
 HEADER = ("who, and what it sees", "AUC", "TPR at 1 % FPR", "attack")
 READING = (
-    "AUC: the chance that a member scores above another; 0.5 is guessing. Brackets: 95 % bootstrap. Of a fixed family of "
-    "attacks the one is reported that did best on other clients. A low number says that these attacks found nothing, not "
-    "that nothing is there."
+    "AUC: the chance that a member scores above another; 0.5 is guessing. Brackets: 95 % bootstrap. Of a fixed family "
+    "of attacks the one is reported that did best on other clients. A low number says that these attacks found "
+    "nothing, not that nothing is there."
 )
 
 
@@ -69,13 +69,18 @@ def finished(root: Path) -> tuple[RunFolder, dict[str, Any], dict[str, Any]]:
 
 
 def epsilon_of(metrics: Mapping[str, Any]) -> str:
-    """``epsilon 3.2 at delta 1e-05`` where the run states a guarantee, else ``none``."""
-    text = str(metrics.get("privacy", ""))
-    return text.partition(" over ")[0] if text.startswith("epsilon") else "none"
+    """``epsilon 3.2 at delta 1e-05`` where ``metrics.json`` states a guarantee, else ``none``.
+
+    It holds one text, or one for each unit that is protected, such as ``users``.
+    """
+    stated = metrics.get("privacy", "")
+    texts = {"": stated} if isinstance(stated, str) else {what: entry["text"] for what, entry in stated.items()}
+    found = {what: text.partition(" over ")[0] for what, text in texts.items() if text.startswith("epsilon")}
+    return ", ".join(f"{what}: {text}" if what else text for what, text in found.items()) or "none"
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
-    """``audit.json``; a row has what the whole table says about it, so that rows of several runs can be put together."""
+    """``audit.json``; a row has all that the table says of it, so that rows of several runs can be put together."""
     common = {name: value for name, value in _plain(outcome).items() if name not in ("rows", "notes")}
     rows = [{**common, **_plain(row)} for row in outcome.rows]
     write_json(folder.audit, {**common, "rows": rows, "notes": list(outcome.notes)})

@@ -52,6 +52,8 @@ class Watched(NamedTuple):
     """Client -> (A, I) from all its uploads, added up."""
     total_AI: Tensor | None
     """From the sum over all clients alone; None where the server makes no sum of tables or counts."""
+    sum_seen_by: str
+    """A mean of tables is sent to everybody; a sum of counts stays with the server."""
 
 
 def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
@@ -127,10 +129,12 @@ def watch_rounds(
     move_of: dict[int, Tensor] = {}
     counts: list[Tensor] = []
     totals: list[Tensor] = []
+    seen_by = ["server, every client"]
 
     def see(round: int, download: Download, upload: Upload) -> None:
         counted_CI = counts_of(upload, num_items)
         if counted_CI is not None:
+            seen_by[:] = ["server"]
             counts.append(counted_CI.sum(0, dtype=counted_CI.dtype))  # masks cancel modulo the size of the numbers
         kept_C = torch.isin(upload.clients, torch.tensor(clients))
         if kept_C.any():
@@ -160,7 +164,7 @@ def watch_rounds(
             f"got uploads of {settings.run.method} with neither a row nor a count for each of {num_items} items, "
             "expected some: this audit reads item tables and count matrices"
         )
-    return Watched(first, found, torch.stack(totals).sum(0) if totals else None)
+    return Watched(first, found, torch.stack(totals).sum(0) if totals else None, seen_by[-1])
 
 
 def watched(
@@ -241,11 +245,13 @@ def item_rows(
         ("server", "each client's upload of its first round", seen.first, ATTACKS),
     ]
     if any(not torch.equal(seen.all[client], seen.first[client]) for client in seen.all):
-        rows += [("server", f"each client's uploads of rounds 1 to {num_rounds}", seen.all, ATTACKS)]
+        both = {client: torch.cat([score_AI, seen.first[client]]) for client, score_AI in seen.all.items()}
+        attacks = (*ATTACKS, *(f"{attack}, of the first round alone" for attack in ATTACKS))
+        rows += [("server", f"each client's uploads of rounds 1 to {num_rounds}", both, attacks)]
     if seen.total_AI is not None:
         total = dict.fromkeys(seen.all, seen.total_AI)
-        rows += [("server", f"the sum over all clients alone, rounds 1 to {num_rounds}", total, ATTACKS)]
-    return [_row(config, party, sees, scores, trained, attacks) for party, sees, scores, attacks in rows]
+        rows += [(seen.sum_seen_by, f"the sum over all clients alone, rounds 1 to {num_rounds}", total, ATTACKS)]
+    return [_row(config, party, sees, scores, trained, names) for party, sees, scores, names in rows]
 
 
 def _row(

@@ -123,7 +123,12 @@ def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audited")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 30, "num_eval_users": 20, "lora_rank": 24}
-    content |= {"encoder": "tfidf", "learning_rate": 0.01, "update_shares": "1", "memory": {"kind": "mixture", "calibration_share": 0.5}}
+    content |= {
+        "encoder": "tfidf",
+        "learning_rate": 0.01,
+        "update_shares": "1",
+        "memory": {"kind": "mixture", "calibration_share": 0.5},
+    }
     content["pretrain"]["backbone"] |= {"d_model": 24, "d_ff": 32}
     content["pretrain"]["train"] |= {"epochs": 2}
     content["distill"] |= {"epochs": 1}

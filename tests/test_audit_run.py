@@ -144,7 +144,8 @@ def test_users_are_told_from_others_by_what_each_party_sees(playground, monkeypa
     run = Path("runs/audited")
     assert script("audit", "--run", run) == 0
     found = rows_of(run)
-    assert [row["party"] for row in found.values()] == ["server", "another client", "holder of the adapter"]
+    assert [row["party"] for row in found.values()] == ["nobody", "server", "another client", "holder of the adapter"]
+    assert found["the shared student alone"]["auc"]["mean"] == pytest.approx(0.5, abs=0.08)
     assert found["the update that the client sends"]["auc"]["low"] > 0.55  # sixty epochs on half of 240 users
     assert found["the adapter as handed over"]["true_positives"]["mean"] <= 1.0
     assert "which users a client trained on" in " ".join(capsys.readouterr().out.split())

@@ -14,6 +14,7 @@ import torch
 from fedecider.federation.method import Block, Download, Tree, Upload
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
+from fedecider.llm.loading import load_student
 from fedecider.llm.setup import Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, module_names, stack_trees
 from fedecider.lora.directions import normalise, update_norms
@@ -79,8 +80,11 @@ def send_once(settings: Settings, recommender: Recommender, state: RunState) -> 
 
 
 def views_of(folder: RunFolder, settings: Settings, recommender: Recommender, sent: Sent) -> list[View]:
-    """What the server, another client and the holder of an adapter see; parties that see nothing are left out."""
-    views = []
+    """What the server, another client and the holder of an adapter see; parties that see nothing are left out.
+
+    The student, which everybody has and no member has touched, comes first: it must tell nothing.
+    """
+    views = [View("nobody", "the shared student alone", partial(_load_student, recommender), (1.0,))]
     names = list(initial_adapters(adapter_shapes(recommender.model), recommender.seed))
     if all(_is_pair({**down, **up}, names) for down, up in zip(sent.downloads, sent.uploads, strict=True)) and any(
         sent.uploads
@@ -154,6 +158,11 @@ def _pair(tree: Tree, names: Sequence[str]) -> Tree:
 
 def _load(recommender: Recommender, pair: Tree, scale: float) -> Any:
     load_plain(recommender.model, scaled(pair, [scale] * len(module_names(pair))))
+    return recommender.model
+
+
+def _load_student(recommender: Recommender, client: int, scale: float) -> Any:
+    load_student(recommender)
     return recommender.model
 
 

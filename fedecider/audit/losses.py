@@ -18,7 +18,6 @@ from torch import Tensor
 from fedecider.evaluation.split import train_part
 
 STATISTICS = ("mean gain over the student", "largest gain over the student", "mean log-probability")
-"""In the order of :func:`user_scores`."""
 
 
 class Questions(NamedTuple):
@@ -59,8 +58,8 @@ def joined(first: Questions, second: Questions) -> tuple[Questions, int]:
     )
 
 
-def user_scores(log_prob_Q: Tensor, reference_Q: Tensor, user_Q: Tensor) -> Tensor:
-    """(3, U) float64: what `STATISTICS` names, higher for likelier members."""
+def user_scores(log_prob_Q: Tensor, reference_Q: Tensor, user_Q: Tensor) -> dict[str, Tensor]:
+    """Each of `STATISTICS` -> (U,) float64, higher for likelier members."""
     num_users = int(user_Q.max()) + 1
     gain_Q, log_prob_Q = (log_prob_Q - reference_Q).double(), log_prob_Q.double()
 
@@ -68,4 +67,5 @@ def user_scores(log_prob_Q: Tensor, reference_Q: Tensor, user_Q: Tensor) -> Tens
         start_U = torch.zeros(num_users, dtype=torch.float64)
         return start_U.scatter_reduce(0, user_Q, value_Q, how, include_self=False)
 
-    return torch.stack([reduced(gain_Q, "mean"), reduced(gain_Q, "amax"), reduced(log_prob_Q, "mean")])
+    values = reduced(gain_Q, "mean"), reduced(gain_Q, "amax"), reduced(log_prob_Q, "mean")
+    return dict(zip(STATISTICS, values, strict=True))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedecider.audit.config import AuditConfig
-from fedecider.audit.losses import STATISTICS, Questions, joined, questions_about, user_scores
+from fedecider.audit.losses import Questions, joined, questions_about, user_scores
 from fedecider.audit.outcome import AuditRow, Outcome, epsilon_of, finished
 from fedecider.audit.scores import Scored, auc, chosen_on_others, interval_over_users, true_positives
 from fedecider.data.domain import clients_of
@@ -155,14 +155,15 @@ def view_row(
     config: AuditConfig, settings: Settings, recommender: Recommender, asked: Mapping[str, Asked], view: View
 ) -> AuditRow:
     """Attack every client through one view; scale and statistic of each are chosen on the other clients."""
-    attacks = [f"{statistic}{_times(scale)}" for scale in view.scales for statistic in STATISTICS]
+    attacks = [f"{statistic}{_times(scale)}" for scale in view.scales for statistic in view.statistics]
     found: list[list[Scored]] = []
     for client, one in enumerate(asked.values()):
         scores = []
         for scale in view.scales:
             model = view.load(client, scale)
             answer_Q = answers(model, settings, recommender, client, one.questions)
-            scores += list(user_scores(answer_Q, one.student_Q, one.questions.user_Q))
+            found_U = user_scores(answer_Q, one.student_Q, one.questions.user_Q)
+            scores += [found_U[statistic] for statistic in view.statistics]
         found.append([Scored(score_U[: one.num_members], score_U[one.num_members :]) for score_U in scores])
     auc_AC = torch.tensor([[auc(scored) for scored in of_client] for of_client in found], dtype=torch.float64).T
     chosen = chosen_on_others(auc_AC, torch.arange(len(found))).tolist()

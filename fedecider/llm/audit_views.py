@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedecider.audit.losses import STATISTICS
 from fedecider.federation.method import Block, Download, Tree, Upload
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
@@ -37,6 +38,8 @@ class View(NamedTuple):
     load: Callable[[int, float], Any]
     """client, scale -> a model with what is seen of that client; it may be the recommender's own."""
     scales: Sequence[float] = SCALES
+    statistics: Sequence[str] = STATISTICS
+    """Those that mean something here."""
 
 
 class Sent(NamedTuple):
@@ -84,7 +87,8 @@ def views_of(folder: RunFolder, settings: Settings, recommender: Recommender, se
 
     The student, which everybody has and no member has touched, comes first: it must tell nothing.
     """
-    views = [View("nobody", "the shared student alone", partial(_load_student, recommender), (1.0,))]
+    alone = partial(_load_student, recommender)
+    views = [View("nobody", "the shared student alone", alone, (1.0,), ("mean log-probability",))]
     names = list(initial_adapters(adapter_shapes(recommender.model), recommender.seed))
     if all(_is_pair({**down, **up}, names) for down, up in zip(sent.downloads, sent.uploads, strict=True)) and any(
         sent.uploads

@@ -24,7 +24,7 @@ def test_others_stand_behind_members():
 
 def test_scores_by_hand():
     log_prob_Q, reference_Q = torch.tensor([-1.0, -3.0, -2.0]), torch.tensor([-2.0, -3.5, -1.0])
-    mean, largest, raw = user_scores(log_prob_Q, reference_Q, torch.tensor([0, 0, 1]))
+    mean, largest, raw = user_scores(log_prob_Q, reference_Q, torch.tensor([0, 0, 1])).values()
     assert mean.tolist() == pytest.approx([0.75, -1.0])
     assert largest.tolist() == pytest.approx([1.0, -1.0])
     assert raw.tolist() == pytest.approx([-2.0, -2.0])
@@ -36,6 +36,6 @@ def test_a_planted_gain_is_found_whatever_is_hard_and_none_is_not(gain, low, hig
     user_Q = torch.arange(300).repeat_interleave(3)
     reference_Q = -10.0 * torch.rand(900, generator=generator)  # some users are hard, member or not
     answer_Q = reference_Q + torch.randn(900, generator=generator) + gain * (user_Q < 150)
-    mean, _, raw = user_scores(answer_Q, reference_Q, user_Q)
+    mean, _, raw = user_scores(answer_Q, reference_Q, user_Q).values()
     assert low <= auc(Scored(mean[:150], mean[150:])) <= high
     assert auc(Scored(raw[:150], raw[150:])) < 0.97

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.audit.losses import STATISTICS
+from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, Tree, Upload
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
@@ -47,6 +48,7 @@ class Sent(NamedTuple):
 
     round: int
     takes_mean: bool
+    """Whether the server takes the plain mean, in which all clients weigh alike."""
     uploads: Sequence[Tree]
     """Of every client."""
     downloads: Sequence[Tree]
@@ -59,7 +61,8 @@ class Sent(NamedTuple):
 
 def send_once(settings: Settings, recommender: Recommender, state: RunState) -> Sent:
     """Train every client once more from the selected round, and let the server aggregate."""
-    method = METHODS[settings.run.method].build(recommender, settings.method)
+    built = METHODS[settings.run.method].build(recommender, settings.method)
+    method = with_robust_mean(built, settings.run.robust_mean)
     round, server, local = state.best_round + 1, state.best_server, state.best_local
     uploads: list[Upload] = []
     downloads = []
@@ -72,9 +75,10 @@ def send_once(settings: Settings, recommender: Recommender, state: RunState) -> 
         downloads.append(_known(download))
     after = method.server_aggregate(round, server, iter(uploads))
     next_downloads = [method.broadcast(round + 1, after, torch.tensor([client])) for client in range(len(uploads))]
+    alike = len({float(upload.weights[0]) for upload in uploads}) == 1
     return Sent(
         round,
-        method.takes_mean,
+        method.takes_mean and alike and settings.run.robust_mean == "mean",
         [take_row(upload.tensors, 0) for upload in uploads],
         downloads,
         [take_row(upload.sent_rows, 0) for upload in uploads],

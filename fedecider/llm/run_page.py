@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from fedecider.audit.outcome import audit_section
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import read_records
@@ -33,7 +34,7 @@ PAGE_FILE, CARDS_FILE = "report.html", "data_cards.json"
 
 
 class RunFiles(NamedTuple):
-    """What a run folder holds, as read; ``weights``, ``cards`` and ``examples`` are empty where there are none."""
+    """What a run folder holds, as read; ``weights`` and what follows them are empty where there are none."""
 
     record: dict[str, Any]
     metrics: dict[str, Any]
@@ -42,6 +43,7 @@ class RunFiles(NamedTuple):
     weights: dict[str, Any]
     cards: dict[str, Any]
     examples: dict[str, Any]
+    audit: dict[str, Any]
 
 
 def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
@@ -61,6 +63,7 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
             *_convergence(files),
             *fusion_section(files.weights, files.metrics["best_round"]),
             *memory_section(files.metrics, files.communication),
+            *audit_section(files.audit),
             *extra,
             *(section for make in (_costs, _examples, _data, _run, _origin, _settings) for section in make(files)),
             glossary(),
@@ -110,7 +113,7 @@ def read_files(folder: RunFolder) -> RunFiles:
         _read(folder.communication),
         *(
             _read(path) if path.is_file() else {}
-            for path in (folder.fusion_weights, folder.root / CARDS_FILE, folder.root / EXAMPLES_FILE)
+            for path in (folder.fusion_weights, folder.root / CARDS_FILE, folder.root / EXAMPLES_FILE, folder.audit)
         ),
     )
 

@@ -77,6 +77,11 @@ class RunFolder(NamedTuple):
         return self.root / "checkpoints"
 
     @property
+    def audit(self) -> Path:
+        """What an attack found; only where scripts/audit.py was run."""
+        return self.root / "audit.json"
+
+    @property
     def lock(self) -> Path:
         """Locked by the process that writes the run, for as long as it lives."""
         return self.root / ".lock"

@@ -11,6 +11,7 @@ from toy_recommender import SILOS, catalogue_recommender, run, toy_recommender
 
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download, Upload
+from fedecider.federation.rounds import Sent
 from fedecider.federation.secure_rounds import (
     ROW_WEIGHTS,
     SecureSums,
@@ -19,6 +20,7 @@ from fedecider.federation.secure_rounds import (
     securely_summed_rounds,
 )
 from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
+from fedecider.federation.wire import measure
 from fedecider.methods import METHODS
 
 AVERAGING = ["fedavg", "pfedavg", "fedprox", "ditto", "ffa_lora", "rolora", "fdlora"]
@@ -189,7 +191,12 @@ def test_the_masked_sum_is_the_plain_sum_of_fixed_point_numbers_bit_for_bit():
     for survivors in ([0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [1, 2, 4, 5]):
         gathering = securely_summed_rounds(method, SecureSums(5, 0.6))
         cohort, download = list(range(count)), Download({})
-        sent = [gathering.send(1, cohort, lambda: download, Sent(uploads[c], measure(download, uploads[c])), uploads[c]).upload for c in survivors]
+        sent = [
+            gathering.send(
+                1, cohort, lambda: download, Sent(uploads[c], measure(download, uploads[c])), uploads[c]
+            ).upload
+            for c in survivors
+        ]
         assert all(not torch.equal(one.tensors["x"], sent[0].tensors["x"]) for one in sent[1:])
         (mean,) = gathering.read(1, cohort, {}, iter(sent))
         exact = [fixed_point(uploads[c], count) for c in survivors]

@@ -1,0 +1,300 @@
+"""What the server can tell of a client's train items from a run of this track, measured on the run itself.
+
+A run folder keeps no uploads. The first rounds of the run are done again from its settings and data, by the method's
+own functions in the one loop, and watched where the server stands: behind bound, noise and masks.
+
+Shape legend: C audited clients, I items, D numbers of a row, A attacks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedding_fr.config import EmbeddingTraining
+from embedding_fr.methods import METHODS
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train
+from fedecider.audit.config import AuditConfig
+from fedecider.audit.moves import ATTACKS, move_scores
+from fedecider.audit.outcome import AuditRow, Outcome, epsilon_of, finished
+from fedecider.audit.scores import Scored, auc, chosen_on_others
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.evaluation.split import train_part
+from fedecider.evaluation.statistics import Interval, bootstrap_interval
+from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
+from fedecider.federation.privacy import PrivacyConfig
+from fedecider.federation.record import Recorder, read_records
+from fedecider.federation.streams import stream
+from fedecider.federation.wire import dense, download_to
+from fedecider.report.costs import mean_bytes
+from fedecider.running.cli import from_plain
+from fedecider.running.damage import damage_names
+from fedecider.running.launch import Launch
+
+TOLERANCE = 0.01
+"""Relative difference of a round's mean loss from the recorded one up to which it is the same round."""
+COUNTS = "how often"
+
+
+class Watched(NamedTuple):
+    """Scores of all items, higher for likelier train items."""
+
+    first: dict[int, Tensor]
+    """Client -> (A, I) from its upload of round 1 alone."""
+    all: dict[int, Tensor]
+    """Client -> (A, I) from all its uploads, added up."""
+    total_AI: Tensor | None
+    """From the sum over all clients alone; None where the server makes no sum of tables or counts."""
+    sum_seen_by: str
+    """A mean of tables is sent to everybody; a sum of counts stays with the server."""
+
+
+def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
+    """Attack a finished run of the embedding track.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: it did not finish, its data are other ones now, its rounds come out differently here, or no upload
+            has a row or a count for every item.
+    """
+    root = Path(config.run)
+    folder, record, metrics = finished(root)
+    settings = recorded_settings(record["config"], str(folder.record), config.data)
+    if not settings.run.federation:
+        raise ValueError(f"got {root} with federation off, expected a run whose clients upload: nothing left them")
+    interactions = load_interactions(settings.data)
+    if record["data"].get(interactions.name) != interactions.content_hash():
+        raise ValueError(f"got other data than those of {root}, expected the same. Give the run's folder with --data")
+    records = read_records(folder.rounds)
+    setup = set_up(settings, interactions, launch.device)
+    clients = audited_clients(config, interactions.num_users)
+    num_rounds = min(config.num_rounds, len(records))
+    seen = watch_rounds(settings, setup, clients, num_rounds, records[:num_rounds])
+    with damage_names(folder.metrics):
+        best = metrics["test"][metrics["reported"]]["ndcg@10"]
+        utility = Interval(*(float(best[name]) for name in Interval._fields))
+    return Outcome(
+        run=root.resolve().name,
+        method=settings.run.method,
+        about="items",
+        utility=utility,
+        epsilon=epsilon_of(metrics),
+        bytes_up=mean_bytes(records[0], "up"),
+        rows=item_rows(config, interactions, seen, clients, num_rounds),
+        notes=[f"{len(clients):,} of {interactions.num_users:,} clients attacked; rounds done again: {num_rounds}"],
+    )
+
+
+def recorded_settings(config: Mapping[str, Any], source: str, data: str = "") -> EmbeddingSettings:
+    """The settings in ``run.json``; ``data`` replaces the place of the raw files."""
+    with damage_names(Path(source)):
+        blocks = {**config, "run": {**config["run"], "resume": False, "output": "", "tracker": ""}}
+        blocks["data"] = {**config["data"], **({"raw": data} if data else {})}
+        classes = {
+            "run": EmbeddingRunConfig,
+            "data": InteractionsConfig,
+            "training": EmbeddingTraining,
+            "privacy": PrivacyConfig,
+            "method": METHODS[config["run"]["method"]].config,
+        }
+        return EmbeddingSettings(
+            **{name: from_plain(kind, blocks[name], f"{name} in {source}") for name, kind in classes.items()}
+        )
+
+
+def audited_clients(config: AuditConfig, num_clients: int) -> list[int]:
+    """Those that are attacked, drawn once, ascending."""
+    order = torch.randperm(num_clients, generator=stream(config.seed, "audited clients"))
+    return order[: config.num_clients or num_clients].sort().values.tolist()
+
+
+def watch_rounds(
+    settings: EmbeddingSettings, setup: Setup, clients: Sequence[int], num_rounds: int, records: Sequence[dict]
+) -> Watched:
+    """Do the first rounds again and score every item from what reaches the server.
+
+    Raises:
+        ValueError: a round's mean loss is not the recorded one; no upload has a row or a count for every item.
+    """
+    num_items, again = setup.population.num_items, []
+    first: dict[int, Tensor] = {}
+    found: dict[int, Tensor] = {}
+    move_of: dict[int, Tensor] = {}
+    counts: list[Tensor] = []
+    totals: list[Tensor] = []
+    seen_by = ["server, every client"]
+
+    def see(round: int, download: Download, upload: Upload) -> None:
+        counted_CI = counts_of(upload, num_items)
+        if counted_CI is not None:
+            seen_by[:] = ["server"]
+            counts.append(counted_CI.sum(0, dtype=counted_CI.dtype))  # masks cancel modulo the size of the numbers
+        kept_C = torch.isin(upload.clients, torch.tensor(clients))
+        if kept_C.any():
+            mine = only(upload, kept_C)
+            move_CID = moves_of(mine, download_to(download, kept_C), num_items)
+            if move_CID is not None:
+                move_of.update(zip(mine.clients.tolist(), move_CID, strict=True))
+
+    def after(round: int, before: Tree, now: Tree) -> None:
+        if move_of:
+            score_ACI = move_scores(torch.stack(list(move_of.values())))
+            for client, score_AI in zip(move_of, score_ACI.unbind(1), strict=True):
+                first.setdefault(client, score_AI)
+                found[client] = found[client] + score_AI if client in found else score_AI
+        total_ID = moved_sum(before, now, num_items) if not counts else _column(counts)
+        if total_ID is not None and (move_of or counts):
+            totals.append(move_scores(total_ID[None])[:, 0])
+        move_of.clear()
+        counts.clear()
+
+    run = replace(settings.run, num_rounds=num_rounds, patience=0, num_eval_users=0)
+    watching = setup._replace(method=watched(setup.method, see, after), validated=setup.validated[:1])
+    train(settings._replace(run=run), watching, recorder=Recorder(None, lambda record, round: again.append(record)))
+    _check_again(again, records)
+    if not found:
+        raise ValueError(
+            f"got uploads of {settings.run.method} with neither a row nor a count for each of {num_items} items, "
+            "expected some: this audit reads item tables and count matrices"
+        )
+    return Watched(first, found, torch.stack(totals).sum(0) if totals else None, seen_by[-1])
+
+
+def watched(
+    method: FederatedMethod,
+    see: Callable[[int, Download, Upload], None],
+    after: Callable[[int, Tree, Tree], None],
+) -> FederatedMethod:
+    """``method`` whose server shows every upload that it reads, with what its clients had got, and what it makes."""
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        def passing() -> Iterator[Upload]:
+            for upload in uploads:
+                see(round, method.broadcast(round, server, upload.clients), upload)
+                yield upload
+
+        now = method.server_aggregate(round, server, passing())
+        after(round, server, now)
+        return now
+
+    return method._replace(server_aggregate=server_aggregate)
+
+
+def moves_of(upload: Upload, download: Download, num_items: int) -> Tensor | None:
+    """(C, I, D): uploaded less downloaded rows of all item tables beside each other, or counts (C, I, 1); else None."""
+    counted_CI = counts_of(upload, num_items)
+    if counted_CI is not None:
+        return counted_CI.double()[:, :, None]
+    whole, parts = dense(upload, download), []
+    known = {**download.shared, **download.per_client}
+    for name, tensor in whole.tensors.items():
+        if tensor.dim() >= 2 and tensor.shape[1] == num_items:
+            base = None if name in upload.num_rows else known.get(name)
+            parts.append((tensor if base is None else tensor - base).flatten(2).cpu())
+    return torch.cat(parts, 2) if parts else None
+
+
+def counts_of(upload: Upload, num_items: int) -> Tensor | None:
+    """(C, I) integers: item lists, or the diagonals of masked count matrices; None for other uploads."""
+    if "masked_gram" in upload.tensors:
+        item_I = torch.arange(num_items)
+        return upload.tensors["masked_gram"][:, item_I * num_items - item_I * (item_I - 1) // 2].cpu()
+    listed = upload.tensors.get("items")
+    if listed is not None and listed.dtype == torch.bool and listed.shape[1:] == (num_items,):
+        return listed.to(torch.int32).cpu()
+    return None
+
+
+def moved_sum(before: Tree, now: Tree, num_items: int) -> Tensor | None:
+    """(I, D) how the shared item tables moved; None where the server has none."""
+    names = [name for name, tensor in before.items() if tensor.dim() == 2 and len(tensor) == num_items]
+    return torch.cat([(now[name] - before[name]).cpu() for name in names], 1) if names else None
+
+
+def only(upload: Upload, kept_C: Tensor) -> Upload:
+    """The upload of some clients of a block."""
+    return upload._replace(
+        clients=upload.clients[kept_C],
+        weights=upload.weights[kept_C.to(upload.weights.device)],
+        tensors={name: tensor[kept_C.to(tensor.device)] for name, tensor in upload.tensors.items()},
+        rows={name: row_CR[kept_C.to(row_CR.device)] for name, row_CR in upload.rows.items()},
+        payload={},
+        sent_rows={name: sent[kept_C.to(sent.device)] for name, sent in upload.sent_rows.items()},
+        finite=None,
+    )
+
+
+def item_rows(
+    config: AuditConfig, interactions: Interactions, seen: Watched, clients: Sequence[int], num_rounds: int
+) -> list[AuditRow]:
+    """One row for each thing that can be seen, over the same clients; what everybody may know comes first."""
+    trained = [sorted(set(train_part(sequence))) for sequence in interactions.sequences]
+    count_I = torch.zeros(interactions.num_items)
+    for items in trained:
+        count_I[items] += 1.0
+    others = {client: _without(count_I, trained[client])[None] for client in clients}
+    rows: list[tuple[str, str, Mapping[int, Tensor], Sequence[str]]] = [
+        ("nobody", f"{COUNTS} the other clients have an item", others, (COUNTS,)),
+        ("server", "each client's upload of its first round", seen.first, ATTACKS),
+    ]
+    if any(not torch.equal(seen.all[client], seen.first[client]) for client in seen.all):
+        both = {client: torch.cat([score_AI, seen.first[client]]) for client, score_AI in seen.all.items()}
+        attacks = (*ATTACKS, *(f"{attack}, of the first round alone" for attack in ATTACKS))
+        rows += [("server", f"each client's uploads of rounds 1 to {num_rounds}", both, attacks)]
+    if seen.total_AI is not None:
+        total = dict.fromkeys(seen.all, seen.total_AI)
+        rows += [(seen.sum_seen_by, f"the sum over all clients alone, rounds 1 to {num_rounds}", total, ATTACKS)]
+    return [_row(config, party, sees, scores, trained, names) for party, sees, scores, names in rows]
+
+
+def _row(
+    config: AuditConfig,
+    party: str,
+    sees: str,
+    scores: Mapping[int, Tensor],
+    trained: Sequence[Sequence[int]],
+    attacks: Sequence[str],
+) -> AuditRow:
+    found = [[auc(_scored(score_I, trained[client])) for score_I in score_AI] for client, score_AI in scores.items()]
+    auc_AC = torch.tensor(found, dtype=torch.float64).T
+    fold_C = torch.randperm(len(scores), generator=stream(config.seed, "halves")) % 2
+    chosen_C = chosen_on_others(auc_AC, fold_C)
+    value_C = auc_AC.gather(0, chosen_C[None])[0]
+    interval = bootstrap_interval(value_C, stream(config.seed, "interval", sees))
+    ((often, _),) = Counter(chosen_C.tolist()).most_common(1)
+    return AuditRow(party, sees, attacks[often], interval, None)
+
+
+def _scored(score_I: Tensor, items: Sequence[int]) -> Scored:
+    member_I = torch.zeros(len(score_I), dtype=torch.bool)
+    member_I[list(items)] = True
+    return Scored(score_I[member_I], score_I[~member_I])
+
+
+def _without(count_I: Tensor, items: Sequence[int]) -> Tensor:
+    left_I = count_I.clone()
+    left_I[list(items)] -= 1.0
+    return left_I
+
+
+def _column(counts: Sequence[Tensor]) -> Tensor:
+    stacked = torch.stack(list(counts))
+    return stacked.sum(0, dtype=stacked.dtype).double()[:, None]
+
+
+def _check_again(again: Sequence[dict], records: Sequence[dict]) -> None:
+    """``ValueError`` unless every round has the mean loss that the run recorded."""
+    for now, then in zip(again, records, strict=True):
+        got, expected = now["clients"][0].get("loss"), then["clients"][0].get("loss")
+        if got is not None and expected is not None and abs(got - expected) > TOLERANCE * abs(expected):
+            raise ValueError(
+                f"got a mean loss of {got:.6g} in round {then['round']} done again, expected the recorded "
+                f"{expected:.6g}: another version of the code, or of its libraries, made the run"
+            )

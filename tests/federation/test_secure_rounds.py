@@ -190,10 +190,10 @@ def test_the_masked_sum_is_the_plain_sum_of_fixed_point_numbers_bit_for_bit():
     method = build("fedavg")
     for survivors in ([0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [1, 2, 4, 5]):
         gathering = securely_summed_rounds(method, SecureSums(5, 0.6))
-        cohort, download = list(range(count)), Download({})
+        cohort = list(range(count))
         sent = [
             gathering.send(
-                1, cohort, lambda: download, Sent(uploads[c], measure(download, uploads[c])), uploads[c]
+                1, cohort, lambda: Download({}), Sent(uploads[c], measure(Download({}), uploads[c])), uploads[c]
             ).upload
             for c in survivors
         ]

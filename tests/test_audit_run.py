@@ -52,10 +52,11 @@ def test_uploads_of_item_tables_show_the_items_and_noise_hides_them(data, tmp_pa
     for name, words in (("plain", []), ("noised", ["--clip", 0.5, "--noise_scale", 1.0])):
         run = tmp_path / name
         assert script("federate", "--method", "fedmf", *data, *FAST, *words, "--num_rounds", 3, "--output", run) == 0
-        assert script("audit", "--run", run, "--num_rounds", 2) == 0
+        assert script("audit", "--run", run, "--num_rounds", 2, "--num_clients", 30, "--seed", 5) == 0
         found[name] = rows_of(run)
     printed = " ".join(capsys.readouterr().out.split())
     assert "which items a client trained on" in printed
+    assert "30 of 40 clients attacked; rounds done again: 2" in printed
     plain, noised = found["plain"], found["noised"]
     assert list(plain) == [
         "how often the other clients have an item",
@@ -147,8 +148,9 @@ def test_users_are_told_from_others_by_what_each_party_sees(playground, monkeypa
     assert [row["party"] for row in found.values()] == ["nobody", "server", "another client", "holder of the adapter"]
     assert found["the shared student alone"]["auc"]["mean"] == pytest.approx(0.5, abs=0.08)
     assert found["the update that the client sends"]["auc"]["low"] > 0.55  # sixty epochs on half of 240 users
-    assert found["the adapter as handed over"]["true_positives"]["mean"] <= 1.0
     assert "which users a client trained on" in " ".join(capsys.readouterr().out.split())
+    assert script("audit", "--run", run, "--num_users", 50, "--num_events", 1) == 0
+    assert "100 members and 100 others of 2 client(s)" in " ".join(capsys.readouterr().out.split())
     assert "Audit</h2>" not in (run / "report.html").read_text()
     assert script("report", "--run", run) == 0
     assert "Audit</h2>" in (run / "report.html").read_text()

@@ -1,8 +1,14 @@
 """What a party can put together from what it sees, by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fedecider.data.domain import Events
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import save_domains
+from fedecider.llm.audit import away_from_run
 from fedecider.llm.audit_views import another, scaled, without_own
 from fedecider.lora.directions import update_norms
 
@@ -43,3 +49,18 @@ def test_a_scale_is_that_of_the_update():
         update_norms({name: tensor[None] for name, tensor in one.items()}) for one in (pair, scaled(pair, [2.5]))
     )
     assert float(after / before) == pytest.approx(2.5)
+
+
+def test_silos_of_the_catalogue_that_took_no_part_give_the_others(tmp_path):
+    domains = sample_domains(["crime", "comics"])
+    silos = {}
+    for name, domain in domains.items():
+        users, sequences = domain.clients.users, domain.clients.sequences
+        for number in (1, 2, 3):
+            part = Events(users[number::4], sequences[number::4], None)
+            silos[f"{name}.{number}"] = replace(domain, name=f"{name}.{number}", catalogue=name, clients=part)
+    save_domains(silos, tmp_path)
+    taking_part = {name: silos[name] for name in ("crime.1", "crime.2", "comics.1")}
+    assert away_from_run(str(tmp_path), "crime", taking_part) == [silos["crime.3"].clients.sequences]
+    assert len(away_from_run(str(tmp_path), "comics", taking_part)) == 2
+    assert away_from_run("", "crime", taking_part) == []

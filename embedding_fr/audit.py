@@ -61,14 +61,19 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: it did not finish, its data are other ones now, its rounds come out differently here, or no upload
-            has a row or a count for every item.
+        ValueError: it did not finish, it summed uploads unseen, its data are other ones now, its rounds come out
+            differently here, or no upload has a row or a count for every item.
     """
     root = Path(config.run)
     folder, record, metrics = finished(root)
     settings = recorded_settings(record["config"], str(folder.record), config.data)
     if not settings.run.federation:
         raise ValueError(f"got {root} with federation off, expected a run whose clients upload: nothing left them")
+    if settings.run.secure_sum:
+        raise ValueError(
+            f"got {root} with secure_sum, whose server sees a mean alone, expected a run without: there the row of the "
+            "sum alone says what is seen of that mean"
+        )
     interactions = load_interactions(settings.data)
     if record["data"].get(interactions.name) != interactions.content_hash():
         raise ValueError(f"got other data than those of {root}, expected the same. Give the run's folder with --data")

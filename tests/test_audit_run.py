@@ -113,6 +113,10 @@ def test_what_cannot_be_audited_is_told(data, ratings, tmp_path, capsys):
     words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 1, "--federation", "false", "--output", alone]
     assert script("federate", *words) == 0
     assert "federation off" in refused(alone)
+    summed = tmp_path / "summed"
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 1, "--secure_sum", "true", "--output", summed]
+    assert script("federate", *words) == 0
+    assert "with secure_sum, whose server sees a mean alone" in refused(summed)
     near = tmp_path / "near"
     assert script("federate", "--method", "fednear", *data, "--output", near) == 0
     assert "neither a row nor a count" in refused(near)

@@ -14,6 +14,7 @@ import torch
 from fedecider.audit.losses import STATISTICS
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, Tree, Upload
+from fedecider.federation.privacy import protector
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
 from fedecider.llm.loading import load_student
@@ -60,9 +61,10 @@ class Sent(NamedTuple):
 
 
 def send_once(settings: Settings, recommender: Recommender, state: RunState) -> Sent:
-    """Train every client once more from the selected round, and let the server aggregate."""
+    """Train every client once more from the selected round, bound and noise uploads as the run did, and aggregate."""
     built = METHODS[settings.run.method].build(recommender, settings.method)
     method = with_robust_mean(built, settings.run.robust_mean)
+    protect = protector(method, settings.run.privacy, settings.run.seed)
     round, server, local = state.best_round + 1, state.best_server, state.best_local
     uploads: list[Upload] = []
     downloads = []
@@ -71,7 +73,7 @@ def send_once(settings: Settings, recommender: Recommender, state: RunState) -> 
         download = method.broadcast(round, server, block.clients)
         own = {name: tensor[block.clients] for name, tensor in local.items() if name not in method.unread}
         upload, _, _ = method.client_update(round, download, own, block)
-        uploads.append(upload)
+        uploads.append(protect(upload, download, round, recommender.num_clients))
         downloads.append(_known(download))
     after = method.server_aggregate(round, server, iter(uploads))
     next_downloads = [method.broadcast(round + 1, after, torch.tensor([client])) for client in range(len(uploads))]
@@ -94,9 +96,8 @@ def views_of(folder: RunFolder, settings: Settings, recommender: Recommender, se
     alone = partial(_load_student, recommender)
     views = [View("nobody", "the shared student alone", alone, (1.0,), ("mean log-probability",))]
     names = list(initial_adapters(adapter_shapes(recommender.model), recommender.seed))
-    if all(_is_pair({**down, **up}, names) for down, up in zip(sent.downloads, sent.uploads, strict=True)) and any(
-        sent.uploads
-    ):
+    pairs = [_is_pair({**down, **up}, names) for down, up in zip(sent.downloads, sent.uploads, strict=True)]
+    if all(pairs) and any(sent.uploads) and not settings.run.secure_sum:
         load = partial(_load_upload, recommender, sent, names)
         views.append(View("server", "the update that the client sends", load))
     if len(sent.uploads) > 1 and all(set(names) <= set(one) for one in sent.broadcasts):

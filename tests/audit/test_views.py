@@ -1,16 +1,24 @@
 """What a party can put together from what it sees, by hand."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
+from toy_recommender import toy_recommender
 
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.llm.audit import away_from_run
-from fedecider.llm.audit_views import another, scaled, without_own
+from fedecider.llm.audit_views import Sent, another, scaled, views_of, without_own
+from fedecider.lora.adapters import adapter_shapes, initial_adapters
 from fedecider.lora.directions import update_norms
+from fedecider.running.run_folder import RunFolder
 
 
 def test_silos_that_stand_side_by_side_look_at_each_other():
@@ -40,6 +48,19 @@ def test_rows_count_those_who_sent_them():
     assert rest["t"][:, 0].tolist() == [6.5, 8.0, 5.0]  # the last row is not the observer's: the mean as it is
     alone = without_own({"t": sent[0]}, {"t": sent[0]}, [marks[0], {"t": torch.zeros(3) > 0}], 0)
     assert not alone["t"].any()
+
+
+def test_of_a_secure_sum_the_server_sees_no_upload(tmp_path):
+    recommender = toy_recommender()
+    pair = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    sent = Sent(1, True, [pair] * 3, [{}] * 3, [{}] * 3, [pair] * 3)
+
+    def parties(secure_sum: bool) -> list[str]:
+        settings = SimpleNamespace(run=SimpleNamespace(secure_sum=secure_sum))
+        return [view.party for view in views_of(RunFolder(tmp_path), settings, recommender, sent)]
+
+    assert parties(False) == ["nobody", "server", "another client", "another client"]
+    assert parties(True) == ["nobody", "another client", "another client"]
 
 
 def test_a_scale_is_that_of_the_update():

@@ -69,10 +69,12 @@ class SiteSums:
     member: Member | None = None
     rules: Rules | None = None
     keys: Mapping[int, PublicKeys] = field(default_factory=dict)
+    sent_L: Tensor | None = None
+    """What it has sent, before the masks."""
 
     def announce(self, asked: Message) -> Message:
         """Step 1, with new secrets whenever it is asked for."""
-        self.round, self.rules = asked.round, None
+        self.round, self.rules, self.sent_L = asked.round, None, None
         self.member = join(self.client, secrets.token_bytes)
         return Message(KEYS, asked.round, {"keys": _bytes(b"".join(announce(self.member)))})
 
@@ -83,9 +85,12 @@ class SiteSums:
         rows = asked.tensors.get("keys")
         if rows is None or rows.dtype != torch.uint8 or rows.shape != (len(clients), 3 * KEY_BYTES):
             raise ValueError("got no public keys of the clients, expected 96 bytes of each")
-        self.keys = {client: _public_keys(row) for client, row in zip(clients, rows, strict=True)}
-        if self.keys.get(self.client) != announce(member):
+        keys = {client: _public_keys(row) for client, row in zip(clients, rows, strict=True)}
+        if keys.get(self.client) != announce(member):
             raise ValueError("got other keys for this site than it has announced, refused")
+        if self.rules is not None:
+            raise ValueError("got a second list of keys for one round, expected one: secrets are shared once")
+        self.keys = keys
         self.rules = rules_for(clients, self.sums.seed, PURPOSE, asked.round, threshold=self.sums.threshold)
         sealed, self.member = share(self.rules, member, self.keys, secrets.token_bytes)
         return Message(SHARES, asked.round, {str(client): _bytes(one) for client, one in sealed.items()})
@@ -102,8 +107,13 @@ class SiteSums:
         assert self.rules is not None
         self.member = receive(self.rules, self._member(asked), self.keys, _sealed(asked.facts.get("sealed")))
         numbers = fixed_point(dense(upload, download), len(self.rules.cohort))
-        which = sends(self.sums.own_rows, numbers)
-        tensors = unflat(masked(self.rules, self.member, self.keys, flat(numbers), sends=which), numbers)
+        number_L, which = flat(numbers), sends(self.sums.own_rows, numbers)
+        if self.sent_L is not None and not torch.equal(self.sent_L, number_L):
+            raise ValueError(
+                "got a second training of one round with another result, refused: the same masks hide one upload alone"
+            )
+        tensors = unflat(masked(self.rules, self.member, self.keys, number_L, sends=which), numbers)
+        self.sent_L = number_L
         marks = upload.sent_rows | {ROW_WEIGHTS + name: mark for name, mark in upload.sent_rows.items()}
         sent = {name: tensor[None] for name, tensor in tensors.items()}
         return Upload(upload.clients, torch.ones(1), sent, sent_rows=marks)

@@ -223,8 +223,14 @@ def masked(
     masks of those numbers that both of them send, and the others are zero.
 
     Raises:
-        ValueError: the sum could leave the range of signed ``bits``.
+        ValueError: shares of fewer clients than the threshold asks for, so that too few masks would hide the value; or
+            the sum could leave the range of signed ``bits``.
     """
+    if len(member.held) < rules.needed(member.client):
+        raise ValueError(
+            f"got shares of {len(member.held) - 1} neighbours of client {member.client}, expected "
+            f"{rules.needed(member.client) - 1} at least: an upload under fewer masks stays here"
+        )
     if value_L.dtype != torch.int64:
         raise ValueError(f"got values of {value_L.dtype}, expected int64: see encode")
     largest = max(-int(value_L.min()), int(value_L.max())) if value_L.numel() else 0

@@ -128,11 +128,26 @@ def test_an_upload_in_the_clear_and_wrong_shares_are_refused(tmp_path):
         deployed("fedavg", secure_sites("fedavg", tmp_path / "c"), 1, sums=SUMS, damage=lie)
 
 
+def lonely(folder):
+    """What a site says that is asked to mask with the shares of nobody else."""
+    site, heard = site_of("fedavg", 0, folder, sums=SUMS), []
+
+    def away(client, asked):
+        if (client, asked.kind) == (0, "train"):
+            bare = asked._replace(facts={**asked.facts, "sealed": {}})
+            heard.append(unpack(site.answer(pack(bare)), MOST).facts["reason"])
+        return False
+
+    deployed("fedavg", [site, *secure_sites("fedavg", folder)[1:]], 1, sums=SUMS, away=away)
+    return heard[0]
+
+
 def test_a_site_refuses_a_server_that_asks_for_too_much(tmp_path):
     sites, asked_before = secure_sites("fedavg", tmp_path), {}
 
     def keep(client, asked):
-        asked_before[asked.kind] = asked
+        if client == 0:
+            asked_before[asked.kind] = asked
         return False
 
     deployed("fedavg", sites, 1, sums=SUMS, away=keep)
@@ -148,5 +163,9 @@ def test_a_site_refuses_a_server_that_asks_for_too_much(tmp_path):
     assert "shares of client 1 for client 0" in answer(asked_before["train"], sealed=tampered)
     assert "other keys for this site" in answer(asked_before["shares"], clients=[1, 0, 2])
     assert "96 bytes of each" in answer(asked_before["shares"], clients=[0, 1])
+    assert "second list of keys" in answer(asked_before["shares"])
+    again = asked_before["train"]._replace(tensors={name: 2 * t for name, t in asked_before["train"].tensors.items()})
+    assert "second training of one round with another result" in answer(again)
+    assert "shares of 0 neighbours of client 0, expected 1 at least" in lonely(folder=tmp_path / "b")
     strange = pack(Message("unmask", 7, {}, {"run": "abc", "survivors": [0, 1]}))
     assert "got unmask of round 7 without keys" in unpack(sites[0].answer(strange), MOST).facts["reason"]

@@ -111,9 +111,9 @@ class LocalTraining:
 class Users(NamedTuple):
     """The users of one client who have something to train on."""
 
-    count: int
+    num_users: int
     batches: Callable[[Sequence[int], torch.Generator], Iterator[dict[str, Tensor]]]
-    """numbers of users (ascending, below ``count``), generator -> one batch a user: all of its training samples."""
+    """numbers of users (ascending, below ``num_users``), generator -> one batch a user: all of its training samples."""
 
 
 class Recommender(NamedTuple):

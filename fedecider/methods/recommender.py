@@ -32,7 +32,8 @@ from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import adapter_shapes
 from fedecider.methods.own_rows import rows_of_clients
 from idgen.ranking import RankingConfig, eval_users, rank_task
-from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
+from idgen.samples import Split, Task, num_samples, train_batches
+from idgen.user_samples import samples_by_user, user_batches
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,8 @@ __all__ = [
     "num_batches",
     "num_samples",
     "prompts_of",
-    "samples_by_user",
     "target_labels",
     "train_batches",
-    "user_batches",
 ]
 
 BATCHES_AT_A_TIME = 64
@@ -185,7 +183,7 @@ def num_samples(tasks: Task | Sequence[Task]) -> int:
     """Training samples of one epoch: every position of the training parts but the first of each user, or every window
     where all its positions are targets; and the catalogue walks."""
     tasks = _as_list(tasks)
-    return sum(map(len, _sampled_events(*merge_tasks(tasks), tasks[0].config))) if tasks else 0
+    return sum(map(len, sampled_events(*merge_tasks(tasks), tasks[0].config))) if tasks else 0
 
 
 def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
@@ -207,7 +205,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     parts, events = merge_tasks(tasks)
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     config = tasks[0].config
-    order = np.concatenate(_sampled_events(parts, events, config))
+    order = np.concatenate(sampled_events(parts, events, config))
     if len(order) == 0:
         raise ValueError(
             f"no training samples in {[task.name for task in tasks]}; expected users with two training events. "
@@ -219,7 +217,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
         target_N = order[start : start + batch_size * BATCHES_AT_A_TIME]
         walk_N = target_N == A_WALK
         draw = draw_samples(events, np.where(walk_N, 0, target_N), num_wordings, config, rng)
-        samples = Samples(prompts_of(parts, events, draw), _item_segments(parts, events, draw.target_N), walk_N)
+        samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), walk_N)
         if walk_N.any():
             samples = with_walks(samples, [task.neighbours for task in tasks], parts, rng)
         prompts = with_targets(samples) if config.targets == "every" else samples.prompts
@@ -229,40 +227,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
         batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
         for number in rng.permutation(len(batches)):
             rows = batches[number]
-            yield _sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
-
-
-def samples_by_user(task: Task) -> list[np.ndarray]:
-    """Target events of one epoch of every user who has any, ascending; catalogue walks are nobody's and left out.
-
-    Raises:
-        ValueError: training samples that cannot be told apart by users, or whose texts depend on several users.
-    """
-    config = task.config
-    if config.pair_share > 0.0 or config.user_wording != "none":
-        raise ValueError(
-            f"got samples.pair_share {config.pair_share} and user_wording {config.user_wording} with user_privacy, "
-            "expected 0 and none: a sample has to be of one user alone"
-        )
-    target_N = _sampled_events(task.parts, task.train, config)[0]
-    starts = np.flatnonzero(np.diff(task.train.user_E[target_N])) + 1
-    return np.split(target_N, starts) if len(target_N) else []
-
-
-def user_batches(task: Task, target_lists: Sequence[np.ndarray], generator: torch.Generator) -> Iterator[TokenBatch]:
-    """One batch for each of ``target_lists`` (:func:`samples_by_user`), drawn and laid out as in `train_batches`."""
-    if not target_lists:
-        return
-    rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
-    parts, events, config = task.parts, task.train, task.config
-    target_N = np.concatenate(target_lists)
-    draw = draw_samples(events, target_N, len(load_templates(config.templates)), config, rng)
-    nobody_N = np.zeros(len(target_N), dtype=bool)
-    samples = Samples(prompts_of(parts, events, draw), _item_segments(parts, events, draw.target_N), nobody_N)
-    prompts = with_targets(samples) if config.targets == "every" else samples.prompts
-    segment_NW = lay_out(parts, prompts)
-    for rows in np.split(np.arange(len(target_N)), np.cumsum([len(targets) for targets in target_lists])[:-1]):
-        yield _sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
+            yield sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
 
 
 def eval_batches(
@@ -377,14 +342,14 @@ def prompts_of(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
 
 def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) -> np.ndarray:
     """(B, T) tokens of the targets' item IDs and the end token, if any, -100 as padding."""
-    return _labels(parts, _item_segments(parts, events, target_B), events.task_E[target_B])
+    return _labels(parts, item_segments(parts, events, target_B), events.task_E[target_B])
 
 
-def _sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
+def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
     """Target events of one epoch, and a place of `A_WALK` for every catalogue walk."""
     if config.targets == "every":
         length_G = parts.segments.length_G
-        cost_E = length_G[_item_segments(parts, events, np.arange(len(events.item_E)))] + length_G[parts.end_K].max()
+        cost_E = length_G[item_segments(parts, events, np.arange(len(events.item_E)))] + length_G[parts.end_K].max()
         room = config.max_source_tokens - int(length_G[parts.before_PL[1::2]].sum(1).max())  # wordings without a user
         target_N = window_ends(events, config.max_history, cost_E, room)
     else:
@@ -393,7 +358,7 @@ def _sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig
     return target_N, np.full(round(len(target_N) * config.walk_share / (1.0 - config.walk_share)), A_WALK)
 
 
-def _item_segments(parts: PromptParts, events: EventTable, target_N: np.ndarray) -> np.ndarray:
+def item_segments(parts: PromptParts, events: EventTable, target_N: np.ndarray) -> np.ndarray:
     return parts.first_item_K[events.task_E[target_N]] + events.item_E[target_N]
 
 
@@ -425,7 +390,7 @@ def _batch(parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, tas
     return {**_prompt_batch(parts, segment_BW), "labels": torch.from_numpy(_labels(parts, target_B, task_B))}
 
 
-def _sample_batch(
+def sample_batch(
     parts: PromptParts,
     config: SampleConfig,
     segment_NW: np.ndarray,

@@ -60,7 +60,9 @@ def draw_users(recommender: Recommender, client: int, round: int, epoch: int) ->
     users, drawn = recommender.users(client), []
     for step in range(steps_per_epoch(config)):
         asked = stream(recommender.seed, "users", name, round, epoch, step)
-        chance_U = secret_uniform((users.number,)) if recommender.secret else torch.rand(users.number, generator=asked)
+        chance_U = (
+            secret_uniform((users.num_users,)) if recommender.secret else torch.rand(users.num_users, generator=asked)
+        )
         numbers = (chance_U < config.sample_rate).nonzero()[:, 0].tolist()
         drawn.append(list(users.batches(numbers, stream(recommender.seed, "samples", name, round, epoch, step))))
     return drawn

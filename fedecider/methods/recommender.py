@@ -33,7 +33,8 @@ from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import adapter_shapes
 from fedecider.methods.own_rows import rows_of_clients
 from idgen.ranking import RankingConfig, eval_users, rank_task
-from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
+from idgen.samples import Split, Task, num_samples, train_batches
+from idgen.user_samples import samples_by_user, user_batches
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ class LocalTraining:
 class Users(NamedTuple):
     """The users of one client who have something to train on."""
 
-    number: int
+    num_users: int
     batches: Callable[[Sequence[int], torch.Generator], Iterator[dict[str, Tensor]]]
-    """numbers of users (ascending, below ``number``), generator -> one batch a user: all of its training samples."""
+    """numbers of users (ascending, below ``num_users``), generator -> one batch a user: all of its training samples."""
 
 
 class Recommender(NamedTuple):

@@ -5,11 +5,7 @@ Shape legend: U users.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedecider.baselines.counts import decayed_cooccurrence, last_item_cooccurrence, popularity
@@ -22,8 +18,6 @@ from fedecider.llm.loading import load_student
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.methods.recommender import Recommender
 from fedecider.report.rows import CANARY
-from fedecider.running.damage import damage_names
-from fedecider.running.stages import cached_stage, file_digest
 from idgen.backbone import load_backbone
 from idgen.ranking import rank_task
 
@@ -44,44 +38,23 @@ UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
 def zero_shot(
     settings: Settings, foundation: Foundation, recommender: Recommender, device: torch.device
 ) -> dict[str, Positions]:
-    """Test positions of the full-depth backbone and of the shared student, both without any adapter.
-
-    No method has a part in them, so they are kept in the cache: all methods of a comparison start from the same two.
-    """
-
-    def build(folder: Path) -> None:
-        load_student(recommender)
-        student = {name: recommender.positions(recommender.names.index(name), "test") for name in foundation.domains}
-        teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
-        teacher.to(device)  # type: ignore[arg-type]
-        drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
-        whole = {
+    """Test positions of the full-depth backbone and of the shared student, both without any adapter."""
+    load_student(recommender)
+    student = {name: recommender.positions(recommender.names.index(name), "test") for name in foundation.domains}
+    teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
+    teacher.to(device)  # type: ignore[arg-type]
+    drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
+    ranking = settings.ranking
+    return {
+        TEACHER: {
             task.name: rank_task(
-                teacher, task, task.trie.to(device), "test", None, settings.ranking, drop_seen, precision, device
+                teacher, task, task.trie.to(device), "test", None, ranking, drop_seen, precision, device
             )
             for task in recommender.tasks
             if task.name in foundation.domains
-        }
-        for row, positions in ((TEACHER, whole), (STUDENT, student)):
-            save_file(positions, folder / f"{row}.safetensors")
-
-    ranking = replace(settings.ranking, num_eval_users=0)  # the test takes all users
-    inputs = {
-        "backbones": [
-            file_digest(stage.folder / "backbone") for stage in (foundation.pretrained, foundation.distilled)
-        ],
-        "prompts": settings.run.pretrain.samples,
-        "ids": {name: foundation.ids[name].items.token_ids for name in foundation.domains},
-        "users": {name: domain.content_hash() for name, domain in foundation.domains.items()},
-        "ranking": [ranking, settings.run.protocol, settings.run.quantize, settings.training.precision],
-        "machine": [device.type, torch.get_num_threads()],
+        },
+        STUDENT: student,
     }
-    stage = cached_stage(Path(settings.run.cache), "zero-shot", inputs, build)
-    found = {}
-    for row in (TEACHER, STUDENT):
-        with damage_names(stage.folder / f"{row}.safetensors"):
-            found[row] = load_file(stage.folder / f"{row}.safetensors")
-    return found
 
 
 def counting_positions(settings: Settings, foundation: Foundation, split: str = "test") -> dict[str, Positions]:

@@ -362,9 +362,12 @@ def _of_counts() -> Iterator[Case]:
             yield Case("embedding", "simulated", method, kind, expected, (Fault(HIT, kind),), says=says)  # type: ignore
         secure = (("secure", True),)
         for kind in ("away", "late"):
-            says = "got uploads of 6 clients, expected all 7"
-            fault = (Fault(HIT, kind),)  # type: ignore
-            yield Case("embedding", "simulated", method, f"{kind}, masked", "stops", fault, says=says, options=secure)
+            says = "came after" if kind == "late" else ""
+            expected, fault = "not heard" if kind == "late" else "goes on", (Fault(HIT, kind),)  # type: ignore
+            yield Case("embedding", "simulated", method, f"{kind}, masked", expected, fault, says=says, options=secure)  # type: ignore
+            many = tuple(Fault(client, kind) for client in range(3))  # type: ignore
+            says = "uploads for the secure sum of"
+            yield Case("embedding", "simulated", method, f"{kind}, masked, 3", "stops", many, says=says, options=secure)
 
 
 def quick() -> list[Case]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
+from embedding_fr.methods.fedease import parties
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train
 from fedecider.audit.config import AuditConfig
 from fedecider.audit.moves import ATTACKS, move_scores
@@ -41,6 +42,8 @@ from fedecider.running.launch import Launch
 TOLERANCE = 0.01
 """Relative difference of a round's mean loss from the recorded one up to which it is the same round."""
 COUNTS = "how often"
+MASKED = "masked_gram"
+"""Name of FedEASE's masked counts in an upload."""
 
 
 class Watched(NamedTuple):
@@ -133,6 +136,7 @@ def watch_rounds(
     found: dict[int, Tensor] = {}
     move_of: dict[int, Tensor] = {}
     counts: list[Tensor] = []
+    masked: list[Tensor] = []
     totals: list[Tensor] = []
     seen_by = ["server, every client"]
 
@@ -140,7 +144,10 @@ def watch_rounds(
         counted_CI = counts_of(upload, num_items)
         if counted_CI is not None:
             seen_by[:] = ["server"]
-            counts.append(counted_CI.sum(0, dtype=counted_CI.dtype))  # masks cancel modulo the size of the numbers
+            counts.append(counted_CI.sum(0, dtype=counted_CI.dtype))
+        if MASKED in upload.tensors:
+            part_L = upload.tensors[MASKED].sum(0, dtype=upload.tensors[MASKED].dtype)
+            masked[:] = [masked[0] + part_L] if masked else [part_L]  # modulo the size of the numbers
         kept_C = torch.isin(upload.clients, torch.tensor(clients))
         if kept_C.any():
             mine = only(upload, kept_C)
@@ -155,10 +162,14 @@ def watch_rounds(
                 first.setdefault(client, score_AI)
                 found[client] = found[client] + score_AI if client in found else score_AI
         total_ID = moved_sum(before, now, num_items) if not counts else _column(counts)
+        if masked:  # what the server opens: the sum over all clients, and nothing else
+            sums = parties(setup.federation, settings.method, round)
+            opened_L = sums.open(masked[0].cpu(), range(setup.federation.num_clients))
+            total_ID = opened_L[diagonal(num_items)].double()[:, None]
         if total_ID is not None and (move_of or counts):
             totals.append(move_scores(total_ID[None])[:, 0])
-        move_of.clear()
-        counts.clear()
+        for seen in (move_of, counts, masked):
+            seen.clear()
 
     run = replace(settings.run, num_rounds=num_rounds, patience=0, num_eval_users=0)
     watching = setup._replace(method=watched(setup.method, see, after), validated=setup.validated[:1])
@@ -208,9 +219,8 @@ def moves_of(upload: Upload, download: Download, num_items: int) -> Tensor | Non
 
 def counts_of(upload: Upload, num_items: int) -> Tensor | None:
     """(C, I) integers: item lists, or the diagonals of masked count matrices; None for other uploads."""
-    if "masked_gram" in upload.tensors:
-        item_I = torch.arange(num_items)
-        return upload.tensors["masked_gram"][:, item_I * num_items - item_I * (item_I - 1) // 2].cpu()
+    if MASKED in upload.tensors:
+        return upload.tensors[MASKED][:, diagonal(num_items)].cpu()
     listed = upload.tensors.get("items")
     if listed is not None and listed.dtype == torch.bool and listed.shape[1:] == (num_items,):
         return listed.to(torch.int32).cpu()
@@ -287,6 +297,12 @@ def _without(count_I: Tensor, items: Sequence[int]) -> Tensor:
     left_I = count_I.clone()
     left_I[list(items)] -= 1.0
     return left_I
+
+
+def diagonal(num_items: int) -> Tensor:
+    """(I,) places of the items' own counts in a triangle of counts."""
+    item_I = torch.arange(num_items)
+    return item_I * num_items - item_I * (item_I - 1) // 2
 
 
 def _column(counts: Sequence[Tensor]) -> Tensor:

@@ -127,6 +127,7 @@ class Setup(NamedTuple):
     pack: Callable[[Sequence[int]], Sequence[Block]]
     validated: Sequence[Block]
     """Those that are scored after each round."""
+    federation: Federation
     gathering: Gathering = ONE_BY_ONE
     """How uploads reach the server."""
 
@@ -153,7 +154,7 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     pack = block_packer(population, client_bytes, block_bytes(run, device))
     blocks = pack(range(interactions.num_users))
     users = eval_users(run, interactions.num_users)
-    return Setup(method, population, blocks, pack, pack(users) if users else blocks, gathering)
+    return Setup(method, population, blocks, pack, pack(users) if users else blocks, federation, gathering)
 
 
 def working_set(settings: EmbeddingSettings, num_items: int, device: torch.device) -> Callable[[int], int]:

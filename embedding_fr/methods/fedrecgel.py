@@ -219,5 +219,13 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
     return FederatedMethod(
-        "fedrecgel", init, broadcast, client_update, server_aggregate, positions, ("global",), takes_mean=True
+        "fedrecgel",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("global",),
+        fine_mean=True,
+        takes_mean=True,
     )

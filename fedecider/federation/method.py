@@ -119,5 +119,7 @@ class FederatedMethod(NamedTuple):
     was downloaded under the same names."""
     finish_upload: Callable[[Upload], Upload] | None = None
     """What a client makes of its upload after bound and noise; None: nothing more."""
+    fine_mean: bool = False
+    """Whether the server divides that mean by its own size: the resolution of a secure sum would be too coarse."""
     takes_mean: bool = False
     """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""

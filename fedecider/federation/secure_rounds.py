@@ -95,7 +95,12 @@ def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Gatheri
 
 
 def check_takes_mean(method: FederatedMethod) -> None:
-    """``ValueError`` for a method whose server needs more than a mean."""
+    """``ValueError`` for a method whose server needs more than a mean, or a finer one than multiples of 2^-32."""
+    if method.fine_mean:
+        raise ValueError(
+            f"got secure_sum with {method.name}, whose server divides gradients by their size: those below the "
+            "resolution would move it as much as any. Expected another variant or method, or secure_sum false"
+        )
     if not method.takes_mean:
         raise ValueError(
             f"got secure_sum with {method.name}, whose server takes no mean over clients but needs single uploads (or "

@@ -9,6 +9,7 @@ from memory_toys import NUM_ITEMS, sequences
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.split import train_part
+from fedecider.federation.secure_simulation import protocol_bytes, simulated
 from fedecider.llm import memories
 from fedecider.llm.setup import calibration
 from fedecider.memory.config import MemoryConfig
@@ -51,7 +52,8 @@ def test_silos_count_what_their_siblings_have():
     assert same(found["books.1"], expected)
     assert same(found["games.1"], own("games.1").plus(public("games.1")))
     assert set(traffic) == {"books.1", "books.2", "books.3"}
-    assert traffic["books.1"]["up"] == 8 * (NUM_ITEMS * (NUM_ITEMS + 1) // 2 + NUM_ITEMS)
+    keys_and_shares = sum(protocol_bytes(simulated((0, 1, 2), 1, "any", 0).rules, 0)[1].values())
+    assert traffic["books.1"]["up"] == 8 * (NUM_ITEMS * (NUM_ITEMS + 1) // 2 + NUM_ITEMS) + keys_and_shares
 
 
 @pytest.mark.parametrize(

@@ -23,19 +23,18 @@ def private_site(client, folder, name="fedavg", spends=2):
 
 def test_a_site_draws_noise_that_does_not_follow_from_the_seed(tmp_path):
     protect = protector(build("fedavg", toy_recommender()), CONFIG, 0)
-    simulated, _ = run(build("fedavg", toy_recommender()), 3, 2, protect=protect)
+    simulated, _ = run(build("fedavg", toy_recommender()), 3, 1, protect=protect)
     states = []
     for number in range(2):
         torch.manual_seed(0)
         sites = [private_site(client, tmp_path / str(number)) for client in range(3)]
-        states.append(deployed("fedavg", sites, 2)[0])
+        states.append(deployed("fedavg", sites, 1)[0])
     for key, tensor in states[0].server.items():
         assert not torch.equal(tensor, states[1].server[key])
         assert not torch.equal(tensor, simulated.server[key])
     flat = [torch.cat([tensor.flatten() for tensor in state.server.values()]) for state in states]
-    assert (flat[0] - flat[1]).std().item() == pytest.approx(
-        0.5 * (4 / 3) ** 0.5, rel=0.1
-    )  # two rounds of a mean of 3, twice
+    # a mean of three, twice; nothing is seeded here, and 0.2 are six standard errors of 528 numbers
+    assert (flat[0] - flat[1]).std().item() == pytest.approx(0.5 * (2 / 3) ** 0.5, rel=0.2)
 
 
 def asked_in(tmp_path, sites):

@@ -1,13 +1,14 @@
 """Given items scored exactly, on the cache of the prompt; and how likely each ID is whatever somebody had before.
 
 Shapes: B users, S input tokens, M candidates of a user, T tokens of an ID with its end token, N nodes of the trie, I
-items, D model width.
+items, D model width, K different nodes of a user at one depth, R nodes of all users, C their children, U different
+tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,20 +94,34 @@ def trie_log_probs(
 
     log p(ID) = sum of log softmax(logits / temperature) over the tokens that may follow in the trie: a distribution
     over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
-    model gives to tokens outside the trie. Cost: as `token_log_probs`; where IDs are one token long, one step for
-    any number of candidates.
+    model gives to tokens outside the trie. Cost: a user's candidates read the beginnings that they share once, and
+    nothing behind the last place where the trie leaves a choice; where IDs are one token long, one step for any number
+    of candidates.
     """
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
-    label_BMT = trie.label_IT[candidate_BM.to(trie.device).clamp(min=0)]
-    node_BM = torch.zeros_like(label_BMT[..., 0])
-    score_BM = torch.zeros(node_BM.shape, dtype=torch.float64, device=trie.device)
+    family, candidate_BM = family_of(model), candidate_BM.to(trie.device)
+    path = _paths(trie)
+    asked_BM, item_BM = candidate_BM >= 0, candidate_BM.clamp(min=0)
+    nobody_B1 = torch.zeros(len(item_BM), 1, dtype=torch.long, device=trie.device)
+    place_BM = torch.zeros_like(item_BM)  # of each candidate's node among its user's nodes
+    score_BM = torch.zeros(item_BM.shape, dtype=torch.float64, device=trie.device)
     with evaluating(model):
-        for hidden_BMD, token_BM in _steps(model, input_ids_BS, attention_mask_BS, label_BMT):
-            inside_BM = token_BM >= 0
-            next_BM = torch.where(inside_BM, trie.advance(node_BM, token_BM.clamp(min=0)), -1)
-            score_BM += _child_log_probs(model, hidden_BMD, node_BM, next_BM, trie, temperature)
-            node_BM = torch.where(inside_BM, next_BM, node_BM)
-    return score_BM.masked_fill(candidate_BM.to(trie.device) < 0, -torch.inf)
+        state = family.start(model, input_ids_BS, attention_mask_BS)
+        hidden_BKD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
+        log_prob_BC = _root_log_probs(model, hidden_BKD[:, 0], trie, temperature)
+        score_BM += log_prob_BC.gather(1, path.after_IT[item_BM, 0] - 1)
+        for number in range(1, trie.max_length):
+            open_BM = path.open_IT[item_BM, number] & asked_BM
+            if not bool(open_BM.any()):
+                break
+            node_BM = path.after_IT[item_BM, number - 1]
+            node_BK, parent_BK, place_BM = _distinct(node_BM, open_BM, place_BM, len(trie.token_N) - 1)
+            hidden_BKD, state = family.step(model, state, trie.token_N[node_BK], parent_BK, number)
+            log_prob_C, first_BK = _child_log_probs(model, hidden_BKD, node_BK, trie, temperature)
+            first_BM = first_BK.gather(1, place_BM.clamp(max=node_BK.shape[1] - 1))
+            child_BM = first_BM + path.after_IT[item_BM, number] - trie.first_child_N1[node_BM]
+            score_BM[open_BM] += log_prob_C[child_BM[open_BM]]
+    return score_BM.masked_fill(~asked_BM, -torch.inf)
 
 
 def _steps(
@@ -127,30 +142,63 @@ def _steps(
         yield hidden_BMD, label_BMT[..., number]
 
 
-def _child_log_probs(
-    model: Any, hidden_BKD: Tensor, node_BM: Tensor, next_BM: Tensor, trie: Trie, temperature: float
-) -> Tensor:
-    """log p(next node | its parent) among the parent's children, (B, M) float64; 0 where the next node is -1.
+class _Paths(NamedTuple):
+    """The way of each item through the trie."""
 
-    ``hidden_BKD``: one state a candidate, or (K = 1) one state a user, whose candidates all stand at the same node.
-    """
-    num_users, num_states = hidden_BKD.shape[:2]
-    hidden_RD, node_R = hidden_BKD.flatten(0, 1), node_BM[:, :num_states].flatten()
-    row_M = torch.arange(len(node_R), device=trie.device).view(num_users, num_states).expand_as(node_BM).flatten()
-    next_M = next_BM.flatten()
-    found_M = torch.zeros(len(next_M), dtype=torch.float64, device=trie.device)
-    rows_at_once = max(1, MAX_LOGITS // model.config.vocab_size)
-    for start in range(0, len(node_R), rows_at_once):
-        part_R = node_R[start : start + rows_at_once]
+    after_IT: Tensor
+    """The node that each token leads into; -1 behind an ID."""
+    open_IT: Tensor
+    """Whether the trie leaves a choice at this token or a later one."""
+
+
+def _paths(trie: Trie) -> _Paths:
+    node_I, nodes = torch.zeros(len(trie), dtype=torch.long, device=trie.device), []
+    for label_I in trie.label_IT.unbind(1):
+        node_I = trie.advance(node_I, label_I)
+        nodes.append(node_I)
+    after_IT = torch.stack(nodes, 1)
+    before_IT = torch.nn.functional.pad(after_IT[:, :-1], (1, 0))
+    choice_IT = (trie.num_children(before_IT.clamp(min=0)) > 1) & (after_IT >= 0)
+    return _Paths(after_IT, choice_IT.flip(1).cumsum(1).flip(1) > 0)
+
+
+def _distinct(node_BM: Tensor, open_BM: Tensor, parent_BM: Tensor, padding: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each user's different nodes of open candidates: (node_BK, parent_BK, place_BM); place K where not open."""
+    node_BM = torch.where(open_BM, node_BM, padding)
+    sorted_BM, order_BM = torch.where(open_BM, node_BM, torch.iinfo(node_BM.dtype).max).sort(1)
+    rank_BM = torch.nn.functional.pad((sorted_BM[:, 1:] != sorted_BM[:, :-1]).long().cumsum(1), (1, 0))
+    place_BM = torch.empty_like(rank_BM).scatter_(1, order_BM, rank_BM)
+    num_nodes = int(place_BM[open_BM].max()) + 1
+    place_BM = torch.where(open_BM, place_BM, num_nodes)
+    shape = (len(node_BM), num_nodes + 1)
+    node_BK = node_BM.new_full(shape, padding).scatter_(1, place_BM, node_BM)[:, :num_nodes]
+    parent_BK = node_BM.new_zeros(shape).scatter_(1, place_BM, parent_BM)[:, :num_nodes]
+    return node_BK, parent_BK, place_BM
+
+
+def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie, temperature: float) -> Tensor:
+    """Log-probabilities of the root's children, (B, C) float64."""
+    token_C = trie.token_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
+    parts = [
+        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double() / temperature, 1)
+        for part_BD in hidden_BD.split(max(1, MAX_LOGITS // len(token_C)))
+    ]
+    return torch.cat(parts)
+
+
+def _child_log_probs(
+    model: Any, hidden_BKD: Tensor, node_BK: Tensor, trie: Trie, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """log p(child | node) for the children of all nodes, (C,) float64, and the place of each node's first, (B, K)."""
+    node_R, parts = node_BK.flatten(), []
+    count_R = trie.num_children(node_R)
+    token_U = trie.children(node_R.unique()).token_C.unique()
+    rows_at_once = max(1, MAX_LOGITS // len(token_U))
+    for part_R, hidden_RD in zip(node_R.split(rows_at_once), hidden_BKD.flatten(0, 1).split(rows_at_once), strict=True):
         child = trie.children(part_R)
-        logit_RV = family_of(model).token_logits(model, hidden_RD[start : start + rows_at_once])
-        logit_C = logit_RV[child.row_C, child.token_C].double() / temperature
-        count_R = trie.num_children(part_R)
-        asked_M = ((row_M >= start) & (row_M < start + len(part_R)) & (next_M >= 0)).nonzero().squeeze(1)
-        row_A = row_M[asked_M] - start
-        before_R = torch.cumsum(count_R, 0) - count_R
-        place_A = before_R[row_A] + next_M[asked_M] - trie.first_child_N1[part_R[row_A]]
+        logit_RU = family_of(model).token_logits(model, hidden_RD, token_U)
+        logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)].double() / temperature
         largest_R = logit_C.new_full((len(part_R),), -torch.inf).scatter_reduce(0, child.row_C, logit_C, "amax")
         total_R = torch.zeros_like(largest_R).index_add(0, child.row_C, (logit_C - largest_R[child.row_C]).exp())
-        found_M[asked_M] = logit_C[place_A] - largest_R[row_A] - total_R[row_A].log()
-    return found_M.view_as(node_BM)
+        parts.append(logit_C - (largest_R + total_R.log())[child.row_C])
+    return torch.cat(parts), (count_R.cumsum(0) - count_R).view_as(node_BK)

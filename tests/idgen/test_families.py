@@ -64,7 +64,7 @@ def test_given_candidates_have_the_exact_scores(name, ids, end, length_penalty):
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
 def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, temperature, monkeypatch):
     """The oracle: teacher-forced logits, of which only what may follow a beginning is kept."""
-    monkeypatch.setattr("idgen.candidates.MAX_LOGITS", 2 * tiny_causal("llama").config.vocab_size)  # in pieces
+    monkeypatch.setattr("idgen.candidates.MAX_LOGITS", 7)  # in pieces
     model, trie = MODELS[name](), Trie.build(ids, end)
     closed = [[*tokens, *([] if end is None else [end])] for tokens in ids]
     candidate_BM = torch.tensor([[3, 1, 0, 4, -1], [2, -1, 5, 2, 1], [0, 1, 2, 3, 5]])
@@ -82,6 +82,18 @@ def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, 
     assert torch.allclose(expected_BI.exp().sum(1), torch.ones(len(PROMPTS), dtype=torch.float64))
     kept_BM = expected_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
     assert torch.allclose(found_BM, kept_BM, atol=1e-4)
+
+
+def test_shared_beginnings_are_read_once_and_nothing_behind_the_last_choice(name):
+    model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
+    candidate_BM, read = torch.tensor([[0, 1, 2, 5, 6, 7], [3, 4, 3, 4, -1, 5], [5, 6, 7, -1, -1, -1]]), []
+    step = type(family_of(model)).step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(family_of(model)), "step", lambda *given: (read.append(given[3]), step(*given))[1])
+        trie_log_probs(model, PROMPTS, MASK, trie, candidate_BM)
+    # IDs 3, 34, 349 part behind 3 and behind 34; 78 and 7 9 10 11 behind 7; the others have their first token alone
+    leaf = int(trie.token_N[-1])
+    assert [token_BK.tolist() for token_BK in read[1:]] == [[[3], [7], [leaf]], [[4], [leaf], [leaf]]]
 
 
 def test_priors_of_nodes_count_against_items(name):

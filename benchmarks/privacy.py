@@ -3,9 +3,9 @@
     python benchmarks/privacy.py --data <prepared> --cache .cache --folder privacy --seeds 0,1,2 \
       [--rows "student;trained"] [--output benchmarks/results/DATE-privacy-llm.md] --set <options>
 
-Every row is a whole run (FedAvg, all rounds, the last one is reported: nothing is chosen on validation items) with the
-same settings but for the options below. Test positions of a row and a seed are a file below --folder that a later call
-takes up, so that a long table can be made in pieces.
+Every row is a whole run of --method (FedAvg; all rounds, the last one is reported: nothing is chosen on validation
+items) with the same settings but for the options below. Test positions of a row and a seed are a file below --folder
+that a later call takes up, so that a long table can be made in pieces.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROWS: dict[str, Sequence[str]] = {
     "trained": (),
     "users, no bound": ("--user_privacy.clip", "inf"),
     "users, bound": USERS,
-    **{f"users, noise {z}": (*USERS, "--user_privacy.noise_scale", z) for z in ("0.5", "1", "3")},
+    **{f"users, noise {z}": (*USERS, "--user_privacy.noise_scale", z) for z in ("0.3", "0.5", "1", "3")},
     "uploads, bound": (*UPLOADS, "--privacy.clip", "10"),
     **{
         f"uploads, noise {z}": (*UPLOADS, "--privacy.clip", "10", "--privacy.noise_scale", z)
@@ -54,7 +54,7 @@ Positions = dict[str, Tensor]
 
 
 def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
-    words = ["--config", str(CONFIG), "--data", args.data, "--cache", args.cache, "--method", "fedavg"]
+    words = ["--config", str(CONFIG), "--data", args.data, "--cache", args.cache, "--method", args.method]
     words += ["--memory.kind", "none", "--seed", str(seed), *args.set, *ROWS[row]]
     settings = parse_settings("", words)
     check_privacy(settings)
@@ -68,7 +68,7 @@ def positions(settings: Settings, foundation: Foundation, launch: Launch, studen
         load_student(recommender)
         return [recommender.positions(client, "test") for client in range(recommender.num_clients)]
     few = make_recommender(_glance(settings), foundation, launch.device)._replace(model=recommender.model)
-    method, last = (METHODS["fedavg"].build(one, settings.method) for one in (few, recommender))
+    method, last = (METHODS[settings.run.method].build(one, settings.method) for one in (few, recommender))
     blocks = [Block(torch.tensor([client]), None) for client in range(recommender.num_clients)]
     run = settings.run
     state = run_rounds(
@@ -79,7 +79,7 @@ def positions(settings: Settings, foundation: Foundation, launch: Launch, studen
         protect=protector(method, run.privacy, run.seed),
         on_round=lambda record: print(record["round"], [one["loss"] for one in record["clients"]], flush=True),
     )
-    return evaluate(last, state.round, "global", "test", state.server, state.local, blocks)
+    return evaluate(last, state.round, last.views[0], "test", state.server, state.local, blocks)
 
 
 def _glance(settings: Settings) -> Settings:
@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--cache", default=".cache")
     parser.add_argument("--folder", required=True)
+    parser.add_argument("--method", default="fedavg")
     parser.add_argument("--rows", default=";".join(ROWS), help="rows of the table, parted by ;")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1)

@@ -54,7 +54,7 @@ Positions = dict[str, Tensor]
 
 
 def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
-    words = ["--config", str(CONFIG), "--data", args.data, "--cache", args.cache, "--method", args.method]
+    words = ["--config", args.config, "--data", args.data, "--cache", args.cache, "--method", args.method]
     words += ["--memory.kind", "none", "--seed", str(seed), *args.set, *ROWS[row]]
     settings = parse_settings("", words)
     check_privacy(settings)
@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--cache", default=".cache")
     parser.add_argument("--folder", required=True)
+    parser.add_argument("--config", default=str(CONFIG))
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--rows", default=";".join(ROWS), help="rows of the table, parted by ;")
     parser.add_argument("--seeds", default="0,1,2")

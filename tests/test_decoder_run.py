@@ -85,10 +85,13 @@ def test_evaluate_confirms_the_metrics(playground, monkeypatch):
 
 def test_without_any_share_of_its_update_a_client_is_the_student(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    assert main("federate", "--config", "toy.yaml", "--update_shares", "0", "--output", "runs/student") == 0
+    words = ("--update_shares", "0", "--teacher_row", "false", "--output", "runs/student")
+    assert main("federate", "--config", "toy.yaml", *words) == 0
     run = playground / "runs" / "student"
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["update_shares"] == dict.fromkeys(metrics["domains"], 0.0)
+    whole = json.loads((playground / "runs" / "whole" / "metrics.json").read_text())["domains"]["crime"]["test"]
+    assert whole.keys() - metrics["domains"]["crime"]["test"].keys() == {"zero-shot teacher"}
     for domain in metrics["domains"].values():
         assert domain["test"][metrics["reported"]] == domain["test"]["zero-shot student"]
         assert domain["test"]["fedecider (pre_upload)"] != domain["test"]["zero-shot student"]

@@ -38,9 +38,11 @@ UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
 def zero_shot(
     settings: Settings, foundation: Foundation, recommender: Recommender, device: torch.device
 ) -> dict[str, Positions]:
-    """Test positions of the full-depth backbone and of the shared student, both without any adapter."""
+    """Test positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
     load_student(recommender)
     student = {name: recommender.positions(recommender.names.index(name), "test") for name in foundation.domains}
+    if not settings.run.teacher_row:
+        return {STUDENT: student}
     teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
     teacher.to(device)  # type: ignore[arg-type]
     drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision

@@ -136,6 +136,8 @@ class RunConfig:
         secure_threshold: The share of a cohort whose uploads a secure sum needs; with fewer the run stops.
         update_shares: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
+        teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
+            the test costs twice.
         export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
             to it by singular values. 0 keeps it, which is exact.
         backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
@@ -171,6 +173,7 @@ class RunConfig:
     secure_sum: bool = False
     secure_threshold: SecureThreshold = 0.6
     update_shares: str = "1"
+    teacher_row: bool = True
     export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
     backbone_name: str = ""
     num_threads: Threads = 0

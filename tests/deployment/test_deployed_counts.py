@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from test_deployed import MOST, exchange_with, site_of
+from test_project import deploy_playground, few, read, write_playground
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "memory"))
 from memory_toys import NUM_ITEMS
 from test_sources import SHOPS, own, same, shop
 
+from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts, what_siblings_learn
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
@@ -227,3 +230,21 @@ def test_whoever_makes_a_project_is_told_what_siblings_learn():
     assert "a sum over the others" in three
     assert what_siblings_learn(SHOPS, MemoryConfig(kind="none")) == []
     assert what_siblings_learn(SHOPS, MemoryConfig(kind="mixture", sources="own,public")) == []
+
+
+def test_memories_of_silos_are_those_of_the_simulated_run(tmp_path):
+    sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
+    silos = share_out({"crime": sample["crime"]}, 2, None, 0)
+    write_playground(tmp_path, {**silos, "comics": sample["comics"]})
+    deploy_playground(tmp_path)
+    simulated = read(tmp_path / "runs" / "simulated" / "metrics.json")
+    for name in (*silos, "comics"):
+        site = read(tmp_path / "out" / name / "metrics.json")
+        assert site["memory"] == {name: simulated["memory"][name]}
+        expected, found = simulated["domains"][name]["test"], site["domains"][name]["test"]
+        for row in ("fedecider + memory", "memory"):
+            assert found[row]["ndcg@10"]["mean"] == pytest.approx(expected[row]["ndcg@10"]["mean"], abs=1e-12)
+        assert (tmp_path / "out" / name / "counted.json").is_file() == (name in silos)
+    wire = read(tmp_path / "out" / "server" / "wire.json")
+    assert {one["client"] for one in wire["messages"] if one["kind"] == "count_sum"} == {0, 1}
+    assert wire["refused_after_rounds"] == []

@@ -115,7 +115,8 @@ def answer_of(project: Project, site: Site, faults: str, config: DeploymentConfi
     if not faults:
         return site.answer
     listed = read_faults(load_yaml(Path(faults)), project.names, faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
-    return faulty(site.answer, site.client, listed, project.settings.run.seed, carries_update, config.max_bytes)
+    seed = project.settings.run.seed
+    return faulty(site.answer, site.client, listed, seed, carries_update, config.max_bytes, config.deadline_s)
 
 
 def sums_of(project: Project, own: Party) -> SecureSums:

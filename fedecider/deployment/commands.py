@@ -16,6 +16,7 @@ from fedecider.deployment import jobs
 from fedecider.deployment.flare import SERVER, PartyFile, party_file
 from fedecider.deployment.project import make_project, read_project
 from fedecider.deployment.run import WIRE_FILE
+from fedecider.deployment.server import DeploymentConfig
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data, without_users
@@ -51,19 +52,22 @@ def provision(words: Sequence[str]) -> None:
 
 
 def simulate(words: Sequence[str]) -> None:
-    """Options of federate.py: the run folder holds the server's files, and those of every site below sites/."""
-    settings = parse_settings("Run every party as a process of this machine. Options are those of federate.py.", words)
+    """Options of federate.py, and --deadline_s: the run folder holds the server's files, and sites/ those of each."""
+    parser = _parser("simulate", "Run every party as a process of this machine. All other options: federate.py.")
+    parser.add_argument("--deadline_s", type=float, default=0.0, help="seconds that sites have for an answer; 0: all")
+    own, rest = parser.parse_known_args(words)
+    settings, config = parse_settings("", rest), DeploymentConfig(deadline_s=own.deadline_s)
     if not settings.run.output:
         raise ValueError("got no output, expected the run folder: --output runs/<name>")
     output = Path(settings.run.output)
     check_output(output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the run")
-    _simulate(settings, output)
+    _simulate(settings, output, config)
     collect(["--run", str(output)])
 
 
-def _simulate(settings: Settings, output: Path) -> None:
+def _simulate(settings: Settings, output: Path, config: DeploymentConfig) -> None:
     domains = load_data(settings.run)
     faults = str(Path(settings.run.faults).absolute()) if settings.run.faults else ""
     if faults:
@@ -77,12 +81,12 @@ def _simulate(settings: Settings, output: Path) -> None:
     parties = output / "parties"
     parties.mkdir()
     sites = jobs.site_names(project.names)
-    files = {SERVER: PartyFile(str(project.root.absolute()), str((output / SERVER).absolute()))}
+    files = {SERVER: PartyFile(str(project.root.absolute()), str((output / SERVER).absolute()), deployment=config)}
     for name, site in sites.items():
         home = (output / SITES / name).absolute()
         save_domains({name: domains[name]}, home / "data")
         files[site] = PartyFile(
-            str(project.root.absolute()), str(home / "run"), str(home / "data"), name, run.num_threads, faults
+            str(project.root.absolute()), str(home / "run"), str(home / "data"), name, run.num_threads, faults, config
         )
     for name, file in files.items():
         (parties / f"{name}.yaml").write_text(yaml.safe_dump(asdict(file)))

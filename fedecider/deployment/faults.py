@@ -5,6 +5,7 @@ Whatever a scenario of a simulation does to uploads (`fedecider.federation.fault
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,13 +20,20 @@ Answer = Callable[[bytes], bytes]
 
 
 def faulty(
-    answer: Answer, client: int, faults: Sequence[Fault], seed: int, carries: Callable[[str], bool], most_bytes: int
+    answer: Answer,
+    client: int,
+    faults: Sequence[Fault],
+    seed: int,
+    carries: Callable[[str], bool],
+    most_bytes: int,
+    deadline_s: float = 0.0,
 ) -> Answer:
     """``answer`` of the site of ``client``, whose uploads are those of a site with these faults.
 
     wrong_shape, wrong_dtype, missing and extra change one tensor; wrong_round and wrong_client what the head says;
     oversized is more than ``most_bytes``; cut_off is half of the message; garbage as many random bytes. An away site
-    does not train, a late one has; both answer with an error.
+    does not train, a late one has; both answer with an error. Where there is a deadline, the late one's upload comes
+    when it is over instead.
     """
     own = [fault for fault in faults if fault.client == client]
     plan = scenario([fault for fault in own if fault.kind not in MESSAGE_KINDS], seed, carries)
@@ -38,6 +46,9 @@ def faulty(
             return _error(asked.round, "away")
         sent = unpack(answer(blob), most_bytes)
         if sent.kind != "upload":
+            return pack(sent)
+        if deadline_s and any(fault.kind == "late" and fault.holds(asked.round) for fault in own):
+            time.sleep(deadline_s)
             return pack(sent)
         sent, reason = _delivered(sent, plan)
         if reason:

@@ -279,10 +279,12 @@ def run_deployed(
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
     masking: Masking | None = None,
+    after_rounds: Callable[[int], None] = lambda round: None,
 ) -> tuple[RunState, dict[int, Mapping[str, Any]]]:
     """All rounds over ``line``, then every site's part of the end: the final state, and what sites tell of the test.
 
-    The same loop as a simulation's, and the same figures; see :func:`remote`.
+    The same loop as a simulation's, and the same figures; see :func:`remote`. ``after_rounds``: what else sites are
+    asked between the two, given the last round.
     """
     num_clients = len(line.names)
     state = load_state(checkpoints, settings.fingerprint) if resume and checkpoints else None
@@ -308,6 +310,7 @@ def run_deployed(
         resume=resume,
         on_round=note,
     )
+    after_rounds(state.round)
     download = method.broadcast(state.best_round + 1, state.best_server, everyone.clients)
     facts = {"run": line.run, "best_round": state.best_round}
     requests = {

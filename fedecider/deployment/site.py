@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.deployment.counts import COUNT_KINDS, SiteCounts
 from fedecider.deployment.messages import RESEND, Message, of_upload, own_upload, pack, to_download, unpack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.server import download_digest
@@ -58,6 +59,8 @@ class Site(NamedTuple):
 
     sums: SiteSums | None = None
     """Its part in secure sums, where uploads are masked."""
+    counts: SiteCounts | None = None
+    """Its part in the sum over its siblings, where memories ask for that."""
 
     @property
     def checkpoints(self) -> Path:
@@ -162,6 +165,12 @@ def _sums(site: Site) -> SiteSums:
     return site.sums
 
 
+def _counted(site: Site, asked: Message) -> Message:
+    if site.counts is None:
+        raise ValueError("got a step of a sum of counts, expected none: the memory of this site has no siblings")
+    return site.counts.answer(asked)
+
+
 _ANSWERS: dict[str, Callable[[Site, Message], Message]] = {
     "train": _train,
     "validate": _validate,
@@ -169,6 +178,7 @@ _ANSWERS: dict[str, Callable[[Site, Message], Message]] = {
     KEYS: lambda site, asked: _sums(site).announce(asked),
     SHARES: lambda site, asked: _sums(site).share(asked),
     UNMASK: lambda site, asked: _sums(site).reveal(asked),
+    **dict.fromkeys(COUNT_KINDS, _counted),
 }
 
 

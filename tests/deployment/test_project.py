@@ -49,7 +49,7 @@ def playground(tmp_path_factory):
     save_domains({name: without_users(domain) for name, domain in domains.items()}, folder / "public")
     for name, domain in domains.items():
         save_domains({name: domain}, folder / f"site-{name}")
-    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": ",".join(NAMES), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
     content |= {"num_eval_users": 0, "encoder": "tfidf", "lora_targets": "attention,table", "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}

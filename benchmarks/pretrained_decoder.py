@@ -39,7 +39,7 @@ from idgen.decode import constrained_beam_search, item_positions
 from idgen.samples import Split, Task, empty_prompt, eval_batches
 from idgen.tokenizer import load_tokenizer
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "amazon_causal_cpu.yaml"
+CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_causal_cpu.yaml"
 CPU = torch.device("cpu")
 Scores = dict[str, Any]
 

@@ -30,6 +30,7 @@ ALLOWED = {
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": TRACK,
+    "fedecider.commands": {*LLM, "fedecider.llm", "fedecider.comparison", "fedecider.deployment", "embedding_fr"},
 }
 GRAPH = module_graph(modules())
 

@@ -27,7 +27,6 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS
-from fedecider.running.cli import REPOSITORY
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_output, fingerprint, locked
@@ -183,10 +182,10 @@ def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[
     """
     runs = [run for settings in planned.values() for of_setting in settings for run in of_setting]
     stages = {content_key([run.seed, run.settings.run.pretrain, run.settings.run.distill]): run for run in runs}
-    _work(config, [("distill.py", run) for run in stages.values()])
-    _work(config, [("federate.py", of_setting[0]) for settings in planned.values() for of_setting in settings])
+    _work(config, [("distill", run) for run in stages.values()])
+    _work(config, [("federate", of_setting[0]) for settings in planned.values() for of_setting in settings])
     rows = [row for label, settings in planned.items() if (row := _chosen(label, settings)) is not None]
-    _work(config, [("federate.py", run) for row in rows for run in row.runs[1:]])
+    _work(config, [("federate", run) for row in rows for run in row.runs[1:]])
     failed = [row.label for row in rows if not all(run.finished for run in row.runs)]
     if failed:
         say(f"left out: {', '.join(failed)}")
@@ -220,25 +219,25 @@ def _run(
 
 def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:
     """All of ``jobs`` that are not finished, ``num_jobs`` at a time, longest waiting first."""
-    missing = [(script, run) for script, run in jobs if script != "federate.py" or not run.finished]
+    missing = [(stage, run) for stage, run in jobs if stage != "federate" or not run.finished]
     with ThreadPoolExecutor(config.num_jobs) as pool:
-        for script, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
+        for stage, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
             done = f"failed: {problem}" if problem else "done"
-            words = [run.label, *_texts(run.options)] if script == "federate.py" else ["shared stages"]
+            words = [run.label, *_texts(run.options)] if stage == "federate" else ["shared stages"]
             say(f"{', '.join(words)}, seed {run.seed}: {done}")
 
 
-def _call(config: CompareConfig, script: str, run: Run) -> str:
-    """Run ``script`` in a process of its own; returns what went wrong, or nothing."""
+def _call(config: CompareConfig, stage: str, run: Run) -> str:
+    """Run ``stage`` in a process of its own; returns what went wrong, or nothing."""
     words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed)]
-    place = run.folder.root if script == "federate.py" else run.folder.root.with_name(f"stages-{run.seed}")
+    place = run.folder.root if stage == "federate" else run.folder.root.with_name(f"stages-{run.seed}")
     place.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
-        if script == "federate.py":
+        if stage == "federate":
             if run.finished:  # by another process that held the lock
                 return ""
             words += ["--output", str(place), "--resume", str(run.folder.record.exists()).lower()]
-        command = [sys.executable, str(REPOSITORY / "scripts" / script), *words]
+        command = [sys.executable, "-m", "fedecider.commands.main", stage, *words]
         threads = {"OMP_NUM_THREADS": str(config.num_threads)}
         code = subprocess.run(
             command, stdout=log, stderr=log, env={**os.environ, **threads}, pass_fds=[lock.fileno()], check=False

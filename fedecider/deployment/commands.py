@@ -24,7 +24,7 @@ from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import start as launched
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder, check_output
-from fedecider.running.yaml_file import load_yaml
+from fedecider.running.yaml_file import load_yaml, settings_file
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
 
@@ -69,7 +69,7 @@ def simulate(words: Sequence[str]) -> None:
 
 def _simulate(settings: Settings, output: Path, config: DeploymentConfig) -> None:
     domains = load_data(settings.run)
-    faults = str(Path(settings.run.faults).absolute()) if settings.run.faults else ""
+    faults = str(settings_file(settings.run.faults).absolute()) if settings.run.faults else ""
     if faults:
         read_faults(load_yaml(Path(faults)), list(domains), faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
     public = output / "public"

@@ -180,7 +180,7 @@ def test_what_cannot_be_read_is_told_in_a_sentence(case, tmp_path):
 
 def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    orders = [{"customer": row["customer"], "sku": row["sku"], "bought_at": row["when"]} for row in events(60)]
+    orders = [{"customer": row["customer"], "sku": row["sku"], "bought_at": row["when"]} for row in events(60) * 2]
     pa.parquet.write_table(pa.Table.from_pylist(orders), "orders.parquet")
     pd.DataFrame([{"sku": row["sku"], "label": row["title"]} for row in items()]).to_csv("products.csv", index=False)
     text = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()

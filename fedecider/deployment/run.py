@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedecider.deployment.faults import Answer, faulty
+from fedecider.deployment.hosted import one_client
 from fedecider.deployment.project import Party, Project, own_domain, party
 from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
@@ -95,8 +96,7 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
     output.mkdir(parents=True, exist_ok=True)
     return Site(
         method=own.method,
-        client=client,
-        block=Block(torch.tensor([client]), None),
+        hosted=one_client(client),
         run=project.run,
         folder=output,
         scores=mean_metrics,
@@ -113,7 +113,9 @@ def answer_of(project: Project, site: Site, faults: str, config: DeploymentConfi
     if not faults:
         return site.answer
     listed = read_faults(load_yaml(Path(faults)), project.names, faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
-    return faulty(site.answer, site.client, listed, project.settings.run.seed, carries_update, config.max_bytes)
+    return faulty(
+        site.answer, site.hosted.clients[0], listed, project.settings.run.seed, carries_update, config.max_bytes
+    )
 
 
 def sums_of(project: Project, own: Party) -> SecureSums:

@@ -63,9 +63,7 @@ def users_project(words: Sequence[str], output: Path) -> tuple[str, Path, list[s
 
     Returns its fingerprint, its folder and the names of the sites. Nobody's interactions are read.
     """
-    settings, sites = _settings(
-        words, "Make a project. Options are those of federate.py, and --sites: " + COUNTS_HELP, ""
-    )
+    settings, sites = _settings(words, PROVISION)
     if settings.data.source != PREPARED:
         raise ValueError(
             f"got source {settings.data.source!r}, expected prepared: a project takes the catalogue of prepared data, "

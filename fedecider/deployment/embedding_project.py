@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,6 +39,8 @@ from fedecider.running.yaml_file import load_yaml
 FORMAT = 1
 TRACK = "embedding"
 INTERACTIONS_FILE = "interactions.json"
+USERS, COUNT = "a list of keys of users", "a number of users"
+"""What a file of sites says of each."""
 
 
 class EmbeddingProject(NamedTuple):
@@ -76,13 +78,13 @@ def share_out(users: Sequence[str], sites: str, seed: int) -> dict[str, list[int
     Raises:
         ValueError: a site without users, or a user who has no site, or two.
     """
-    if sites.isdigit():
+    if sites.isdecimal():
         if not 1 <= int(sites) <= len(users):
             raise ValueError(f"got {sites} sites, expected 1 to {len(users)}, as many as there are users")
         order = torch.randperm(len(users), generator=stream(seed, "sites"))
         return {str(number): sorted(part.tolist()) for number, part in enumerate(order.tensor_split(int(sites)), 1)}
     number_of = {user: number for number, user in enumerate(users)}
-    listed = {name: [str(user) for user in own] for name, own in _listing(sites, list).items()}
+    listed = {name: [str(user) for user in own] for name, own in _listing(sites, USERS).items()}
     unknown = [user for own in listed.values() for user in own if user not in number_of]
     if unknown:
         raise ValueError(f"got the user {unknown[0]!r} in {sites}, expected users of the data set only")
@@ -98,21 +100,22 @@ def counted_out(sites: str) -> dict[str, list[int]]:
     Raises:
         ValueError: it says something else.
     """
-    hosts, first = {}, 0
-    for name, count in _listing(sites, int).items():
+    hosts: dict[str, list[int]] = {}
+    first = 0
+    for name, count in _listing(sites, COUNT).items():
         hosts[name] = list(range(first, first + count))
         first += count
     return hosts
 
 
-def _listing(path: str, kind: type) -> dict[str, list]:
-    """The entries of a file of sites, none of them empty."""
-    what = {list: "a list of keys of users", int: "a number of users"}[kind]
+def _listing(path: str, what: str) -> dict[str, Any]:
+    """The entries of a file of sites, which are ``what``."""
     content = load_yaml(Path(path)) if Path(path).is_file() else None
     if not isinstance(content, dict) or not content:
         raise ValueError(f"got sites {path!r}, expected a YAML file with {what} for each site, or how many share all")
     for name, own in content.items():
-        if type(own) is not kind or not own or (kind is int and own < 1):
+        good = isinstance(own, list) and own if what == USERS else type(own) is int and own > 0
+        if not good:
             raise ValueError(f"got {str(own)[:40]!r} for the site {name!r} in {path}, expected {what}")
     return {str(name): own for name, own in content.items()}
 

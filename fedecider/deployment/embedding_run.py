@@ -141,7 +141,8 @@ def hosted_users(project: EmbeddingProject, population: Population, name: str, d
         blocks = pack([place_of[client] for client in asked])
         return [block._replace(clients=client_U[block.clients]) for block in blocks]
 
-    return Hosted(clients, packed)
+    scored = set(eval_users(settings.run, project.num_clients) or clients)
+    return Hosted(clients, packed, [client for client in clients if client in scored])
 
 
 def _finish(

@@ -32,6 +32,8 @@ class Hosted(NamedTuple):
 
     clients: Sequence[int]
     pack: Pack
+    scored: Sequence[int]
+    """Those that a validation is over: means over fewer would tell of single ones."""
 
     def check(self, clients: object) -> list[int]:
         """The clients that a message asks, if they are some of these.
@@ -71,7 +73,7 @@ class Hosted(NamedTuple):
 
 def one_client(client: int) -> Hosted:
     """A site that is one client: a domain."""
-    return Hosted([client], lambda clients: [Block(torch.tensor(list(clients)), None)])
+    return Hosted([client], lambda clients: [Block(torch.tensor(list(clients)), None)], [client])
 
 
 def rows_of(local: Tree, row_C: Tensor) -> Tree:

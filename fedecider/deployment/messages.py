@@ -183,7 +183,7 @@ def _unmarked(one: Message, like: Tree | None, most_bytes: int) -> Tree:
             raise ValueError(f"got marks of {name} of shape {str(shape)[:40]!r}, expected sizes")
         if name not in one.tensors or MARKS + name not in one.tensors:
             raise ValueError(f"got marks of {name} without its rows, expected both")
-        if like is not None and (name not in like or list(like[name].shape[: len(shape)]) != shape):
+        if like is not None and (name not in like or list(like[name].shape[:2]) != shape):  # clients, rows
             raise ValueError(f"got marks of shape {shape} for {name}, expected those of its rows")
     full = {}
     for name, tensor in one.tensors.items():

@@ -149,7 +149,12 @@ def _sent_before(site: Site, round: int) -> Message | None:
 
 def _validate(site: Site, asked: Message) -> Message:
     state = _with_best(_state(site, asked.round), asked)
-    clients, download = _clients(site, asked), _download(site, asked)
+    clients = _clients(site, asked)
+    if clients != list(site.hosted.scored):
+        raise ValueError(
+            f"got a validation of {len(clients)} clients, expected all {len(site.hosted.scored)} that count"
+        )
+    download = _download(site, asked)
     found = {
         view: dict(site.scores(site.hosted.positions(site.method, view, download, state.local, clients, "valid")))
         for view in site.method.views

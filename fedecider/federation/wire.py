@@ -119,12 +119,16 @@ def download_at(download: Download, row_C: Tensor) -> Download:
 
 
 def joined(uploads: Sequence[Upload]) -> Upload:
-    """Uploads of several blocks as that of one, in client order; tables are held in full (:func:`dense`)."""
+    """Uploads of several blocks as that of one, in client order; tables are held in full (:func:`dense`).
+
+    Who has no marks of a tensor that others mark has sent all of its rows.
+    """
     if not uploads:
         return Upload(torch.zeros(0, dtype=torch.long), torch.zeros(0), {})
     assert not any(upload.rows for upload in uploads), "tables by rows are those of one block"
     client_C = torch.cat([upload.clients for upload in uploads])
     order_C = client_C.argsort()
+    marked = sorted({name for upload in uploads for name in upload.sent_rows})
     in_order = torch.equal(order_C, torch.arange(len(order_C)))
 
     def whole(parts: Sequence[Tensor]) -> Tensor:
@@ -135,8 +139,13 @@ def joined(uploads: Sequence[Upload]) -> Upload:
         client_C[order_C],
         whole([upload.weights for upload in uploads]),
         {name: whole([upload.tensors[name] for upload in uploads]) for name in uploads[0].tensors},
-        sent_rows={name: whole([upload.sent_rows[name] for upload in uploads]) for name in uploads[0].sent_rows},
+        sent_rows={name: whole([_marks(upload, name) for upload in uploads]) for name in marked},
     )
+
+
+def _marks(upload: Upload, name: str) -> Tensor:
+    given = upload.sent_rows.get(name)
+    return torch.ones(upload.tensors[name].shape[:2], dtype=torch.bool) if given is None else given
 
 
 def message(download: Download, row: int) -> Tree:

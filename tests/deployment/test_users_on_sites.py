@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,7 +134,6 @@ def test_the_figures_are_those_of_the_simulated_run(case, tmp_path):
     for name, users in HOSTS.items():
         kept = load_state(tmp_path / "out" / name / "checkpoints", project.run)
         close(kept.local, {key: tensor[users] for key, tensor in expected.local.items()})
-        close(kept.best_local, {key: tensor[users] for key, tensor in expected.best_local.items()})
 
 
 def test_what_is_shared_holds_nobodys_interactions_and_a_site_its_own(tmp_path):
@@ -191,6 +191,10 @@ HOSTILE = {
     "a weight beyond all": (lambda t, f: f.update(weights=[1.0, 2.0, 1e300]), "got the weight 1e.300"),
     "a table too few": (lambda t, f: t.update(item_table=t["item_table"][:2]), "expected torch.float32 .3, 14, 4."),
     "another kind of number": (lambda t, f: t.update(item_table=t["item_table"].double()), "got torch.float64"),
+    "marks of users": (
+        lambda t, f: (f.update(marks={"item_table": [3]}), t.update({"marks:item_table": torch.zeros(1).byte()})),
+        "expected those of its rows",
+    ),
     "a tensor too many": (lambda t, f: t.update(x=torch.zeros(3)), "nobody asked for"),
 }
 
@@ -262,6 +266,30 @@ def test_a_site_answers_for_its_own_users_alone(tmp_path):
         asked = {"run": project.run, "best_round": 0, "clients": clients, "marks": {}, "per_client": []}
         answer = unpack(site.answer(pack(Message("train", 1, {}, asked))), MOST)
         assert "expected some of those of this site" in answer.facts["reason"]
+
+
+def test_means_over_single_users_are_not_told(tmp_path):
+    project = prepared(settings_of("fedmf"), tmp_path)
+    site = sites_of(project, tmp_path)[0]
+    asked = {"run": project.run, "best_round": 0, "clients": [4], "marks": {}, "per_client": []}
+    answer = unpack(site.answer(pack(Message("validate", 1, {}, asked))), MOST)
+    assert answer.facts["reason"] == "got a validation of 1 clients, expected all 3 that count"
+
+
+def test_marks_that_one_site_alone_sends_change_its_own_rows(tmp_path):
+    def damage(site, asked, blob):
+        def mark(tensors, facts):
+            marks = torch.ones(3, NUM_ITEMS, dtype=torch.bool)
+            marks[:, 5:] = False
+            tensors["marks:item_table"] = torch.from_numpy(np.packbits(marks.numpy().reshape(-1)))
+            tensors["item_table"] = tensors["item_table"][marks]
+            facts["marks"] = {"item_table": [3, NUM_ITEMS]}
+
+        return changed(blob, mark) if site == 0 and asked.kind == "train" else blob
+
+    state, records, _ = deployed(prepared(settings_of("fedmf"), tmp_path), tmp_path, damage)
+    assert [record["refused_uploads"] for record in records] == [[], [], []]
+    assert state.server["item_table"].isfinite().all()
 
 
 NOISE = "--privacy.clip 0.5 --privacy.noise_scale 1"

@@ -33,7 +33,8 @@ def provision(words: Sequence[str]) -> None:
     parser = parser_of(
         "provision",
         "All other options are those of federate.py: --config and so on say what is run, --data names the folder with "
-        "what is public of every domain.",
+        "what is public of every domain. With a method of the embedding track, --raw names prepared data, of which the "
+        "catalogue is taken, and --sites a YAML file with the number of users of each site.",
     )
     parser.add_argument("--host", required=True, help="name by which sites reach the server")
     parser.add_argument("--port", type=int, default=jobs.PORTS[0], help="port for sites")

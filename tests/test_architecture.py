@@ -26,7 +26,7 @@ ALLOWED = {
     "fedecider.audit": {"fedecider.running", "fedecider.report", *BASE},
     "fedecider.llm": LLM,
     "fedecider.comparison": {*LLM, "fedecider.llm"},
-    "fedecider.deployment": {*LLM, "fedecider.llm"},
+    "fedecider.deployment": {*LLM, "fedecider.llm", "embedding_fr"},  # above both tracks, as scripts are
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": TRACK,

@@ -71,15 +71,17 @@ def _error(round: int, reason: str) -> bytes:
 
 def _delivered(sent: Message, plan: Scenario) -> tuple[Message, str]:
     """The message with the upload that the scenario makes of it, and why there is none."""
-    tensors = {name: tensor[None] for name, tensor in sent.tensors.items() if not name.startswith(MARKS)}
     facts = sent.facts
-    upload = Upload(torch.tensor([facts["client"]]), torch.tensor([facts["weight"]], dtype=torch.float64), tensors)
+    plain = {name: tensor for name, tensor in sent.tensors.items() if not name.startswith(MARKS)}
+    tensors = {name: tensor[None] if name in facts["marks"] else tensor for name, tensor in plain.items()}
+    upload = Upload(torch.tensor(facts["clients"]), torch.tensor(facts["weights"], dtype=torch.float64), tensors)
     arrived = plan.deliver(upload, lambda: Download({}), sent.round)
     if arrived.refused:
         return sent, arrived.refused[0]["reason"]
-    changed = {name: tensor[0] for name, tensor in arrived.upload.tensors.items()}
-    weight = float(arrived.upload.weights[0])
-    return sent._replace(tensors={**sent.tensors, **changed}, facts={**facts, "weight": weight}), ""
+    arrived_tensors = arrived.upload.tensors
+    changed = {name: tensor[0] if name in facts["marks"] else tensor for name, tensor in arrived_tensors.items()}
+    weights = arrived.upload.weights.tolist()
+    return sent._replace(tensors={**sent.tensors, **changed}, facts={**facts, "weights": weights}), ""
 
 
 def _damaged(sent: Message, kinds: Sequence[str], client: int) -> Message:
@@ -94,5 +96,5 @@ def _damaged(sent: Message, kinds: Sequence[str], client: int) -> Message:
     if "extra" in kinds:
         tensors["extra"] = torch.zeros(3)
     if "wrong_client" in kinds:
-        facts["client"] = client + 1
+        facts["clients"] = [client + 1]
     return Message(sent.kind, sent.round - 1 if "wrong_round" in kinds else sent.round, tensors, facts)

@@ -10,6 +10,7 @@ import torch
 
 from fedecider.deployment.counts import SiteCounts, share_counts, site_counts
 from fedecider.deployment.faults import Answer, faulty
+from fedecider.deployment.hosted import one_client
 from fedecider.deployment.project import Party, Project, own_domain, party
 from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
@@ -96,8 +97,7 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
     counts = site_counts(settings.run, own.foundation, name, client, output)
     return Site(
         method=own.method,
-        client=client,
-        block=Block(torch.tensor([client]), None),
+        hosted=one_client(client),
         run=project.run,
         folder=output,
         scores=mean_metrics,
@@ -115,8 +115,8 @@ def answer_of(project: Project, site: Site, faults: str, config: DeploymentConfi
     if not faults:
         return site.answer
     listed = read_faults(load_yaml(Path(faults)), project.names, faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
-    seed = project.settings.run.seed
-    return faulty(site.answer, site.client, listed, seed, carries_update, config.max_bytes, config.deadline_s)
+    client, seed = site.hosted.clients[0], project.settings.run.seed
+    return faulty(site.answer, client, listed, seed, carries_update, config.max_bytes, config.deadline_s)
 
 
 def sums_of(project: Project, own: Party) -> SecureSums:

@@ -103,8 +103,9 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
     assert site.spends == 3
     server, local = site.method.init()
     own = {key: tensor[1:2] for key, tensor in local.items()}
-    download = site.method.broadcast(1, server, site.block.clients)
-    upload, _, _ = site.method.client_update(1, download, own, site.block)
+    (block,) = site.hosted.pack([1])
+    download = site.method.broadcast(1, server, block.clients)
+    upload, _, _ = site.method.client_update(1, download, own, block)
     sent = [site.protect(upload, download, 1, 1).tensors for _ in range(2)]
     assert not same(*sent)
     plain = deployed_run.make_site(

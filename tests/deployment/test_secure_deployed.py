@@ -58,7 +58,7 @@ def test_no_message_of_a_site_holds_its_upload(tmp_path):
     for part in ("a", "b"):
         deployed("fedavg", secure_sites("fedavg", tmp_path / part), 1, sums=SUMS, damage=watch)
     first, second = seen
-    assert first.facts["weight"] == 1.0
+    assert first.facts["weights"] == [1.0]
     assert all(tensor.dtype == torch.int64 for tensor in first.tensors.values())
     for name, tensor in first.tensors.items():
         assert (tensor != second.tensors[name]).all()

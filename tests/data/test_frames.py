@@ -181,12 +181,7 @@ BAD = {
     "an infinite key": ([{**row, "customer": float("inf")} for row in events()], items(), {}, "got the user inf"),
     "a huge key": ([{**row, "customer": 2**70} for row in events()], items(), {}, "mixed or too large values"),
     "no rows but numbers": ([1, 2], items(), {}, "got list as events"),
-    "a name twice": (
-        pa.table([["a"], ["b"]], names=["customer", "customer"]),
-        items(),
-        {"item": "customer"},
-        "two colu",
-    ),
+    "a name twice": (TWICE, items(), {}, "two columns 'sku'"),
     "a stream": (
         datasets.Dataset.from_list(events()).to_iterable_dataset(),
         items(),

@@ -69,8 +69,10 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(capsys, monkeypatch, 
     assert main(["doctor"]) == 0
     assert "lacks nosuchthing" in capsys.readouterr().out
     found = {one.what: one for one in doctor.examined()}
-    assert "pip install 'fedecider[gpu]'" in found["extra gpu"].missing
-    assert (found["extra dp"].found, found["extra dp"].missing) == ("installed", "")
+    assert "pip install '.[gpu]'" in found["extra gpu"].missing
+    assert (found["extra dp"].found, found["extra dp"].missing) == ("not known", "")  # it asks for nothing here
+    assert main(["doctor", "--frob"]) == 2
+    assert "error: got --frob, expected no options" in capsys.readouterr().err
     assert found["data sets"].found == "none found"
     assert "FEDECIDER_DATA" in found["data sets"].missing
     (tmp_path / "nowhere" / "ml-100k").mkdir(parents=True)
@@ -103,6 +105,8 @@ def test_a_shell_completes_commands_and_options(tmp_path):
     assert completed("fedecider", "rec") == ["recommend"]
     assert "--history" in completed("fedecider", "recommend", "--h")
     assert completed("fedecider", "recommend", "scr") == ["script"]
+    assert completed("fedecider", "deploy", "si") == ["simulate"]
+    assert completed("fedecider", "completion", "ba") == ["bash"]
 
 
 def test_another_shell_is_refused(capsys):

@@ -135,6 +135,7 @@ def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"rows": {"fedavg": {"teacher_row": False}}}, "got teacher_row in the row fedavg"),
         ({"rows": {}}, "got no rows"),
         ({"rows": {"mine": {"method": "fedsgd"}}}, "got method 'fedsgd' in mine"),
         ({"rows": {"fedavg": {"seed": 3}}}, "got seed in the row fedavg"),

@@ -9,18 +9,23 @@ import re
 from collections.abc import Sequence
 from importlib import import_module
 
+from fedecider.commands.deploy import COMMANDS as DEPLOYED
 from fedecider.running.cli import run
 
 DESCRIPTION = """Print a script that completes commands and options. Keep it where the shell looks for one:
 fedecider completion bash > ~/.local/share/bash-completion/completions/fedecider"""
 VARIANTS: dict[str, Sequence[Sequence[str]]] = {
     "federate": ((), ("--method", "fedmf")),
-    "deploy": tuple((command,) for command in ("provision", "simulate", "start", "submit", "status", "collect")),
+    "deploy": tuple((command,) for command in DEPLOYED),
 }
 """Command -> words that bring other options."""
 SCRIPT = """_fedecider() {{
   local command="${{COMP_WORDS[1]}}" word="${{COMP_WORDS[COMP_CWORD]}}"
   if [ "$COMP_CWORD" -eq 1 ]; then COMPREPLY=($(compgen -W "{commands}" -- "$word")); return; fi
+  if [ "$COMP_CWORD" -eq 2 ]; then case "$command" in
+    deploy) COMPREPLY=($(compgen -W "{deployed}" -- "$word")); return ;;
+    completion) COMPREPLY=($(compgen -W "bash zsh" -- "$word")); return ;;
+  esac; fi
   case "$word" in -*) ;; *) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
   case "$command" in
 {cases}
@@ -53,7 +58,7 @@ def script(shell: str) -> str:
         if (found := options_of(name))
     )
     bridge = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return bridge + SCRIPT.format(commands=" ".join(COMMANDS), cases=cases)
+    return bridge + SCRIPT.format(commands=" ".join(COMMANDS), deployed=" ".join(DEPLOYED), cases=cases)
 
 
 def options_of(command: str) -> list[str]:
@@ -62,6 +67,7 @@ def options_of(command: str) -> list[str]:
         return []
     work, found = import_module(f"fedecider.commands.{command}").main, io.StringIO()
     for words in VARIANTS.get(command, ((),)):
-        with contextlib.redirect_stdout(found), contextlib.suppress(SystemExit):
+        quiet = contextlib.redirect_stderr(io.StringIO())  # a command whose extra is not installed has no options
+        with contextlib.redirect_stdout(found), quiet, contextlib.suppress(SystemExit):
             work([*words, "--help"])
     return list(dict.fromkeys(re.findall(r"(?m)^\s+(?:-h, )?(--[a-z][\w.]*)", found.getvalue())))

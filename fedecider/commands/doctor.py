@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         parser = argparse.ArgumentParser(prog="fedecider doctor", description=DESCRIPTION, exit_on_error=False)
-        parser.parse_args(argv)
+        _, unknown = parser.parse_known_args(argv)
+        if unknown:
+            raise ValueError(f"got {unknown[0]}, expected no options")
         findings = list(examined())
         table = Table(show_edge=False, show_header=False)
         for one in findings:
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(table)
         broken = [f"{one.what}: {one.found}" for one in findings if one.needed and one.missing]
         if broken:
-            raise ValueError(f"got {'; '.join(broken)}, expected what it needs: pip install --upgrade fedecider")
+            raise ValueError(f"got {'; '.join(broken)}, expected what it needs: pip install .")
 
     return run(work)
 
@@ -67,8 +69,8 @@ def examined() -> Iterator[Finding]:
     for extra, purpose in EXTRAS.items():
         packages = [one for one in wanted if one.marker is not None and one.marker.evaluate({"extra": extra})]
         lacking = [one.name for one in packages if _package(one).missing]
-        found = f"lacks {', '.join(lacking)}" if lacking else "installed"
-        yield Finding(f"extra {extra}", found, f"for {purpose}: pip install 'fedecider[{extra}]'" if lacking else "")
+        found = f"lacks {', '.join(lacking)}" if lacking else "installed" if packages else "not known"
+        yield Finding(f"extra {extra}", found, f"for {purpose}: pip install '.[{extra}]'" if lacking else "")
     yield from _data()
 
 

@@ -24,6 +24,7 @@ from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
 from fedecider.comparison.baselines import BASELINES
 from fedecider.data.encoders import load_encoder
 from fedecider.evaluation.metrics import MACRO
+from fedecider.llm.baselines import TEACHER
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS
@@ -31,11 +32,20 @@ from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_output, fingerprint, locked
 from fedecider.running.stages import content_key
+from fedecider.running.yaml_file import PACKAGE
 from idgen.ranking import RankingConfig
 
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
 """Options that the table sets for all runs."""
-ALIKE = ("domains", "public_domains", "protocol", "pretrain", "distill", *RankingConfig.__dataclass_fields__)
+ALIKE = (
+    "domains",
+    "public_domains",
+    "protocol",
+    "pretrain",
+    "distill",
+    "teacher_row",
+    *RankingConfig.__dataclass_fields__,
+)
 """Options that a row may not have for itself: its numbers would not be comparable with those of the others."""
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
 """What is tried after a method's own grid, so that methods without settings of their own get the same budget."""
@@ -165,6 +175,8 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
                 first = parse_settings("", [*_shared_words(config), *_words(chosen)])
             except (ValueError, SystemExit) as error:  # an option called help ends the parser
                 raise ValueError(f"the row {label} cannot be run: {error}") from error
+            if TEACHER in config.baselines and not first.run.teacher_row:
+                raise ValueError(f"got the baseline {TEACHER!r} with teacher_row false, expected one without the other")
             if not hashes:
                 hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
             runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]
@@ -238,9 +250,11 @@ def _call(config: CompareConfig, stage: str, run: Run) -> str:
                 return ""
             words += ["--output", str(place), "--resume", str(run.folder.record.exists()).lower()]
         command = [sys.executable, "-m", "fedecider.commands.main", stage, *words]
-        threads = {"OMP_NUM_THREADS": str(config.num_threads)}
+        # The same code, wherever the table is made: neither another installed copy nor the present folder.
+        paths = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        own = {"OMP_NUM_THREADS": str(config.num_threads), "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
         code = subprocess.run(
-            command, stdout=log, stderr=log, env={**os.environ, **threads}, pass_fds=[lock.fileno()], check=False
+            command, stdout=log, stderr=log, env={**os.environ, **own}, pass_fds=[lock.fileno()], check=False
         ).returncode
     if code == 0:
         return ""

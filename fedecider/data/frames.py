@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -36,6 +37,9 @@ from fedecider.data.readers.table import (
 from fedecider.data.store import save_domains
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
+EXACT = 2**53
+"""From here on floats leave whole numbers out, so that two keys could become one."""
+_NUMBER = re.compile(r"\d{1,10}(\.\d*)?")
 
 
 class Given(NamedTuple):
@@ -85,9 +89,11 @@ def from_events(
     Raises:
         ValueError: a table, a column or a value that cannot be read; or what is left is too little.
     """
-    for option in ("source", "raw", "domains", "output"):
+    if output is not None and Path(output).exists() and not Path(output).is_dir():
+        raise ValueError(f"got the output {output}, which is a file, expected a folder, or a free place for one")
+    for option in ("source", "raw", "domains"):
         if option in settings:
-            raise ValueError(f"got the setting {option}, expected the tables, a name or domain column, and output")
+            raise ValueError(f"got the setting {option}, expected the tables, and a name or a domain column")
     keys = {"item": item, **({"domain": domain} if domain else {})}
     optional = {our: their for our, their in (("time", time), ("rating", rating)) if their}
     given = Given("events", events, {"user": user, **keys, **optional}), _given_items(items, keys, texts)
@@ -96,9 +102,14 @@ def from_events(
         raise ValueError(f"got the settings {', '.join(unknown)}, expected fields of PrepareConfig, such as k_core")
     if settings.get("min_rating") is not None and not rating:
         raise ValueError("got min_rating without a rating column, expected rating='...': the column it looks at")
-    tables = _event_tables(given[0], name, settings.get("min_rating"))
-    config = PrepareConfig(source="packed", raw="", domains=sorted(tables), **settings)
-    catalogues = _catalogues(given[1], name)
+    tables = _event_tables(given[0], name.strip(), settings.get("min_rating"))
+    pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
+    if pool - set(tables):
+        raise ValueError(
+            f"got public_domains {sorted(pool - set(tables))}, expected some of {', '.join(sorted(tables))}"
+        )
+    config = PrepareConfig(source="packed", raw="", domains=sorted(set(tables) - pool), **settings)
+    catalogues = _catalogues(given[1], name.strip())
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
         files = [RawFile(table.path, 0) for table in given if table.path]
@@ -106,6 +117,8 @@ def from_events(
         return RawDomain(tables[one].build(), lambda wanted: _wanted(texts_of, wanted, options), files)
 
     domains = prepare_domains(config, read=read)
+    for one in domains.values():
+        one.card["settings"]["source"] = "tables"
     if output is not None:
         save_domains(domains, output)
     return domains
@@ -168,6 +181,9 @@ def _rows(given: Given) -> Iterator[dict[str, Any]]:
             f"got {given.what} with the columns {', '.join(names)[:300]}, expected {missing[0]!r} among them: name "
             f"your own, such as {next(iter(given.columns))}='...'"
         )
+    twice = [their for their in given.columns.values() if names.count(their) > 1]
+    if twice:
+        raise ValueError(f"got {given.what} with two columns {twice[0]!r}, expected each name once")
     for batch in _batches(given):
         lists = [batch.column(their).to_pylist() for their in given.columns.values()]
         for values in zip(*lists, strict=True):
@@ -177,11 +193,11 @@ def _rows(given: Given) -> Iterator[dict[str, Any]]:
 def _schema(given: Given) -> list[str]:
     path = given.path
     if path is None:
-        return list(_table(given).column_names)
+        return [str(name) for name in _table(given._replace(columns={})).column_names]
     try:
-        if path.suffix == ".parquet":
+        if _is_parquet(path):
             return list(pyarrow.parquet.read_schema(path).names)
-        with _open_csv(path, {}) as reader:
+        with _open_csv(path, None) as reader:
             return list(reader.schema.names)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(
@@ -192,14 +208,19 @@ def _schema(given: Given) -> list[str]:
 def _batches(given: Given) -> Iterator[pa.RecordBatch]:
     path = given.path
     if path is None:
-        yield from _table(given).to_batches()
+        table = _table(given)
+        odd = [one.name for one in table.schema if one.name in given.columns.values() and _is_extension(one.type)]
+        if odd:
+            raise ValueError(
+                f"got the column {odd[0]!r} of a kind of its own in the {given.what}, expected plain values"
+            )
+        yield from table.to_batches()
         return
     try:
-        if path.suffix == ".parquet":
+        if _is_parquet(path):
             yield from pyarrow.parquet.ParquetFile(path).iter_batches(columns=list(given.columns.values()))
             return
-        keys = {their: pa.string() for our, their in given.columns.items() if our not in ("time", "rating")}
-        with _open_csv(path, keys) as reader:  # keys as they are written: 007 stays 007
+        with _open_csv(path, list(dict.fromkeys(given.columns.values()))) as reader:
             yield from reader
     except (OSError, pa.ArrowException) as error:
         raise ValueError(
@@ -207,35 +228,56 @@ def _batches(given: Given) -> Iterator[pa.RecordBatch]:
         ) from error
 
 
-def _open_csv(path: Path, types: Mapping[str, pa.DataType]) -> pyarrow.csv.CSVStreamingReader:
-    delimiter = "\t" if path.name.removesuffix(".gz").endswith(".tsv") else ","
-    convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+def _is_parquet(path: Path) -> bool:
+    """``ValueError`` for what is neither Parquet nor csv by its name."""
+    name = path.name.lower()
+    if not name.removesuffix(".gz").endswith((".parquet", ".csv", ".tsv")):
+        raise ValueError(f"got the file {path}, expected one whose name ends with .parquet, .csv or .tsv")
+    return name.endswith(".parquet")
+
+
+def _open_csv(path: Path, wanted: Sequence[str] | None) -> pyarrow.csv.CSVStreamingReader:
+    """``wanted`` columns as they are written (007 stays 007, NA is a text); an empty field is nothing. None: names."""
+    delimiter = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
+    convert = pyarrow.csv.ConvertOptions(
+        column_types=dict.fromkeys(wanted or (), pa.string()),
+        include_columns=wanted,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+    )
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     return pyarrow.csv.open_csv(path, parse_options=parse, convert_options=convert)
 
 
 def _table(given: Given) -> pa.Table:
-    """A table in memory as pyarrow's."""
-    table = given.table
+    """A table in memory as pyarrow's, as far as its columns are read."""
+    table, wanted = given.table, list(dict.fromkeys(given.columns.values()))
     try:
         if isinstance(table, pa.Table):
             return table
-        if isinstance(table, list):
-            return pa.Table.from_pylist(table)
+        if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+            names = list(dict.fromkeys(name for row in table for name in row))
+            return pa.Table.from_pylist([{name: row.get(name) for name in wanted or names} for row in table])
         if hasattr(table, "to_arrow"):  # polars
             return table.to_arrow()
-        if hasattr(table, "with_format"):  # Hugging Face
-            return table.with_format("arrow")[:]
+        if hasattr(table, "with_format") and hasattr(table, "num_rows") and not isinstance(table, Mapping):
+            return table.with_format("arrow")[:]  # Hugging Face
         if hasattr(table, "to_dict") and hasattr(table, "columns"):  # pandas
-            return pa.Table.from_pandas(table, preserve_index=False)
-    except pa.ArrowException as error:
+            known = [name for name in wanted if name in table.columns]
+            return pa.Table.from_pandas(table[known] if wanted else table.iloc[:0], preserve_index=False)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(
-            f"got {given.what} with a column of mixed values ({error}), expected one kind of value in a column"
+            f"got {given.what} with a column of mixed or too large values ({error}), expected one kind in a column"
         ) from error
     raise ValueError(
         f"got {type(table).__name__} as {given.what}, expected a pandas or polars frame, a pyarrow table, a Hugging "
         "Face dataset, a list of dicts, or the path of a .parquet, .csv or .tsv file"
     )
+
+
+def _is_extension(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType)
 
 
 def _is_nothing(value: Any) -> bool:
@@ -245,7 +287,9 @@ def _is_nothing(value: Any) -> bool:
 def _key(value: Any, what: str, given: Given, number: int) -> str:
     if _is_nothing(value):
         raise ValueError(f"got no {what} in row {number} of the {given.what}, expected one in every row")
-    if isinstance(value, float | Decimal) and value == int(value):
+    if what == "domain" and isinstance(value, str) and not (value := value.strip()):
+        raise ValueError(f"got an empty domain in row {number} of the {given.what}, expected a name in every row")
+    if isinstance(value, float | Decimal) and abs(value) < EXACT and value == int(value):
         value = int(value)  # a column of whole numbers that a gap has made floats
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(
@@ -255,10 +299,13 @@ def _key(value: Any, what: str, given: Given, number: int) -> str:
 
 
 def _rating(value: Any, given: Given, number: int) -> float:
-    good = isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value)
-    if not good:
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
         raise ValueError(f"got the rating {value!r} in row {number} of the {given.what}, expected a number")
-    return float(value)
+    return found
 
 
 def _time(value: Any, given: Given, number: int) -> int:
@@ -267,7 +314,7 @@ def _time(value: Any, given: Given, number: int) -> int:
         if _is_nothing(value):
             return UNKNOWN_TIME
         if isinstance(value, str):
-            value = datetime.fromisoformat(value)
+            value = float(value) if _NUMBER.fullmatch(value) else datetime.fromisoformat(value.replace("Z", "+00:00"))
         if isinstance(value, date) and not isinstance(value, datetime):
             value = datetime(value.year, value.month, value.day)
         if isinstance(value, datetime):

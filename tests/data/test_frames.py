@@ -138,8 +138,71 @@ def test_duplicate_events_are_kept_or_dropped_as_everywhere():
     assert kept.clients.num_events == 2 * first.clients.num_events
 
 
+def test_texts_that_look_like_nothing_and_late_kinds_of_values_are_read(tmp_path):
+    """Beyond the first megabyte a column may hold what its beginning did not."""
+    rows = [
+        {"customer": f"{n // 3}", "sku": "NA" if n % 3 else "03", "stars": 4.5 if n > 70_000 else 5, "note": "x"}
+        for n in range(75_000)
+    ]
+    for row in rows[:60_000]:
+        row["note"] = 1
+    things = [{"sku": "NA", "title": "NA", "author": "Null"}, {"sku": "03", "title": "Three", "author": ""}]
+    pd.DataFrame(rows).to_csv(tmp_path / "events.csv", index=False)
+    pd.DataFrame(things).to_csv(tmp_path / "items.csv", index=False)
+    words = {"user": "customer", "item": "sku", "rating": "stars", "min_rating": 4.8, **SETTINGS}
+    found = from_events(tmp_path / "events.csv", tmp_path / "items.csv", **words)["shop"]
+    assert found.item_texts == ["title: three", "title: na; author: null"]
+    assert found.size().users < 25_000  # the last ones have no 5
+    frame = pd.DataFrame(rows).assign(note=[1] * 60_000 + ["x"] * 15_000)
+    assert from_events(frame, things, **words)["shop"].content_hash() == found.content_hash()
+
+
+def test_rows_with_other_fields_and_domains_with_spaces():
+    things = items()
+    things[0] = {"sku": "00", "title": "Thing 0"}
+    things[1]["author"] = "Ada"
+    found = from_events(events(), things, name=" shop", **NAMES, **SETTINGS)["shop"]
+    assert found.item_texts[1] == "title: thing 1; author: ada"
+    assert found.card["settings"]["source"] == "tables"
+    rows, both = events(area=" b") + events(30, area="a"), items(area="b ") + items(area="a")
+    pooled = from_events(rows, both, domain="area", public_domains="b", **NAMES, **SETTINGS)
+    assert not pooled["b"].clients.users
+    assert pooled["a"].clients.users
+
+
 GAPS = pd.DataFrame(events())
+STREAM = datasets.Dataset.from_list(events()).to_iterable_dataset()
+SPLITS = datasets.DatasetDict({"train": datasets.Dataset.from_list(events())})
+TWICE = pa.table([["a"], ["b"], [1], ["c"]], names=["customer", "sku", "when", "sku"])
+PERIODS = pd.DataFrame(events()).assign(when=pd.period_range("2026-01-01", periods=36))
+WIDE = [{**row, "customer": float(2**53 + row["customer"])} for row in events()]
 BAD = {
+    "keys that floats cannot tell apart": (WIDE, items(), {}, "expected text or a whole number"),
+    "an infinite key": ([{**row, "customer": float("inf")} for row in events()], items(), {}, "got the user inf"),
+    "a huge key": ([{**row, "customer": 2**70} for row in events()], items(), {}, "mixed or too large values"),
+    "no rows but numbers": ([1, 2], items(), {}, "got list as events"),
+    "a name twice": (TWICE, items(), {}, "two columns 'sku'"),
+    "a stream": (
+        datasets.Dataset.from_list(events()).to_iterable_dataset(),
+        items(),
+        {},
+        "got IterableDataset as events",
+    ),
+    "splits": (
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(events())}),
+        items(),
+        {},
+        "got DatasetDict as",
+    ),
+    "an unknown file": ("events.xlsx", items(), {}, "expected one whose name ends with .parquet, .csv or .tsv"),
+    "periods": (
+        pd.DataFrame(events()).assign(when=pd.period_range("2026-01-01", periods=36)),
+        items(),
+        {},
+        "a kind of its",
+    ),
+    "an empty domain": (events(area=" "), items(area="a"), {"domain": "area"}, "got an empty domain in row 1"),
+    "no such pool": (events(), items(), {"public_domains": "b"}, "got public_domains ['b']"),
     "no such column": (events(), items(), {"user": "client"}, "got events with the columns customer, sku, when, expec"),
     "no texts": (events(), [{"sku": "01"}], {}, "got items without a column of texts"),
     "no such text field": (events(), items(), {"texts": {"colour": "title"}}, "got the text field 'colour'"),
@@ -155,7 +218,12 @@ BAD = {
     "a word as time": ([{**row, "when": "soon"} for row in events()], items(), {}, "got the time 'soon' in row 1"),
     "milliseconds": ([{**row, "when": 1767225600000} for row in events()], items(), {}, "expected Unix seconds"),
     "a word as rating": ([{**row, "stars": "good"} for row in events()], items(), {"rating": "stars"}, "rating 'good'"),
-    "mixed values": ([{**events()[0], "sku": 1}, {**events()[1], "sku": "a"}], items(), {}, "a column of mixed values"),
+    "mixed values": (
+        [{**events()[0], "sku": 1}, {**events()[1], "sku": "a"}],
+        items(),
+        {},
+        "a column of mixed or too large values",
+    ),
     "no events": (pd.DataFrame(events()).iloc[:0], items(), {}, "got no events"),
     "a number as table": (7, items(), {}, "got int as events"),
     "a missing file": ("nowhere.parquet", items(), {}, "cannot read the events in nowhere.parquet"),
@@ -188,6 +256,12 @@ def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
     found: dict = {}
     exec(code, found)
     assert load_domains("data/shop")["shop"].content_hash() == found["domains"]["shop"].content_hash()
+
+
+def test_a_file_as_output_is_told_before_the_work(tmp_path):
+    (tmp_path / "data").write_text("")
+    with pytest.raises(ValueError, match="which is a file, expected a folder"):
+        from_events(7, 7, tmp_path / "data")
 
 
 def test_a_damaged_file_is_told(tmp_path):

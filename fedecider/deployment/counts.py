@@ -158,7 +158,9 @@ class SiteCounts:
         file = self.folder / COUNTED_FILE
         found = read_object(file, {"run": str, "clients": list, "sum": str}) if file.is_file() else None
         if found and found["run"] != self.run:
-            raise ValueError(f"got {file} of another run, expected one of run {self.run}: start with another output")
+            raise ValueError(
+                f"got a {COUNTED_FILE} of another run, expected one of run {self.run}: start with another output"
+            )
         return found
 
     def _note(self, clients: Sequence[int], digest: str) -> None:

@@ -238,9 +238,6 @@ def test_a_server_that_is_killed_opens_the_same_sum_again(kind, tmp_path):
     with pytest.raises(Killed):
         shared(sites, output, shops=FOUR, away=asked_for("counts"), damage=damage)
     assert (output / "counts_books.json").is_file() == (kind == "count_unmask")
-    (output / "count_parts").mkdir(exist_ok=True)  # of one that had no time to take it away
-    for part in range(1, 5):
-        (output / "count_parts" / f"1.{part}.npy").write_bytes(b"another's")
     again = sites_in(tmp_path, FOUR)
     line = shared(again, output, shops=FOUR)
     assert line.refused == []
@@ -248,8 +245,17 @@ def test_a_server_that_is_killed_opens_the_same_sum_again(kind, tmp_path):
         found = again[client].counts.found()[name]
         assert same(found, rest(*(other for other in FOUR if other not in (name, "books.2"))))
     assert {one["kind"] for one in line.carried if one["client"] == 1} == {"count_sum"}
-    if kind == "count_unmask":
-        assert [path.name for path in output.iterdir()] == ["counts_books.safetensors"]
+    assert [path.name for path in output.iterdir()] == ["counts_books.safetensors"]
+
+
+def test_parts_that_a_killed_server_left_are_not_counted(tmp_path):
+    sites, parts = sites_in(tmp_path, FOUR), tmp_path / "server" / "count_parts"
+    parts.mkdir(parents=True)
+    for part in range(1, 5):
+        (parts / f"1.{part}.npy").write_bytes(b"from before")
+    shared(sites, tmp_path / "server", shops=FOUR, away=asked_for("counts"))
+    assert same(sites[0].counts.found()["books.1"], rest("books.3", "books.4"))
+    assert not parts.exists()
 
 
 def test_a_sum_that_was_begun_needs_all_who_are_in_it(tmp_path, caplog):

@@ -145,6 +145,12 @@ def collect(words: Sequence[str]) -> None:
     metrics, wire = read_object(folder.metrics), read_object(folder.root / WIRE_FILE)
     with damage_names(folder.metrics):
         scopes = _scopes(metrics)
+    if not scopes:
+        raise ValueError(
+            f"got no test of any site in {folder.metrics}, expected one at least: refused_after_rounds in {WIRE_FILE} "
+            "says what became of them"
+        )
+    with damage_names(folder.metrics):
         table = Table(title=f"Test, round {metrics['best_round']}, as the sites tell it", show_edge=False)
         for column in ("row", *(f"{scope} {metric}" for scope in scopes for metric in ("hit@10", "ndcg@10"))):
             table.add_column(column)

@@ -64,7 +64,8 @@ def simulate_users(words: Sequence[str], config: DeploymentConfig) -> Path:
 def users_project(words: Sequence[str], output: Path) -> tuple[str, Path, list[str]]:
     """Write the project of a deployment: the catalogue of prepared data, and how many users each site will have.
 
-    Returns its fingerprint, its folder and the names of the sites. Nobody's interactions are read.
+    Returns its fingerprint, its folder and the names of the sites. Interactions in the data are used for nothing, and
+    nobody's are copied.
     """
     settings, sites = _settings(words, PROVISION)
     if settings.data.source != PREPARED:

@@ -23,7 +23,7 @@ import torch
 from embedding_fr.blocks import Federation
 from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import EmbeddingSettings, build_method
+from embedding_fr.setup import EmbeddingSettings, build_method, eval_users
 from fedecider.deployment.project import PROJECT_FILE, site_names
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.split import MIN_EVENTS
@@ -129,6 +129,7 @@ def make_embedding_project(
         ValueError: these settings cannot be deployed, or ``output`` is taken.
     """
     check_embedding_deployable(settings)
+    check_hosts(settings, hosts)
     check_output(output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the project")
@@ -165,6 +166,7 @@ def read_embedding_project(root: Path) -> EmbeddingProject:
         raise ValueError(f"got format {content['format']} in {path}, expected {FORMAT}: another version wrote it")
     settings = recorded_settings(content["settings"], str(path))
     check_embedding_deployable(settings)
+    check_hosts(settings, content["hosts"])
     project = EmbeddingProject(root, settings, content["dataset"], content["items"], content["hosts"], content["run"])
     deployable(project, torch.device("cpu"))
     return project
@@ -210,6 +212,19 @@ def check_embedding_deployable(settings: EmbeddingSettings) -> None:
     for name, value in (("faults", run.faults), ("tracker", run.tracker)):
         if value:
             raise ValueError(f"got {name} {value}, expected none in a deployment of the embedding track")
+
+
+def check_hosts(settings: EmbeddingSettings, hosts: Mapping[str, Sequence[int]]) -> None:
+    """``ValueError`` where a mean that a site tells would be over one user: it is that user's own."""
+    scored = set(eval_users(settings.run, sum(map(len, hosts.values()))))
+    for name, own in hosts.items():
+        if len(own) == 1:
+            raise ValueError(f"got one user at the site {name}, expected two at least: a mean over one is its own")
+        if len(scored & set(own)) == 1:
+            raise ValueError(
+                f"got num_eval_users {settings.run.num_eval_users}, by which one user of the site {name} is scored, "
+                "expected two at least, or none: a mean over one is its own. Take more users, all (0) or another seed"
+            )
 
 
 def save_interactions(users: Mapping[str, Sequence[str]], folder: Path) -> None:

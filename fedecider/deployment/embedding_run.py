@@ -19,7 +19,7 @@ from embedding_fr.setup import block_bytes, check_settings, eval_users, keep_fre
 from fedecider.deployment.embedding_project import EmbeddingProject, deployable, own_interactions
 from fedecider.deployment.faults import Answer
 from fedecider.deployment.hosted import Hosted
-from fedecider.deployment.run import WIRE_FILE
+from fedecider.deployment.run import write_wire
 from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed, scored_together
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
@@ -79,8 +79,7 @@ def serve(
             summarise_logs=lambda logs: [{"clients": len(logs)}],
             validated=eval_users(run, project.num_clients) or None,
         )
-        unit = "bytes of one message, since the run was last started or resumed"
-        write_json(output / WIRE_FILE, {"unit": unit, "messages": line.carried})
+        write_wire(line, output)
         write_json(folder.metrics, _server_metrics(project, method, state, told, read_records(folder.rounds)))
     return output
 
@@ -90,7 +89,8 @@ def make_site(
 ) -> Site:
     """The site ``name``, whose users' interactions lie in ``data``; everything it writes is in ``output``.
 
-    Its local state holds its own users only, in memory: of methods with personal tables a table for each.
+    Its local state holds its own users only, in memory: of methods with personal tables a table for each. Everything is
+    on the CPU, as messages and states are, whatever ``launch`` has found.
 
     Raises:
         ValueError: the project has no such site, or other users or items than its folder.
@@ -100,11 +100,12 @@ def make_site(
     settings, run = project.settings, project.settings.run
     keep_freed_memory()
     users, sequences = own_interactions(project, data, name)
+    device = torch.device("cpu")
     num_items = len(project.item_keys)
-    population = build_population(sequences, num_items, get_protocol(run.protocol), run.seed, launch.device)
+    population = build_population(sequences, num_items, get_protocol(run.protocol), run.seed, device)
     check_settings(settings, population)
-    hosted = hosted_users(project, population, name, launch.device)
-    method = deployable(project, launch.device)
+    hosted = hosted_users(project, population, name, device)
+    method = deployable(project, device)
     output.mkdir(parents=True, exist_ok=True)
     return Site(
         method=method,

@@ -76,10 +76,15 @@ def serve(
             masking=masking(sums_of(project, served), line) if run.secure_sum else None,
             after_rounds=lambda round: share_counts(line, run, served.foundation.everyone, round, output),
         )
-        unit = "bytes of one message, since the run was last started or resumed"
-        write_json(output / WIRE_FILE, {"unit": unit, "messages": line.carried, "refused_after_rounds": line.refused})
+        write_wire(line, output)
         write_json(folder.metrics, _server_metrics(project, state, told))
     return output
+
+
+def write_wire(line: Line, output: Path) -> None:
+    """What a run's messages weighed, and whom it refused at its end."""
+    unit = "bytes of one message, since the run was last started or resumed"
+    write_json(output / WIRE_FILE, {"unit": unit, "messages": line.carried, "refused_after_rounds": line.refused})
 
 
 def make_site(project: Project, data: str, name: str, output: Path, launch: Launch, config: DeploymentConfig) -> Site:
@@ -94,7 +99,7 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
     own = party(project, {name: domain}, launch.device)
     client, settings = project.names.index(name), project.settings
     output.mkdir(parents=True, exist_ok=True)
-    counts = site_counts(settings.run, own.foundation, name, client, output)
+    counts = site_counts(settings.run, own.foundation, project.names, client, output, project.run)
     return Site(
         method=own.method,
         hosted=one_client(client),

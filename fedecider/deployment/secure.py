@@ -74,10 +74,12 @@ class SiteSums:
     keys: Mapping[int, PublicKeys] = field(default_factory=dict)
     sent_L: Tensor | None = None
     """What it has sent, before the masks."""
+    senders: frozenset[int] | None = None
+    """Whose shares came with the first question to mask: the difference between two sets of them would be a mask."""
 
     def announce(self, asked: Message) -> Message:
         """Step 1, with new secrets whenever it is asked for."""
-        self.round, self.rules, self.sent_L = asked.round, None, None
+        self.round, self.rules, self.sent_L, self.senders = asked.round, None, None, None
         self.member = join(self.client, secrets.token_bytes)
         return Message(asked.kind, asked.round, {"keys": _bytes(b"".join(announce(self.member)))})
 
@@ -124,8 +126,16 @@ class SiteSums:
         """``number_L`` under the masks of one ``part``, which hide these numbers and never others."""
         self.check(asked)
         assert self.rules is not None
-        self.member = receive(self.rules, self._member(asked), self.keys, _sealed(asked.facts.get("sealed")))
-        return masked(self.rules, self.member, self.keys, number_L, part, sends)
+        sealed = _sealed(asked.facts.get("sealed"))
+        if self.senders not in (None, sealed.keys()):
+            raise ValueError(
+                f"got shares of the clients {sorted(sealed)} after those of {sorted(self.senders or ())}, expected the "
+                "same of one sum: the difference would be a mask"
+            )
+        member = receive(self.rules, self._member(asked), self.keys, sealed)
+        sent_L = masked(self.rules, member, self.keys, number_L, part, sends)
+        self.member, self.senders = member, frozenset(sealed)
+        return sent_L
 
     def reveal(self, asked: Message) -> Message:
         """Step 4."""
@@ -145,7 +155,7 @@ class SiteSums:
         if self.member is None or self.round != asked.round:
             raise ValueError(
                 f"got {asked.kind} of round {asked.round} without keys for it: this site was started after they were "
-                "announced, and takes part again in the next round"
+                "announced, and is left out of this sum"
             )
         return self.member
 

@@ -8,7 +8,6 @@ the state before it. What leaves it are uploads and mean validation scores; logs
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedecider.deployment.messages import RESEND, Message, of_upload, own_upload
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.server import download_digest
 from fedecider.federation.method import Download, FederatedMethod
-from fedecider.federation.record import Recorder
+from fedecider.federation.record import Recorder, write_bytes
 from fedecider.federation.rounds import Protect
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, joined
@@ -125,7 +124,7 @@ def _trained(site: Site, asked: Message) -> Message:
     Recorder(site.folder / "training.jsonl").write({"round": asked.round, "clients": logs})
     answer = of_upload(asked.round, joined(uploads), {})
     if site.spends:
-        _write(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
+        write_bytes(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
     return answer
 
 
@@ -230,16 +229,9 @@ def _download(site: Site, asked: Message) -> Download:
     """What came with the message, or what the site was sent before and holds."""
     path, digest = site.folder / "download.safetensors", asked.facts.get("digest")
     if not asked.facts.get("held"):
-        _write(path, pack(asked))
+        write_bytes(path, pack(asked))
         return to_download(asked, site.most_bytes)
     held = unpack(path.read_bytes(), site.most_bytes) if path.is_file() else None
     if held is None or download_digest(held) != digest:
         raise NotHeld("got no download, and none or another one is held here, expected it to be sent again")
     return to_download(held, site.most_bytes)
-
-
-def _write(path: Path, blob: bytes) -> None:
-    """Whole or not at all."""
-    scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(blob)
-    os.replace(scratch, path)

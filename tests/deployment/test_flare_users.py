@@ -10,6 +10,7 @@ pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
 
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
+from fedecider.deployment.commands import collect
 from fedecider.deployment.embedding_commands import users_project
 from fedecider.deployment.embedding_project import read_embedding_project
 
@@ -68,6 +69,14 @@ def test_a_project_is_made_from_a_catalogue_and_numbers_of_users(tmp_path):
     content = (root / "project.json").read_text()
     assert not any(f'"{user}"' in content for user in domains["crime"].clients.users)
     assert str(tmp_path) not in content
+
+
+@pytest.mark.parametrize("metrics", [{"dataset": "toy", "sites": {}}, {"domains": {}}])
+def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
+    (tmp_path / "metrics.json").write_text(json.dumps({"best_round": 1, **metrics}))
+    (tmp_path / "wire.json").write_text('{"messages": []}')
+    with pytest.raises(ValueError, match=r"got no test of any site in .*refused_after_rounds in wire\.json says"):
+        collect(["--run", str(tmp_path)])
 
 
 @pytest.mark.slow

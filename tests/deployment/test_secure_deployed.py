@@ -160,8 +160,11 @@ def test_a_site_refuses_a_server_that_asks_for_too_much(tmp_path):
     assert "expected 2 at least" in answer(asked_before["unmask"], survivors=[0])
     assert "expected a list of their numbers" in answer(asked_before["unmask"], survivors="all")
     assert "no sealed shares" in answer(asked_before["train"], sealed=[])
-    tampered = {"1": base64.b64encode(bytes(82)).decode()}
+    sealed = asked_before["train"].facts["sealed"]
+    tampered = {**sealed, "1": base64.b64encode(bytes(82)).decode()}
     assert "shares of client 1 for client 0" in answer(asked_before["train"], sealed=tampered)
+    fewer = answer(asked_before["train"], sealed={"1": sealed["1"]})
+    assert "got shares of the clients [1] after those of [1, 2], expected the same of one sum" in fewer
     assert "other keys for this site" in answer(asked_before["shares"], clients=[1, 0, 2])
     assert "96 bytes of each" in answer(asked_before["shares"], clients=[0, 1])
     assert "second list of keys" in answer(asked_before["shares"])

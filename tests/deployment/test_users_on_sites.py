@@ -31,6 +31,7 @@ from fedecider.deployment.embedding_run import answer_of, make_site, serve
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.federation.checksums import write_sums
 from fedecider.federation.parties import sample_cohort
 from fedecider.federation.record import read_records
 from fedecider.federation.state import load_state
@@ -66,15 +67,15 @@ def prepared(settings, folder, hosts=HOSTS):
     return project
 
 
-def sites_of(project, folder):
-    launch = SimpleNamespace(device=CPU)
+def sites_of(project, folder, device=CPU):
+    launch = SimpleNamespace(device=device)
     return [
         make_site(project, str(folder / name), name, folder / "out" / name, launch, CONFIG) for name in project.names
     ]
 
 
-def deployed(project, folder, damage=lambda site, asked, blob: blob, resume=False, config=CONFIG):
-    sites = sites_of(project, folder)
+def deployed(project, folder, damage=lambda site, asked, blob: blob, resume=False, config=CONFIG, device=CPU):
+    sites = sites_of(project, folder, device)
 
     def exchange(sent, deadline_s):
         answers = {site: damage(site, unpack(blob, MOST), sites[site].answer(blob)) for site, blob in sent.items()}
@@ -97,7 +98,7 @@ def close(left, right):
 
 CASES = {
     "fedmf": "",
-    "fedmf, few users": "--participation 0.5 --num_eval_users 4 --memory_gb 1e-8",
+    "fedmf, few users": "--participation 0.5 --num_eval_users 4 --seed 14 --memory_gb 1e-8",
     "fedmf, median": "--robust_mean median",
     "pfedrec": "",
     "fedease": "--max_items 3",
@@ -257,6 +258,15 @@ def test_a_site_that_is_lost_at_the_end_leaves_the_others_figures(tmp_path):
     _, _, metrics = deployed(prepared(settings_of("fedmf"), tmp_path), tmp_path, damage)
     assert metrics["sites"].keys() == {"north", "south"}
     assert "test" not in metrics
+    wire = json.loads((tmp_path / "out" / "server" / "wire.json").read_text())
+    (refused,) = wire["refused_after_rounds"]
+    assert (refused["site"], refused["reason"]) == ("west", "no answer to finish")
+
+
+def test_a_site_works_on_the_cpu_whatever_its_machine_has(tmp_path):
+    _, records, metrics = deployed(prepared(settings_of("pfedrec"), tmp_path), tmp_path, device=torch.device("meta"))
+    assert [record["refused_uploads"] for record in records] == [[], [], []]
+    assert metrics["sites"].keys() == HOSTS.keys()
 
 
 def test_sites_and_server_that_are_killed_go_on(tmp_path):
@@ -350,6 +360,30 @@ def test_what_cannot_be_deployed_is_told_before_any_work(name, words, tmp_path):
     with pytest.raises(ValueError, match=REFUSED[name, words]):
         make_embedding_project(settings_of(name, words), ITEMS, HOSTS, tmp_path / "project")
     assert not list(tmp_path.iterdir())
+
+
+ONE = {
+    "one user": ({"north": [0, 1, 2, 3, 4, 5], "south": [6]}, "", "got one user at the site south, expected two"),
+    "one that is scored": (HOSTS, "--num_eval_users 4", "got num_eval_users 4, by which one user of the site north"),
+}
+
+
+@pytest.mark.parametrize("what", ONE)
+def test_a_site_whose_means_would_be_one_users_is_refused(what, tmp_path):
+    hosts, words, message = ONE[what]
+    with pytest.raises(ValueError, match=message):
+        make_embedding_project(settings_of("fedmf", words), ITEMS, hosts, tmp_path / "project")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_site_reads_no_project_in_which_it_has_one_user(tmp_path):
+    root = prepared(settings_of("fedmf"), tmp_path).root
+    content = json.loads((root / "project.json").read_text())
+    content["hosts"] = {"north": [0, 1, 2, 3, 4, 5], "south": [6]}
+    (root / "project.json").write_text(json.dumps(content))
+    write_sums(root)
+    with pytest.raises(ValueError, match="got one user at the site south"):
+        read_embedding_project(root)
 
 
 def test_a_site_plays_no_scenario(tmp_path):

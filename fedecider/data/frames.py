@@ -289,7 +289,7 @@ def _key(value: Any, what: str, given: Given, number: int) -> str:
         raise ValueError(f"got no {what} in row {number} of the {given.what}, expected one in every row")
     if what == "domain" and isinstance(value, str) and not (value := value.strip()):
         raise ValueError(f"got an empty domain in row {number} of the {given.what}, expected a name in every row")
-    if isinstance(value, float | Decimal) and abs(value) < EXACT and value == int(value):
+    if isinstance(value, float | Decimal) and abs(float(value)) < EXACT and value == int(value):
         value = int(value)  # a column of whole numbers that a gap has made floats
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(

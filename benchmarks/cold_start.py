@@ -49,7 +49,7 @@ from idgen.ranking import rank_task
 from idgen.samples import catalogue_task
 from idgen.tokenizer import encode_ids, known_phrases, with_phrases
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "amazon_decoder_cpu.yaml"
+CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_decoder_cpu.yaml"
 TABLES = {
     "table trained": [],
     "table frozen": ["--pretrain.backbone.freeze_item_table", "true", "--pretrain.train.table_rate", "1"],

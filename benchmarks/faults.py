@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.deployment.faults import faulty
+from fedecider.deployment.hosted import one_client
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
 from fedecider.deployment.site import Site
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, Fault, scenario
-from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.methods import METHODS
@@ -109,14 +109,13 @@ def deployed(case: Case, faults: Sequence[Fault]) -> Ran:
             home = Path(folder) / name
             home.mkdir()
             site = Site(
-                llm_method(case.method, own),
-                client,
-                Block(torch.tensor([client]), None),
-                "run",
-                home,
-                lambda position_U: domains.summarise([position_U])[0],
-                lambda state, download: {"row": {"hit@10": {"mean": 0.5}}},
-                MOST,
+                method=llm_method(case.method, own),
+                hosted=one_client(client),
+                run="run",
+                folder=home,
+                scores=lambda position_U: domains.summarise([position_U])[0],
+                finish=lambda state, download: {"row": {"hit@10": {"mean": 0.5}}},
+                most_bytes=MOST,
             )
             answers.append(faulty(site.answer, client, faults, 0, carries, MOST))
 
@@ -323,7 +322,7 @@ def _of_messages(method: str) -> Iterator[Case]:
         return lambda one: one._replace(facts={**one.facts, **values})
 
     uploads = {
-        "a weight of 1e308": (facts(weight=1e308), "got the weight"),
+        "a weight of 1e308": (facts(weights=[1e308]), "got the weight"),
         "marks that are a number": (facts(marks={"x": 3}), "got marks of x of shape"),
         "scores instead of an upload": (lambda one: one._replace(kind="scores"), "got 'scores'"),
         "an error of ten thousand letters": (

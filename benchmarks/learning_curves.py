@@ -41,7 +41,7 @@ from idgen.ranking import eval_users, rank_task
 from idgen.samples import Task, num_batches, train_batches
 from idgen.training import epoch_generator, learning_rate_factor, make_optimizer, parameter_groups, sequence_loss
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "fedecider" / "configs"
 ROWS: dict[str, tuple[str, list[str]]] = {
     "decoder": ("amazon_decoder_cpu.yaml", []),
     "t5": ("amazon_cpu.yaml", []),

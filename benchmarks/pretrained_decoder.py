@@ -39,7 +39,7 @@ from idgen.decode import constrained_beam_search, item_positions
 from idgen.samples import Split, Task, empty_prompt, eval_batches
 from idgen.tokenizer import load_tokenizer
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "amazon_causal_cpu.yaml"
+CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_causal_cpu.yaml"
 CPU = torch.device("cpu")
 Scores = dict[str, Any]
 
@@ -49,9 +49,8 @@ def ranked(model: Any, task: Task, split: Split, weight: float, settings: Settin
     position_U = torch.zeros(len(task.sequences), dtype=torch.long)
     drop_seen = get_protocol(settings.run.protocol).drop_seen
     for user_B, *prompt, target_B in eval_batches(task, split, settings.ranking.eval_batch_size):
-        item_BK, _ = constrained_beam_search(
-            model, *prompt, task.trie, settings.ranking.num_beams, node_score_N=-weight * prior_N if weight else None
-        )
+        trie = task.trie.scored(-weight * prior_N if weight else None)
+        item_BK, _ = constrained_beam_search(model, *prompt, trie, settings.ranking.num_beams)
         seen = [history(task.sequences[user], split) for user in user_B.tolist()] if drop_seen else None
         position_U[user_B] = item_positions(item_BK, target_B, seen)
     return position_U

@@ -35,7 +35,7 @@ from fedecider.llm.setup import Foundation, Settings, build_foundation, make_rec
 from fedecider.methods import METHODS
 from fedecider.running.launch import Launch, start
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "amazon_small_pool.yaml"
+CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_small_pool.yaml"
 USERS, UPLOADS = ("--user_privacy.clip", "0.1", "--user_privacy.delta", "1e-4"), ("--privacy.delta", "1e-4")
 ROWS: dict[str, Sequence[str]] = {
     "student": (),

@@ -12,30 +12,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods import METHODS
+from embedding_fr.commands import recorded_settings
 from embedding_fr.methods.fedease import parties
-from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train
+from embedding_fr.setup import EmbeddingSettings, Setup, set_up, train
 from fedecider.audit.config import AuditConfig
 from fedecider.audit.moves import ATTACKS, move_scores
 from fedecider.audit.outcome import AuditRow, Outcome, epsilon_of, finished
 from fedecider.audit.scores import Scored, auc, chosen_on_others
 from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.split import train_part
 from fedecider.evaluation.statistics import Interval, bootstrap_interval
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
-from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, download_to
 from fedecider.report.costs import mean_bytes
-from fedecider.running.cli import from_plain
 from fedecider.running.damage import damage_names
 from fedecider.running.launch import Launch
 
@@ -98,23 +94,6 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
         rows=item_rows(config, interactions, seen, clients, num_rounds),
         notes=[f"{len(clients):,} of {interactions.num_users:,} clients attacked; rounds done again: {num_rounds}"],
     )
-
-
-def recorded_settings(config: Mapping[str, Any], source: str, data: str = "") -> EmbeddingSettings:
-    """The settings in ``run.json``; ``data`` replaces the place of the raw files."""
-    with damage_names(Path(source)):
-        blocks = {**config, "run": {**config["run"], "resume": False, "output": "", "tracker": ""}}
-        blocks["data"] = {**config["data"], **({"raw": data} if data else {})}
-        classes = {
-            "run": EmbeddingRunConfig,
-            "data": InteractionsConfig,
-            "training": EmbeddingTraining,
-            "privacy": PrivacyConfig,
-            "method": METHODS[config["run"]["method"]].config,
-        }
-        return EmbeddingSettings(
-            **{name: from_plain(kind, blocks[name], f"{name} in {source}") for name, kind in classes.items()}
-        )
 
 
 def audited_clients(config: AuditConfig, num_clients: int) -> list[int]:

@@ -104,7 +104,15 @@ def averaged(
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
     return FederatedMethod(
-        name, init, broadcast, client_update, server_aggregate, positions, ("global",), takes_mean=True
+        name,
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("global",),
+        upload_like=lambda round, server: {shared: server[shared] for shared in model.shared},
+        takes_mean=True,
     )
 
 

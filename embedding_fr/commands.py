@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.running.cli import build_parser, parse, peek
+from fedecider.running.cli import build_parser, from_plain, parse, peek
+from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import check_output
 
 COMMON = (
@@ -50,3 +52,20 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     if run.output:
         check_output(Path(run.output))  # before a large data set is read
     return EmbeddingSettings(run, data, training, common[0] if common else PrivacyConfig(), own)
+
+
+def recorded_settings(config: Mapping[str, Any], source: str, data: str = "") -> EmbeddingSettings:
+    """The settings in ``run.json``; ``data`` replaces the place of the raw files."""
+    with damage_names(Path(source)):
+        blocks = {**config, "run": {**config["run"], "resume": False, "output": "", "tracker": ""}}
+        blocks["data"] = {**config["data"], **({"raw": data} if data else {})}
+        classes = {
+            "run": EmbeddingRunConfig,
+            "data": InteractionsConfig,
+            "training": EmbeddingTraining,
+            "privacy": PrivacyConfig,
+            "method": EMBEDDING_METHODS[config["run"]["method"]].config,
+        }
+        return EmbeddingSettings(
+            **{name: from_plain(kind, blocks[name], f"{name} in {source}") for name, kind in classes.items()}
+        )

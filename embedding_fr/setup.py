@@ -134,19 +134,17 @@ class Setup(NamedTuple):
 
 def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torch.device, protocol: str = "") -> Setup:
     """Everything but the rounds. ``protocol`` replaces the one of the settings, to count a trained state again."""
-    run, training = settings.run, settings.training
+    run = settings.run
     keep_freed_memory()
     chosen = get_protocol(protocol or run.protocol)
     population = build_population(interactions.sequences, interactions.num_items, chosen, run.seed, device)
-    entry = METHODS[run.method]
     client_bytes = working_set(settings, interactions.num_items, device)
-    _check_settings(settings, population)
+    check_settings(settings, population)
     _check_memory(settings, population, client_bytes, device)
     federation = Federation(
         interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
     )
-    method = entry.build(federation, training, settings.method)
-    method = with_robust_mean(method if run.federation else local_only(method, federation), run.robust_mean)
+    method = build_method(settings, federation)
     gathering = ONE_BY_ONE
     if run.secure_sum:
         sums = SecureSums(run.seed, run.secure_threshold, run.secure_neighbours or None)
@@ -155,6 +153,13 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     blocks = pack(range(interactions.num_users))
     users = eval_users(run, interactions.num_users)
     return Setup(method, population, blocks, pack, pack(users) if users else blocks, federation, gathering)
+
+
+def build_method(settings: EmbeddingSettings, federation: Federation) -> FederatedMethod:
+    """The method as it is set, in whatever part of the run: on one machine, at a server or at a site."""
+    run = settings.run
+    method = METHODS[run.method].build(federation, settings.training, settings.method)
+    return with_robust_mean(method if run.federation else local_only(method, federation), run.robust_mean)
 
 
 def working_set(settings: EmbeddingSettings, num_items: int, device: torch.device) -> Callable[[int], int]:
@@ -192,7 +197,7 @@ def keep_freed_memory() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
-def _check_settings(settings: EmbeddingSettings, population: Population) -> None:
+def check_settings(settings: EmbeddingSettings, population: Population) -> None:
     """What would end the first round is told before anything is written."""
     run, entry = settings.run, METHODS[settings.run.method]
     num_pool = int(population.num_items - population.avoid_start_N.diff().max())

@@ -16,6 +16,7 @@ from torch import Tensor
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating
 from idgen.decode import MAX_LOGITS, log_prob_of
+from idgen.samples import Task, empty_prompt
 from idgen.trie import Trie
 
 AT_ONCE = 128
@@ -65,9 +66,7 @@ def token_log_probs(
 def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, trie: Trie) -> Tensor:
     """log p(token | its beginning, a prompt without a history) at every node of the trie, (N,); 0 at the root.
 
-    A language model gives much probability to short and common titles, whoever asks. Given to the search times -w, it
-    ranks by log p(ID | history) - w log p(ID | nothing): at w = 1 by how much the history speaks
-    for an item. Cost: one pass over all tokens of the catalogue.
+    Cost: one pass over all tokens of the catalogue.
     """
     prior_N = torch.zeros(len(trie.token_N), device=input_ids_1S.device)
     trie = trie.to(input_ids_1S.device)
@@ -82,6 +81,26 @@ def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, tri
     return prior_N
 
 
+def with_prior(task: Task, model: Any, weight: float, device: torch.device, precision: str = "fp32") -> Task:
+    """The task whose items are ranked by log p(ID | history) - weight * log p(ID | a prompt without a history).
+
+    A language model gives much probability to short and common titles, whoever asks; at weight 1 an item is ranked by
+    how much the history speaks for it. The prior is that of ``model``, whatever model ranks: that of the student, which
+    all clients share, hides nothing and is worked out once. A weight of 0 changes nothing. The correction of a language
+    model by its own prior is that of domain conditional PMI (Holtzman et al., EMNLP 2021); differs from it: part of the
+    prior, and along the tokens of a trie.
+
+    Raises:
+        ValueError: prompts without a history have no words.
+    """
+    if weight == 0.0:
+        return task
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        input_ids_1S, attention_mask_1S = (part.to(device) for part in empty_prompt(task))
+        prior_N = node_priors(model, input_ids_1S, attention_mask_1S, task.trie)
+    return task._replace(trie=task.trie.scored(-weight * prior_N.float()))
+
+
 def trie_log_probs(
     model: Any,
     input_ids_BS: Tensor,
@@ -92,8 +111,8 @@ def trie_log_probs(
 ) -> Tensor:
     """Log-probabilities of given items among all items of the catalogue, (B, M) float64; -inf for a candidate of -1.
 
-    log p(ID) = sum of log softmax(logits / temperature) over the tokens that may follow in the trie: a distribution
-    over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
+    log p(ID) = sum of log softmax(logits / temperature + scores of the trie's nodes) over the tokens that may follow in
+    the trie: a distribution over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
     model gives to tokens outside the trie. Cost: a user's candidates read the beginnings that they share once, and
     nothing behind the last place where the trie leaves a choice; where IDs are one token long, one step for any number
     of candidates.
@@ -179,8 +198,9 @@ def _distinct(node_BM: Tensor, open_BM: Tensor, parent_BM: Tensor, padding: int)
 def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie, temperature: float) -> Tensor:
     """Log-probabilities of the root's children, (B, C) float64."""
     token_C = trie.token_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
+    score_C = 0.0 if trie.score_N is None else trie.score_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
     parts = [
-        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double() / temperature, 1)
+        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double() / temperature + score_C, 1)
         for part_BD in hidden_BD.split(max(1, MAX_LOGITS // len(token_C)))
     ]
     return torch.cat(parts)
@@ -198,6 +218,7 @@ def _child_log_probs(
         child = trie.children(part_R)
         logit_RU = family_of(model).token_logits(model, hidden_RD, token_U)
         logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)].double() / temperature
+        logit_C += 0.0 if trie.score_N is None else trie.score_N[child.node_C]
         largest_R = logit_C.new_full((len(part_R),), -torch.inf).scatter_reduce(0, child.row_C, logit_C, "amax")
         total_R = torch.zeros_like(largest_R).index_add(0, child.row_C, (logit_C - largest_R[child.row_C]).exp())
         parts.append(logit_C - (largest_R + total_R.log())[child.row_C])

@@ -38,7 +38,6 @@ def constrained_beam_search(
     trie: Trie,
     num_beams: int,
     length_penalty: float = 0.0,
-    node_score_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best ``num_beams`` items of the catalogue for each user by beam search: (item_BK, score_BK), best first.
 
@@ -46,11 +45,10 @@ def constrained_beam_search(
     by likelihood, 1 is the setting of IDGenRec (SIGIR 2024). With fewer items than beams the list ends with
     item -1, score -inf. With at least as many beams as items the ranking is that of `score_catalogue`. Probabilities
     are those over the whole vocabulary, not renormalised over the catalogue. Equal scores: the lower item first.
-    ``node_score_N``: added to the sum of a beam at each node of the trie, for instance a prior that counts against it
-    (`idgen.candidates.node_priors`). A finished ID enters the list when it is among the ``num_beams`` best candidates
-    of its step, as in the ``generate`` of transformers; a user's search stops when no running beam can enter the list
-    any more, with ``node_score_N`` when no beam runs. Differs from the paper: batched, and that stopping rule is exact
-    where the default of ``generate`` guesses.
+    Scores of the trie's nodes are added to the sum of a beam (`idgen.candidates.with_prior`). A finished ID enters the
+    list when it is among the ``num_beams`` best candidates of its step, as in the ``generate`` of transformers; a
+    user's search stops when no running beam can enter the list any more, with scores of nodes when no beam runs.
+    Differs from the paper: batched, and that stopping rule is exact where the default of ``generate`` guesses.
     """
     if num_beams < 1:
         raise ValueError(f"num_beams is {num_beams}; expected at least 1, and at least the largest k of hit@k")
@@ -58,7 +56,7 @@ def constrained_beam_search(
         raise ValueError(f"length_penalty is {length_penalty}; expected 0.0 (likelihood) or more (1.0: mean per token)")
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
     with evaluating(model):
-        return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams, length_penalty, node_score_N)
+        return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams, length_penalty)
 
 
 def _search(
@@ -68,7 +66,6 @@ def _search(
     trie: Trie,
     num_beams: int,
     length_penalty: float,
-    node_score_N: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     num_users, device, family = len(input_ids_BS), input_ids_BS.device, family_of(model)
     state = family.start(model, input_ids_BS, attention_mask_BS)
@@ -79,7 +76,7 @@ def _search(
     score_BK = torch.full((num_users, num_beams), -torch.inf, device=device)
     for step in range(trie.max_length):
         hidden_BKD, state = family.step(model, state, token_BK, beams.parent_BK, step)
-        found = _best_candidates(model, hidden_BKD, beams, trie, 2 * num_beams, node_score_N)
+        found = _best_candidates(model, hidden_BKD, beams, trie, 2 * num_beams)
         leaf_BM = trie.item_N[found.node_BK] >= 0
         ended_BM = leaf_BM & (found.score_BK > -torch.inf)
         ended_BM[:, num_beams:] = False
@@ -90,7 +87,7 @@ def _search(
         )
         beams = _running(found, leaf_BM, num_beams)
         reachable_BK = beams.score_BK / trie.longest_N[beams.node_BK] ** length_penalty
-        done_B = (reachable_BK <= score_BK[:, -1:]).all(1) & (node_score_N is None)
+        done_B = (reachable_BK <= score_BK[:, -1:]).all(1) & (trie.score_N is None)
         num_live = int(((beams.score_BK > -torch.inf).sum(1) * ~done_B).max())
         if num_live == 0:
             break
@@ -100,9 +97,7 @@ def _search(
     return item_BK, score_BK
 
 
-def _best_candidates(
-    model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, count: int, node_score_N: Tensor | None
-) -> _Beams:
+def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, count: int) -> _Beams:
     """The up to ``count`` best continuations of each user, best first (ties: earlier beam, then lower token).
 
     Only the children of live beams are looked at; the vocabulary is touched by the normaliser alone. Missing
@@ -113,8 +108,8 @@ def _best_candidates(
     child = trie.children(beams.node_BK.flatten()[live_R])
     score_C = log_prob_of(model, hidden_BKD.flatten(0, 1)[live_R], child.row_C, child.token_C)
     score_C = score_C + beams.score_BK.flatten()[live_R][child.row_C]
-    if node_score_N is not None:
-        score_C = score_C + node_score_N[child.node_C]
+    if trie.score_N is not None:
+        score_C = score_C + trie.score_N[child.node_C]
     if bool(score_C.isnan().any()):
         raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
     # Ragged to padded: place of each candidate among those of its user.

@@ -1,79 +1,8 @@
 """Federated, personalised recommenders for several domains: accelerate launch scripts/federate.py --domains a,b,c."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
-
-from collections.abc import Sequence
-from typing import Literal
-
-from embedding_fr.methods import METHODS as EMBEDDING_METHODS
-from fedecider.running.cli import peek, run
-
-DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
-LLM = f"""{DESCRIPTION} Every domain is a client; stages that are missing (pre-training, distillation) are run first and
-kept. Without --config and --data the embedded sample is used with the settings of configs/demo_causal.yaml. Other
-methods ({", ".join(EMBEDDING_METHODS)}) belong to the embedding track, where every user of a rating data set is a
-client, and have other options: --method fedmf --help."""
-EMBEDDING = f"""{DESCRIPTION} Every user of a rating data set is a client. Methods of the LLM track, where every domain
-is a client, have other options: --method fedecider --help."""
-
-
-def track_of(words: Sequence[str]) -> Literal["llm", "embedding"]:
-    """The track of the chosen method; nothing of the LLM track is imported, which takes seconds.
-
-    Raises:
-        ValueError: the data are those of the other track.
-    """
-    method = peek(words, "method", "fedecider")
-    if method in EMBEDDING_METHODS:
-        return "embedding"
-    if peek(words, "dataset"):
-        raise ValueError(
-            f"got dataset with the method {method}, expected --domains and --data, or a method of the embedding track: "
-            f"{', '.join(EMBEDDING_METHODS)}"
-        )
-    return "llm"
-
-
-def run_embedding(words: Sequence[str]) -> None:
-    from embedding_fr.commands import parse_embedding_settings
-
-    settings = parse_embedding_settings(EMBEDDING, words, peek(words, "method"))
-
-    from embedding_fr.run import federate_embedding  # after the options: --help does without
-    from fedecider.running.launch import start
-
-    with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
-        federate_embedding(settings, launch)
-
-
-def run_llm(words: Sequence[str]) -> None:
-    from fedecider.llm.commands import parse_settings
-    from fedecider.methods import METHODS
-
-    method = peek(words, "method", "fedecider")
-    if method not in METHODS:
-        raise ValueError(
-            f"got method {method!r}, expected one of {', '.join(sorted(METHODS))} (LLM track) or "
-            f"{', '.join(sorted(EMBEDDING_METHODS))} (embedding track)"
-        )
-    settings = parse_settings(LLM, words)
-
-    from fedecider.llm.federate import federate
-    from fedecider.running.launch import start
-
-    with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
-        federate(settings, launch)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else list(argv)
-    return run(lambda: run_embedding(words) if track_of(words) == "embedding" else run_llm(words))
-
+from fedecider.commands.federate import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,31 +1,8 @@
 """Raw files of a public data set -> prepared domains; python scripts/prepare_data.py --help."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
-
-from collections.abc import Sequence
-
-from fedecider.data.prepare import PrepareConfig, prepare
-from fedecider.running.cli import build_parser, parse, run
-from fedecider.running.run_folder import check_output
-
-DESCRIPTION = (
-    "Read the original files of a public data set and write a prepared folder per domain (Parquet, data card)."
-)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, PrepareConfig), argv, PrepareConfig)
-        check_output(Path(config.output))
-        prepare(config)
-
-    return run(work)
-
+from fedecider.commands.prepare import main
 
 if __name__ == "__main__":
     sys.exit(main())

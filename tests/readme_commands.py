@@ -59,8 +59,8 @@ def short(script: str, words: list[str]) -> list[str]:
 
 def toy_world(folder: Path) -> None:
     """The configs, made tiny, and every data set that README.md names, as small files of the real formats."""
-    for path in sorted((REPOSITORY / "configs").rglob("*.yaml")):
-        target = folder / path.relative_to(REPOSITORY)
+    for path in sorted((REPOSITORY / "fedecider" / "configs").rglob("*.yaml")):
+        target = folder / path.relative_to(REPOSITORY / "fedecider")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(yaml.safe_dump(_shrunk(yaml.safe_load(path.read_text())), sort_keys=False))
     domains = list(sample_domains(["crime", "comics", "children"], 0).values())

@@ -222,7 +222,7 @@ LINE = {
     "unknown layers": ("federate", ("--config", "tiny.yaml", "--lora_targets", "q,query"), "query"),
     "a rate of no adapter": ("federate", ("--config", "tiny.yaml", "--output_rate", "3"), "got output_rate 3.0"),
     "layers of another kind": ("federate", ("--config", "tiny.yaml", "--lora_targets", "wi_0"), "wi_0"),
-    "layers of a student": ("distill", ("--config", "tiny.yaml", "--lora_targets", "query"), "query"),
+    "layers of a student": ("distill_student", ("--config", "tiny.yaml", "--lora_targets", "query"), "query"),
     "tracker without package": ("federate", ("--config", "tiny.yaml", "--tracker", "clearml"), "pip install clearml"),
     "unknown tracker": ("federate", ("--tracker", "excel"), "tensorboard"),
     "all trackers": ("federate", ("--tracker", "all"), "tensorboard"),

@@ -125,16 +125,17 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
 def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     config = CompareConfig(**{**TABLE, "rows": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
-    monkeypatch.setattr(planning, "REPOSITORY", playground)  # no scripts there
+    monkeypatch.setattr(planning.sys, "executable", "false")
     assert planning.fill(config, plan(config)) == []
     out = " ".join(capsys.readouterr().out.split())
-    assert "failed: exit code 2" in out
+    assert "failed: exit code 1" in out
     assert "left out: fedavg" in out
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"rows": {"fedavg": {"teacher_row": False}}}, "got teacher_row in the row fedavg"),
         ({"rows": {}}, "got no rows"),
         ({"rows": {"mine": {"method": "fedsgd"}}}, "got method 'fedsgd' in mine"),
         ({"rows": {"fedavg": {"seed": 3}}}, "got seed in the row fedavg"),

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from fedecider.llm.recommend import load, recommend
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DEMO = REPOSITORY / "configs" / "demo_causal.yaml"
+DEMO = REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml"
 
 
 def main(script: str, *words: str) -> int:

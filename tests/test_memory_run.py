@@ -15,7 +15,7 @@ from fedecider.llm.recommend import load, recommend
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DEMO = REPOSITORY / "configs" / "demo_causal.yaml"
+DEMO = REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml"
 SMALL = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "encoder": "tfidf"}
 
 

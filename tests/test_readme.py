@@ -1,5 +1,6 @@
 """README.md and docs: every command is one that works, every link leads somewhere, the first screen stays short."""
 
+import contextlib
 import os
 import re
 import runpy
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from readme_commands import DOCUMENTS, REPOSITORY, commands, script_call, short, toy_world
+
+from fedecider.commands.main import main as fedecider
 
 README = REPOSITORY / "README.md"
 COMMANDS = [(document.name, words) for document in DOCUMENTS for words in commands(document)]
@@ -41,6 +44,11 @@ def test_every_command_is_understood(document, words, monkeypatch, capsys):
         assert dry_run(words[1])
     elif any(word.startswith("benchmarks/") for word in words):
         assert all((REPOSITORY / word).is_file() for word in words if word.startswith("benchmarks/"))
+    elif words[0] == "fedecider":
+        told = ["--help"] if words[1] in ("doctor", "completion") else [*words[2:], "--print_config"]
+        monkeypatch.setattr(sys, "argv", ["fedecider"])
+        with contextlib.suppress(SystemExit):
+            assert fedecider([words[1], *told]) == 0, f"{document}: {capsys.readouterr().err}"
     elif call is None:
         assert words == ACTIVATION, f"{document}: {words} is no command that this test knows"
         assert any(".venv/bin/python" in line for line in dry_run("test"))

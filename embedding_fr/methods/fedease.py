@@ -167,7 +167,19 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
         score_CI = score_items(history_CI, download.shared, config)
         return rank_users(score_CI, block.data, split, federation.protocol)
 
-    return FederatedMethod("fedease", init, broadcast, client_update, server_aggregate, positions, ("global",))
+    def upload_like(round: int, server: Tree) -> Tree:
+        return {"items": torch.zeros(federation.num_items, dtype=torch.bool)} if round == 1 else {}
+
+    return FederatedMethod(
+        "fedease",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("global",),
+        upload_like=None if config.secure else upload_like,
+    )
 
 
 def guarantee(config: FedeaseConfig) -> str:

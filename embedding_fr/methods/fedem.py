@@ -183,7 +183,15 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
     return FederatedMethod(
-        "fedem", init, broadcast, client_update, server_aggregate, positions, ("merged", "local"), takes_mean=True
+        "fedem",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("merged", "local"),
+        upload_like=lambda round, server: dict(server),
+        takes_mean=True,
     )
 
 
@@ -209,7 +217,13 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
         cohort = collect(server, uploads)
         return mixed_server(server, cohort, weights) if cohort else server
 
-    return method._replace(init=init, broadcast=broadcast, server_aggregate=server_aggregate, takes_mean=False)
+    return method._replace(
+        init=init,
+        broadcast=broadcast,
+        server_aggregate=server_aggregate,
+        upload_like=lambda round, server: {TABLE: server[TABLE][0]},
+        takes_mean=False,
+    )
 
 
 def _optimiser(training: EmbeddingTraining) -> Optimiser:

@@ -89,7 +89,16 @@ def code_method(
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
-    return FederatedMethod("fedem", init, broadcast, client_update, server_aggregate, positions, ("merged", "local"))
+    return FederatedMethod(
+        "fedem",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("merged", "local"),
+        upload_like=lambda round, server: {TABLE: server[TABLE][0]},
+    )
 
 
 def current_table(merging: Merging, download: Download, own: Tree) -> tuple[Tensor, Tensor]:

@@ -199,6 +199,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         positions,
         views,
         unread,
+        upload_like=lambda round, server: dict(server),
         takes_mean=config.tables != "personal",
     )
 

@@ -226,6 +226,7 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
         server_aggregate,
         positions,
         ("global",),
+        upload_like=lambda round, server: {f"{name}.gradient": server[name] for name in model.shared},
         fine_mean=True,
         takes_mean=True,
     )

@@ -150,7 +150,16 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         return rank_users(score_all(scored, download, own), block.data, split, federation.protocol)
 
     views = ("global", "graph")
-    method = FederatedMethod("gpfedrec", init, broadcast, client_update, server_aggregate, positions, views)
+    method = FederatedMethod(
+        "gpfedrec",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        views,
+        upload_like=lambda round, server: {"item_table": server["item_table"]},
+    )
     return with_personal_view(method, federation)
 
 

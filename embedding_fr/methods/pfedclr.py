@@ -136,7 +136,15 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
         return rank_users(score_CI, block.data, split, federation.protocol)
 
     method = FederatedMethod(
-        "pfedclr", init, broadcast, client_update, server_aggregate, positions, ("global",), takes_mean=True
+        "pfedclr",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("global",),
+        upload_like=lambda round, server: dict(server),
+        takes_mean=True,
     )
     return with_personal_view(method, federation)
 

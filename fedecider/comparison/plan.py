@@ -24,19 +24,28 @@ from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
 from fedecider.comparison.baselines import BASELINES
 from fedecider.data.encoders import load_encoder
 from fedecider.evaluation.metrics import MACRO
+from fedecider.llm.baselines import TEACHER
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS
-from fedecider.running.cli import REPOSITORY
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_output, fingerprint, locked
 from fedecider.running.stages import content_key
+from fedecider.running.yaml_file import PACKAGE
 from idgen.ranking import RankingConfig
 
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
 """Options that the table sets for all runs."""
-ALIKE = ("domains", "public_domains", "protocol", "pretrain", "distill", *RankingConfig.__dataclass_fields__)
+ALIKE = (
+    "domains",
+    "public_domains",
+    "protocol",
+    "pretrain",
+    "distill",
+    "teacher_row",
+    *RankingConfig.__dataclass_fields__,
+)
 """Options that a row may not have for itself: its numbers would not be comparable with those of the others."""
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
 """What is tried after a method's own grid, so that methods without settings of their own get the same budget."""
@@ -166,6 +175,8 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
                 first = parse_settings("", [*_shared_words(config), *_words(chosen)])
             except (ValueError, SystemExit) as error:  # an option called help ends the parser
                 raise ValueError(f"the row {label} cannot be run: {error}") from error
+            if TEACHER in config.baselines and not first.run.teacher_row:
+                raise ValueError(f"got the baseline {TEACHER!r} with teacher_row false, expected one without the other")
             if not hashes:
                 hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
             runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]
@@ -183,10 +194,10 @@ def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[
     """
     runs = [run for settings in planned.values() for of_setting in settings for run in of_setting]
     stages = {content_key([run.seed, run.settings.run.pretrain, run.settings.run.distill]): run for run in runs}
-    _work(config, [("distill.py", run) for run in stages.values()])
-    _work(config, [("federate.py", of_setting[0]) for settings in planned.values() for of_setting in settings])
+    _work(config, [("distill", run) for run in stages.values()])
+    _work(config, [("federate", of_setting[0]) for settings in planned.values() for of_setting in settings])
     rows = [row for label, settings in planned.items() if (row := _chosen(label, settings)) is not None]
-    _work(config, [("federate.py", run) for row in rows for run in row.runs[1:]])
+    _work(config, [("federate", run) for row in rows for run in row.runs[1:]])
     failed = [row.label for row in rows if not all(run.finished for run in row.runs)]
     if failed:
         say(f"left out: {', '.join(failed)}")
@@ -220,28 +231,30 @@ def _run(
 
 def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:
     """All of ``jobs`` that are not finished, ``num_jobs`` at a time, longest waiting first."""
-    missing = [(script, run) for script, run in jobs if script != "federate.py" or not run.finished]
+    missing = [(stage, run) for stage, run in jobs if stage != "federate" or not run.finished]
     with ThreadPoolExecutor(config.num_jobs) as pool:
-        for script, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
+        for stage, run, problem in pool.map(lambda job: (*job, _call(config, *job)), missing):
             done = f"failed: {problem}" if problem else "done"
-            words = [run.label, *_texts(run.options)] if script == "federate.py" else ["shared stages"]
+            words = [run.label, *_texts(run.options)] if stage == "federate" else ["shared stages"]
             say(f"{', '.join(words)}, seed {run.seed}: {done}")
 
 
-def _call(config: CompareConfig, script: str, run: Run) -> str:
-    """Run ``script`` in a process of its own; returns what went wrong, or nothing."""
+def _call(config: CompareConfig, stage: str, run: Run) -> str:
+    """Run ``stage`` in a process of its own; returns what went wrong, or nothing."""
     words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed)]
-    place = run.folder.root if script == "federate.py" else run.folder.root.with_name(f"stages-{run.seed}")
+    place = run.folder.root if stage == "federate" else run.folder.root.with_name(f"stages-{run.seed}")
     place.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
-        if script == "federate.py":
+        if stage == "federate":
             if run.finished:  # by another process that held the lock
                 return ""
             words += ["--output", str(place), "--resume", str(run.folder.record.exists()).lower()]
-        command = [sys.executable, str(REPOSITORY / "scripts" / script), *words]
-        threads = {"OMP_NUM_THREADS": str(config.num_threads)}
+        command = [sys.executable, "-m", "fedecider.commands.main", stage, *words]
+        # The same code, wherever the table is made: neither another installed copy nor the present folder.
+        paths = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        own = {"OMP_NUM_THREADS": str(config.num_threads), "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
         code = subprocess.run(
-            command, stdout=log, stderr=log, env={**os.environ, **threads}, pass_fds=[lock.fileno()], check=False
+            command, stdout=log, stderr=log, env={**os.environ, **own}, pass_fds=[lock.fileno()], check=False
         ).returncode
     if code == 0:
         return ""

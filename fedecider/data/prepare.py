@@ -28,7 +28,7 @@ from fedecider.data.filtering import (
     order_events,
     take,
 )
-from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, ReadOptions
+from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions
 from fedecider.data.readers.files import Tell, describe_bad_lines, to_stderr
 from fedecider.data.readers.table import (
     DEFAULT_TEXT_FIELDS,
@@ -164,14 +164,15 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
     return domains
 
 
-def prepare_domains(config: PrepareConfig, tell: Tell | None = None) -> dict[str, Domain]:
+def prepare_domains(config: PrepareConfig, tell: Tell | None = None, read: Read | None = None) -> dict[str, Domain]:
     """The prepared domains in memory, silos in the place of those that are shared out.
 
     A user who is a client in any domain is public in none.
-    ``tell`` hears every few seconds how far a file is read.
+    ``tell`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``.
     """
+    read = read or SOURCES[config.source]
     names = [*config.domain_names, *config.public_names]
-    filtered = {name: _read_and_filter(config, name, tell) for name in names}
+    filtered = {name: _read_and_filter(config, name, read, tell) for name in names}
     num_domains = Counter(user for one in filtered.values() for user in one.sequences.users)
     ranked = {name: _ranked_users(config.seed, one.sequences.users) for name, one in filtered.items()}
     if config.shared_users_first:
@@ -201,14 +202,14 @@ class _Filtered(NamedTuple):
     dropped: Dropped
 
 
-def _read_and_filter(config: PrepareConfig, name: str, tell: Tell | None) -> _Filtered:
+def _read_and_filter(config: PrepareConfig, name: str, read: Read, tell: Tell | None) -> _Filtered:
     options = ReadOptions(config.min_rating, config.max_bad_lines, config.duplicate_items, tell=tell)
     logger.info("reading %s (%s) in %s", name, config.source, config.raw)
-    raw = SOURCES[config.source](Path(config.raw), name, options)
+    raw = read(Path(config.raw), name, options)
     min_user, min_item = max(config.k_core, config.min_length), max(config.k_core, 1)
     raw_size = raw.events.size()
     if not raw_size.events:
-        raise ValueError(f"domain {name!r}: no events in {raw.files[0].path} ({raw.dropped()}). Check --min_rating.")
+        raise ValueError(f"domain {name!r}: no events in {raw.places(0, 1)} ({raw.dropped()}). Check --min_rating.")
     # Once before sorting, which keeps the memory for sorting small, and again after each later loss of events.
     events = compress(raw.events, k_core(raw.events.user_E, raw.events.item_E, min_user, min_item))
     raw = raw._replace(events=raw.events._replace(users=[], user_E=_NONE, item_E=_NONE, time_E=_NONE, order_E=None))
@@ -277,7 +278,7 @@ def _check_texts(
     if config.missing_text == "error":
         raise ValueError(
             f"domain {name!r}: {len(textless)} of {len(used)} items without text, such as {min(textless)!r} "
-            f"(files: {', '.join(file.path.name for file in raw.files[1:])}); expected at least one of "
+            f"(files: {raw.places(1)}); expected at least one of "
             f"{', '.join(config.text_fields)}. Complete the file, or drop such items with --missing_text drop."
         )
     has_text = np.array([key not in textless for key in sequences.items], dtype=bool)

@@ -5,6 +5,7 @@ Whatever a scenario of a simulation does to uploads (`fedecider.federation.fault
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,13 +20,20 @@ Answer = Callable[[bytes], bytes]
 
 
 def faulty(
-    answer: Answer, client: int, faults: Sequence[Fault], seed: int, carries: Callable[[str], bool], most_bytes: int
+    answer: Answer,
+    client: int,
+    faults: Sequence[Fault],
+    seed: int,
+    carries: Callable[[str], bool],
+    most_bytes: int,
+    deadline_s: float = 0.0,
 ) -> Answer:
     """``answer`` of the site of ``client``, whose uploads are those of a site with these faults.
 
     wrong_shape, wrong_dtype, missing and extra change one tensor; wrong_round and wrong_client what the head says;
     oversized is more than ``most_bytes``; cut_off is half of the message; garbage as many random bytes. An away site
-    does not train, a late one has; both answer with an error.
+    does not train, a late one has; both answer with an error. Where there is a deadline, the late one's upload comes
+    when it is over instead.
     """
     own = [fault for fault in faults if fault.client == client]
     plan = scenario([fault for fault in own if fault.kind not in MESSAGE_KINDS], seed, carries)
@@ -38,6 +46,9 @@ def faulty(
             return _error(asked.round, "away")
         sent = unpack(answer(blob), most_bytes)
         if sent.kind != "upload":
+            return pack(sent)
+        if deadline_s and any(fault.kind == "late" and fault.holds(asked.round) for fault in own):
+            time.sleep(deadline_s)
             return pack(sent)
         sent, reason = _delivered(sent, plan)
         if reason:
@@ -60,15 +71,17 @@ def _error(round: int, reason: str) -> bytes:
 
 def _delivered(sent: Message, plan: Scenario) -> tuple[Message, str]:
     """The message with the upload that the scenario makes of it, and why there is none."""
-    tensors = {name: tensor[None] for name, tensor in sent.tensors.items() if not name.startswith(MARKS)}
     facts = sent.facts
-    upload = Upload(torch.tensor([facts["client"]]), torch.tensor([facts["weight"]], dtype=torch.float64), tensors)
+    plain = {name: tensor for name, tensor in sent.tensors.items() if not name.startswith(MARKS)}
+    tensors = {name: tensor[None] if name in facts["marks"] else tensor for name, tensor in plain.items()}
+    upload = Upload(torch.tensor(facts["clients"]), torch.tensor(facts["weights"], dtype=torch.float64), tensors)
     arrived = plan.deliver(upload, lambda: Download({}), sent.round)
     if arrived.refused:
         return sent, arrived.refused[0]["reason"]
-    changed = {name: tensor[0] for name, tensor in arrived.upload.tensors.items()}
-    weight = float(arrived.upload.weights[0])
-    return sent._replace(tensors={**sent.tensors, **changed}, facts={**facts, "weight": weight}), ""
+    arrived_tensors = arrived.upload.tensors
+    changed = {name: tensor[0] if name in facts["marks"] else tensor for name, tensor in arrived_tensors.items()}
+    weights = arrived.upload.weights.tolist()
+    return sent._replace(tensors={**sent.tensors, **changed}, facts={**facts, "weights": weights}), ""
 
 
 def _damaged(sent: Message, kinds: Sequence[str], client: int) -> Message:
@@ -83,5 +96,5 @@ def _damaged(sent: Message, kinds: Sequence[str], client: int) -> Message:
     if "extra" in kinds:
         tensors["extra"] = torch.zeros(3)
     if "wrong_client" in kinds:
-        facts["client"] = client + 1
+        facts["clients"] = [client + 1]
     return Message(sent.kind, sent.round - 1 if "wrong_round" in kinds else sent.round, tensors, facts)

@@ -28,9 +28,8 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedecider.bounds import check
 from fedecider.deployment.faults import Answer
-from fedecider.deployment.project import read_project
-from fedecider.deployment.run import answer_of, make_site, serve
 from fedecider.deployment.server import DeploymentConfig
+from fedecider.deployment.tracks import track_of
 from fedecider.running.cli import from_plain
 from fedecider.running.launch import start
 from fedecider.running.tracking import round_text
@@ -49,8 +48,8 @@ class PartyFile:
     Args:
         project: The project folder, a copy of what provision wrote.
         output: The folder of everything this party writes.
-        data: The folder of the site's own prepared domain; empty at the server.
-        client: The client whose users this site has; empty at the server.
+        data: The folder of the site's own prepared domain, or of its users' interactions; empty at the server.
+        client: The client whose users this site has, or its own name where it hosts several; empty at the server.
         num_threads: The number of CPU threads; 0 leaves the choice to torch.
         faults: The file of a scenario that a site plays, to try what the others do then; if empty, none.
         deployment: What the server waits for and takes, and a site's largest message.
@@ -89,7 +88,7 @@ def party_file(path: Path) -> PartyFile:
 
 
 class RoundsController(ModelController):
-    """Runs the rounds of a project in FLARE's server job; ``sites`` are client -> the name FLARE knows it by."""
+    """Runs the rounds of a project in FLARE's server job; ``sites`` are the project's names -> FLARE's."""
 
     def __init__(self, sites: dict[str, str], resume: bool = False) -> None:
         super().__init__()
@@ -99,16 +98,17 @@ class RoundsController(ModelController):
     def run(self) -> None:
         """Called by FLARE when the job starts."""
         party = read_party(SERVER)
-        project = read_project(Path(party.project))
+        track = track_of(Path(party.project))
+        project = track.read_project(Path(party.project))
         if party.num_threads:
             torch.set_num_threads(party.num_threads)
-        site_of = {client: self.sites[name] for client, name in enumerate(project.names)}
+        names = [self.sites[name] for name in project.names]
         resume = self.resume and (Path(party.output) / "run.json").is_file()
 
         def exchange(sent: Mapping[int, bytes], deadline_s: float) -> dict[int, bytes]:
-            return self._exchange({site_of[client]: (client, blob) for client, blob in sent.items()}, deadline_s)
+            return self._exchange({names[site]: (site, blob) for site, blob in sent.items()}, deadline_s)
 
-        serve(
+        track.serve(
             project,
             exchange,
             party.deployment,
@@ -120,15 +120,15 @@ class RoundsController(ModelController):
 
     def _exchange(self, sent: Mapping[str, tuple[int, bytes]], deadline_s: float) -> dict[int, bytes]:
         answers: dict[int, bytes] = {}
-        for site, (client, blob) in sent.items():
+        for name, (site, blob) in sent.items():
 
-            def heard(model: FLModel, client: int = client, site: str = site) -> bool:
-                if model.meta.get("client_name") != site:  # who FLARE says has sent it
+            def heard(model: FLModel, site: int = site, name: str = name) -> bool:
+                if model.meta.get("client_name") != name:  # who FLARE says has sent it
                     return False
-                answers[client] = to_blob(model)
+                answers[site] = to_blob(model)
                 return True
 
-            self.send_model(data=of_blob(blob), targets=[site], timeout=int(deadline_s), callback=heard)
+            self.send_model(data=of_blob(blob), targets=[name], timeout=int(deadline_s), callback=heard)
         ends = time.monotonic() + deadline_s if deadline_s else float("inf")
         while len(answers) < len(sent) and time.monotonic() < ends and not self.abort_signal.triggered:
             time.sleep(0.02)
@@ -149,9 +149,10 @@ class SiteExecutor(Executor):
         if self._answer is None:
             party = read_party(fl_ctx.get_identity_name())
             launch = start(party.num_threads)
-            project = read_project(Path(party.project))
-            site = make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
-            self._answer = answer_of(project, site, party.faults, party.deployment)
+            track = track_of(Path(party.project))
+            project = track.read_project(Path(party.project))
+            site = track.make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
+            self._answer = track.answer_of(project, site, party.faults, party.deployment)
         answer = self._answer(to_blob(FLModelUtils.from_shareable(shareable)))
         return FLModelUtils.to_shareable(of_blob(answer))
 

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.job_config.api import FedJob
 
-from fedecider.deployment.flare import PARTY, RoundsController, SiteExecutor
+from fedecider.deployment.flare import PARTY, SERVER, PartyFile, RoundsController, SiteExecutor
 from fedecider.deployment.project import site_names
 from fedecider.federation.record import write_json
+from fedecider.running.run_folder import RunFolder, check_output
 
 JOB = "fedecider"
 INSTALLED = ("fedecider", "idgen", "distill", "embedding_fr")
@@ -52,6 +54,39 @@ def simulate(clients: Sequence[str], parties: Path, workspace: Path) -> None:
     _allow_own(workspace / "local", {"format_version": 2})
     sites = list(site_names(clients).values())
     make_job(clients).simulator_run(str(workspace), clients=sites, threads=len(sites))
+
+
+def free_output(given: str) -> Path:
+    """Where a simulation may write.
+
+    Raises:
+        ValueError: no folder was given, or one that holds something.
+    """
+    if not given:
+        raise ValueError("got no output, expected the run folder: --output runs/<name>")
+    output = Path(given)
+    check_output(output)
+    if output.exists() and any(output.iterdir()):
+        raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the run")
+    return output
+
+
+def simulate_parties(clients: Sequence[str], files: Mapping[str, PartyFile], output: Path) -> None:
+    """Run every party with its file as a process of this machine; the server's files end in ``output`` itself.
+
+    Raises:
+        ValueError: the server came to no result.
+    """
+    parties, server = output / "parties", output / SERVER
+    parties.mkdir()
+    for name, file in files.items():
+        (parties / f"{name}.yaml").write_text(yaml.safe_dump(asdict(file)))
+    simulate(clients, parties.absolute(), (output / "flare").absolute())
+    if not RunFolder(server).metrics.is_file():
+        raise ValueError(f"got no result of the server, expected one: see {output / 'flare'} for what FLARE logged")
+    for path in server.iterdir():
+        path.rename(output / path.name)
+    server.rmdir()
 
 
 def provision(clients: Sequence[str], host: str, ports: tuple[int, int], output: Path) -> list[Path]:

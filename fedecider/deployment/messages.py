@@ -1,16 +1,18 @@
 """What server and sites say to each other: one safetensors blob a message, looked at before anything is believed.
 
-A blob is what `fedecider.federation.wire` counts, and a head: kind, round and a few facts as JSON in the metadata. Of
-tensors whose marked rows alone travel the marks travel too, a bit each, so that a message can be read by itself.
+A blob is what `fedecider.federation.wire` counts, and a head: kind, round and a few facts as JSON in the metadata. A
+message is about all clients that a site hosts and a round has, in ascending order: what is shared travels once, what
+is theirs stacked. Of tensors whose marked rows alone travel the marks travel too, a bit each, so that a message can be
+read by itself.
 
-Shape legend: C clients of a block.
+Shape legend: C clients of a message.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +23,9 @@ from torch import Tensor
 
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.record import plain
-from fedecider.federation.wire import dense, message, take_row
+from fedecider.federation.wire import download_at
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when messages are laid out in another way, so that sites of another version are refused."""
 MARKS = "marks:"
 """What the names of packed marks start with."""
@@ -75,16 +77,19 @@ def unpack(blob: bytes, most_bytes: int) -> Message:
         raise ValueError(f"got a blob that is no message ({type(error).__name__}: {error}), expected one") from error
 
 
-def of_download(kind: str, round: int, download: Download, row: int, facts: Mapping[str, Any]) -> Message:
-    """The message that sends client ``row`` of a block its download."""
-    marks = take_row(download.sent_rows, row)
-    sent = {**message(download, row), **{MARKS + name: _bits(mark) for name, mark in marks.items()}}
-    shapes = {name: list(mark.shape) for name, mark in marks.items()}
-    return Message(kind, round, sent, {**facts, "marks": shapes, "per_client": sorted(download.per_client)})
+def of_download(kind: str, round: int, download: Download, rows: Sequence[int], facts: Mapping[str, Any]) -> Message:
+    """The message that sends the clients at ``rows`` of a block their download.
+
+    Of a shared tensor with marks the rows travel that any of them may have.
+    """
+    own = download_at(download, torch.tensor(rows))
+    marks = {name: mark if name in own.per_client else mark.any(0) for name, mark in own.sent_rows.items()}
+    sent, shapes = _marked({**own.shared, **own.per_client}, marks)
+    return Message(kind, round, sent, {**facts, "marks": shapes, "per_client": sorted(own.per_client)})
 
 
 def to_download(one: Message, most_bytes: int) -> Download:
-    """What the client knows then: rows that it was not sent are zero (`fedecider.federation.wire.received`).
+    """What the clients know then: rows that they were not sent are zero (`fedecider.federation.wire.received`).
 
     Raises:
         ValueError: marks and rows do not belong together, or a tensor would have more than ``most_bytes`` in full.
@@ -92,42 +97,41 @@ def to_download(one: Message, most_bytes: int) -> Download:
     tensors = _unmarked(one, None, most_bytes)
     names = one.facts.get("per_client")
     if not (isinstance(names, list) and all(isinstance(name, str) and name in tensors for name in names)):
-        raise ValueError(f"got the names {names!r} of what is this client's alone, expected names of tensors")
+        raise ValueError(f"got the names {names!r} of what is each client's alone, expected names of tensors")
     shared = {name: tensor for name, tensor in tensors.items() if name not in names}
-    return Download(shared, {name: tensor[None] for name, tensor in tensors.items() if name in names})
+    return Download(shared, {name: tensor for name, tensor in tensors.items() if name in names})
 
 
-def of_upload(round: int, upload: Upload, download: Download, facts: Mapping[str, Any]) -> Message:
-    """The message that sends the upload of a block of one client; tables that it holds by rows travel whole."""
-    whole = dense(upload, download)
-    assert len(whole.clients) == 1, "a message is one client's"
-    marks = take_row(whole.sent_rows, 0)
-    tensors = take_row(whole.tensors, 0)
-    sent = {name: tensor[marks[name]] if name in marks else tensor for name, tensor in tensors.items()}
-    sent |= {MARKS + name: _bits(mark) for name, mark in marks.items()}
-    shapes = {name: list(mark.shape) for name, mark in marks.items()}
-    own = {"client": int(whole.clients[0]), "weight": float(whole.weights[0]), "marks": shapes}
+def of_upload(round: int, upload: Upload, facts: Mapping[str, Any]) -> Message:
+    """The message that sends an upload, whose tables are held in full (`fedecider.federation.wire.dense`)."""
+    assert not upload.rows, "whole tables travel"
+    sent, shapes = _marked(upload.tensors, upload.sent_rows)
+    own = {"clients": upload.clients.tolist(), "weights": upload.weights.tolist(), "marks": shapes}
     return Message("upload", round, sent, {**facts, **own})
 
 
-def to_upload(one: Message, client: int, round: int, like: Tree) -> Upload:
-    """The upload of one client, if it is what is expected of ``client`` in ``round``.
+def to_upload(one: Message, clients: Sequence[int], round: int, like: Tree) -> Upload:
+    """The upload of a site's clients, if it is what is expected of these ``clients`` in ``round``.
 
-    ``like``: an upload as it must look (`FederatedMethod.upload_like`). Numbers that are not finite are left to the
-    method, which knows what to use instead.
+    ``like``: an upload of one client as it must look (`FederatedMethod.upload_like`). Numbers that are not finite are
+    left to the method, which knows what to use instead.
 
     Raises:
-        ValueError: it is another client's, of another round, or has other names, shapes or kinds of number.
+        ValueError: it is that of other clients, of another round, or has other names, shapes or kinds of number.
     """
-    facts = one.facts
-    if (one.kind, one.round, facts.get("client")) != ("upload", round, client):
+    facts, expected = one.facts, list(clients)
+    if (one.kind, one.round) != ("upload", round) or not _is_list_of(facts.get("clients"), expected):
         raise ValueError(
-            f"got {one.kind!r} of client {facts.get('client')!r} for round {one.round}, expected the upload of client "
-            f"{client} for round {round}"
+            f"got {one.kind!r} of {_clients_text(facts.get('clients'))} for round {one.round}, expected the upload of "
+            f"{_clients_text(expected)} for round {round}"
         )
-    weight = facts.get("weight")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_EXAMPLES:
-        raise ValueError(f"got the weight {str(weight)[:40]!r}, expected a number from 0 to {MOST_EXAMPLES:,}")
+    weights = facts.get("weights")
+    if not isinstance(weights, list) or len(weights) != len(expected):
+        raise ValueError(f"got the weights {str(weights)[:40]!r}, expected one of each client")
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_EXAMPLES:
+            raise ValueError(f"got the weight {str(weight)[:40]!r}, expected a number from 0 to {MOST_EXAMPLES:,}")
+    like = {name: tensor.expand(len(expected), *tensor.shape) for name, tensor in like.items()}
     tensors = _unmarked(one, like, max((tensor.nbytes for tensor in like.values()), default=0))
     if tensors.keys() != like.keys():
         more, missing = sorted(tensors.keys() - like.keys())[:3], sorted(like.keys() - tensors.keys())[:3]
@@ -138,14 +142,35 @@ def to_upload(one: Message, client: int, round: int, like: Tree) -> Upload:
                 f"got {tensor.dtype} {tuple(tensor.shape)} for {name}, expected {like[name].dtype} "
                 f"{tuple(like[name].shape)}"
             )
-    marks = {name: _mark(one, name)[None] for name in facts["marks"]}
-    stacked = {name: tensor[None] for name, tensor in tensors.items()}
-    return Upload(torch.tensor([client]), torch.tensor([float(weight)]), stacked, sent_rows=marks)
+    marks = {name: _mark(one, name) for name in facts["marks"]}
+    return Upload(torch.tensor(expected), torch.tensor([float(weight) for weight in weights]), tensors, sent_rows=marks)
 
 
 def own_upload(one: Message, most_bytes: int) -> Upload:
     """The upload in a message that this party has made itself."""
-    return to_upload(one, one.facts["client"], one.round, _unmarked(one, None, most_bytes))
+    like = {name: tensor[0] for name, tensor in _unmarked(one, None, most_bytes).items()}
+    return to_upload(one, one.facts["clients"], one.round, like)
+
+
+def _marked(tensors: Tree, marks: Tree) -> tuple[Tree, dict[str, list[int]]]:
+    """Tensors as they travel, with the bits of their marks; and the shapes of these."""
+    sent = {
+        name: tensor[marks[name].to(tensor.device)] if name in marks else tensor for name, tensor in tensors.items()
+    }
+    sent |= {MARKS + name: _bits(mark) for name, mark in marks.items()}
+    return sent, {name: list(mark.shape) for name, mark in marks.items()}
+
+
+def _is_list_of(given: Any, expected: Sequence[int]) -> bool:
+    """Whether these very numbers were told; ``[True]`` and ``[1.0]`` are not ``[1]``."""
+    return isinstance(given, list) and given == list(expected) and all(type(one) is int for one in given)
+
+
+def _clients_text(clients: Any) -> str:
+    if isinstance(clients, list) and len(clients) == 1:
+        return f"client {str(clients[0])[:40]}"
+    count = f" ({len(clients)} of them)" if isinstance(clients, list) else ""
+    return f"clients {str(clients)[:40]}{count}"
 
 
 def _unmarked(one: Message, like: Tree | None, most_bytes: int) -> Tree:
@@ -158,7 +183,7 @@ def _unmarked(one: Message, like: Tree | None, most_bytes: int) -> Tree:
             raise ValueError(f"got marks of {name} of shape {str(shape)[:40]!r}, expected sizes")
         if name not in one.tensors or MARKS + name not in one.tensors:
             raise ValueError(f"got marks of {name} without its rows, expected both")
-        if like is not None and (name not in like or list(like[name].shape[: len(shape)]) != shape):
+        if like is not None and (name not in like or list(like[name].shape[:2]) != shape):  # clients, rows
             raise ValueError(f"got marks of shape {shape} for {name}, expected those of its rows")
     full = {}
     for name, tensor in one.tensors.items():

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedecider.data.domain import Domain, by_catalogue
+from fedecider.data.domain import Domain
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains, save_domains
+from fedecider.deployment.counts import what_siblings_learn
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.checksums import SUMS_FILE, check_sums, file_sha256, write_sums
 from fedecider.federation.method import FederatedMethod
@@ -34,6 +35,7 @@ from fedecider.llm.setup import Foundation, Settings, make_recommender, without_
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import Recommender
 from fedecider.running.damage import damage_names, read_object
+from fedecider.running.progress import say
 from fedecider.running.run_folder import check_output, identity
 from fedecider.running.stages import Stage, as_plain, content_key
 
@@ -80,12 +82,6 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the project")
     public = {name: without_users(one) for name, one in load_domains(config.data, config.domain_names).items()}
-    shared = len(by_catalogue(public)) < len(public)
-    if shared and config.memory.kind != "none" and "others" in config.memory.source_names:
-        raise ValueError(
-            "got a memory that asks for the counts of others, expected none of that in a deployment: its sites do not "
-            "exchange counts yet: set memory.sources to own,public"
-        )
     scratch = output.parent / f".{output.name}-{uuid.uuid4().hex[:8]}"
     scratch.mkdir(parents=True)
     try:
@@ -102,6 +98,8 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
         os.replace(scratch, output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    for sentence in () if quiet else what_siblings_learn(public, config.memory):
+        say(sentence)
     return read_project(output)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from fedecider.deployment.counts import SiteCounts, share_counts, site_counts
 from fedecider.deployment.faults import Answer, faulty
+from fedecider.deployment.hosted import one_client
 from fedecider.deployment.project import Party, Project, own_domain, party
 from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
@@ -72,13 +74,17 @@ def serve(
             resume=resume,
             on_round=on_round,
             masking=masking(sums_of(project, served), line) if run.secure_sum else None,
+            after_rounds=lambda round: share_counts(line, run, served.foundation.everyone, round, output),
         )
-        write_json(
-            output / WIRE_FILE,
-            {"unit": "bytes of one message, since the run was last started or resumed", "messages": line.carried},
-        )
+        write_wire(line, output)
         write_json(folder.metrics, _server_metrics(project, state, told))
     return output
+
+
+def write_wire(line: Line, output: Path) -> None:
+    """What a run's messages weighed, and whom it refused at its end."""
+    unit = "bytes of one message, since the run was last started or resumed"
+    write_json(output / WIRE_FILE, {"unit": unit, "messages": line.carried, "refused_after_rounds": line.refused})
 
 
 def make_site(project: Project, data: str, name: str, output: Path, launch: Launch, config: DeploymentConfig) -> Site:
@@ -93,18 +99,19 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
     own = party(project, {name: domain}, launch.device)
     client, settings = project.names.index(name), project.settings
     output.mkdir(parents=True, exist_ok=True)
+    counts = site_counts(settings.run, own.foundation, project.names, client, output, project.run)
     return Site(
         method=own.method,
-        client=client,
-        block=Block(torch.tensor([client]), None),
+        hosted=one_client(client),
         run=project.run,
         folder=output,
         scores=mean_metrics,
-        finish=lambda state, download: _finish(project, own, client, output, launch, state, download),
+        finish=lambda state, download: _finish(project, own, client, output, launch, state, download, counts),
         most_bytes=config.max_bytes,
         protect=protector(own.method, settings.run.privacy, seed=None),
         spends=settings.run.num_rounds if privacy_data(settings) else 0,
         sums=SiteSums(sums_of(project, own), client) if project.settings.run.secure_sum else None,
+        counts=counts,
     )
 
 
@@ -113,7 +120,8 @@ def answer_of(project: Project, site: Site, faults: str, config: DeploymentConfi
     if not faults:
         return site.answer
     listed = read_faults(load_yaml(Path(faults)), project.names, faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
-    return faulty(site.answer, site.client, listed, project.settings.run.seed, carries_update, config.max_bytes)
+    client, seed = site.hosted.clients[0], project.settings.run.seed
+    return faulty(site.answer, client, listed, seed, carries_update, config.max_bytes, config.deadline_s)
 
 
 def sums_of(project: Project, own: Party) -> SecureSums:
@@ -128,7 +136,14 @@ def sums_of(project: Project, own: Party) -> SecureSums:
 
 
 def _finish(
-    project: Project, own: Party, client: int, output: Path, launch: Launch, state: RunState, download: Download
+    project: Project,
+    own: Party,
+    client: int,
+    output: Path,
+    launch: Launch,
+    state: RunState,
+    download: Download,
+    counts: SiteCounts | None,
 ) -> Mapping[str, Any]:
     """Test, tables, memory and adapter of one site, as a simulated run writes them; returns the means it tells."""
     num_clients, settings = len(project.names), project.settings
@@ -141,7 +156,7 @@ def _finish(
     own_score = mean_metrics(own_positions[0])["ndcg@10"]
     ended = state._replace(best_local=everywhere, best_score=own_score)
     folder = RunFolder(output)
-    models = write_models(*asked, ended, folder, launch)
+    models = write_models(*asked, ended, folder, launch, others=counts.found() if counts else {})
     assert models is not None, "a site is one process"
     say_results(settings, method, own.foundation, ended, folder, models)
     write_table(settings, method, ended, folder, models)

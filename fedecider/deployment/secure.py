@@ -14,6 +14,7 @@ import binascii
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from fedecider.federation.secure_sum import (
     PublicKeys,
     Revealed,
     Rules,
+    Sends,
     announce,
     check_survivors,
     join,
@@ -65,23 +67,26 @@ class SiteSums:
 
     sums: SecureSums
     client: int
+    purpose: str = PURPOSE
     round: int = 0
     member: Member | None = None
     rules: Rules | None = None
     keys: Mapping[int, PublicKeys] = field(default_factory=dict)
     sent_L: Tensor | None = None
     """What it has sent, before the masks."""
+    senders: frozenset[int] | None = None
+    """Whose shares came with the first question to mask: the difference between two sets of them would be a mask."""
 
     def announce(self, asked: Message) -> Message:
         """Step 1, with new secrets whenever it is asked for."""
-        self.round, self.rules, self.sent_L = asked.round, None, None
+        self.round, self.rules, self.sent_L, self.senders = asked.round, None, None, None
         self.member = join(self.client, secrets.token_bytes)
-        return Message(KEYS, asked.round, {"keys": _bytes(b"".join(announce(self.member)))})
+        return Message(asked.kind, asked.round, {"keys": _bytes(b"".join(announce(self.member)))})
 
     def share(self, asked: Message) -> Message:
         """Step 2, for all who have announced keys."""
         member = self._member(asked)
-        clients = _clients(asked.facts.get("clients"))
+        clients = client_numbers(asked.facts.get("clients"))
         rows = asked.tensors.get("keys")
         if rows is None or rows.dtype != torch.uint8 or rows.shape != (len(clients), 3 * KEY_BYTES):
             raise ValueError("got no public keys of the clients, expected 96 bytes of each")
@@ -91,42 +96,56 @@ class SiteSums:
         if self.rules is not None:
             raise ValueError("got a second list of keys for one round, expected one: secrets are shared once")
         self.keys = keys
-        self.rules = rules_for(clients, self.sums.seed, PURPOSE, asked.round, threshold=self.sums.threshold)
+        self.rules = rules_for(clients, self.sums.seed, self.purpose, asked.round, threshold=self.sums.threshold)
         sealed, self.member = share(self.rules, member, self.keys, secrets.token_bytes)
-        return Message(SHARES, asked.round, {str(client): _bytes(one) for client, one in sealed.items()})
+        return Message(asked.kind, asked.round, {str(client): _bytes(one) for client, one in sealed.items()})
 
     def check(self, asked: Message) -> None:
         """``ValueError`` where this site cannot mask: before it trains."""
         self._member(asked)
         if self.rules is None:
-            raise ValueError(f"got no keys of the others for round {asked.round}, expected them before the training")
+            raise ValueError(f"got no keys of the others for round {asked.round}, expected them before {asked.kind}")
 
     def mask(self, asked: Message, upload: Upload, download: Download) -> Upload:
         """Step 3: what leaves the site; the client weight is in it, and no longer beside it."""
         self.check(asked)
         assert self.rules is not None
-        self.member = receive(self.rules, self._member(asked), self.keys, _sealed(asked.facts.get("sealed")))
         numbers = fixed_point(dense(upload, download), len(self.rules.cohort))
         number_L, which = flat(numbers), sends(self.sums.own_rows, numbers)
         if self.sent_L is not None and not torch.equal(self.sent_L, number_L):
             raise ValueError(
                 "got a second training of one round with another result, refused: the same masks hide one upload alone"
             )
-        tensors = unflat(masked(self.rules, self.member, self.keys, number_L, sends=which), numbers)
+        tensors = unflat(self.masked(asked, number_L, sends=which), numbers)
         self.sent_L = number_L
         marks = upload.sent_rows | {ROW_WEIGHTS + name: mark for name, mark in upload.sent_rows.items()}
         sent = {name: tensor[None] for name, tensor in tensors.items()}
         return Upload(upload.clients, torch.ones(1), sent, sent_rows=marks)
 
+    def masked(self, asked: Message, number_L: Tensor, part: int = 0, sends: Sends | None = None) -> Tensor:
+        """``number_L`` under the masks of one ``part``, which hide these numbers and never others."""
+        self.check(asked)
+        assert self.rules is not None
+        sealed = _sealed(asked.facts.get("sealed"))
+        if self.senders not in (None, sealed.keys()):
+            raise ValueError(
+                f"got shares of the clients {sorted(sealed)} after those of {sorted(self.senders or ())}, expected the "
+                "same of one sum: the difference would be a mask"
+            )
+        member = receive(self.rules, self._member(asked), self.keys, sealed)
+        sent_L = masked(self.rules, member, self.keys, number_L, part, sends)
+        self.member, self.senders = member, frozenset(sealed)
+        return sent_L
+
     def reveal(self, asked: Message) -> Message:
         """Step 4."""
-        member, survivors = self._member(asked), _clients(asked.facts.get("survivors"))
+        member, survivors = self._member(asked), client_numbers(asked.facts.get("survivors"))
         if self.rules is None:
             raise ValueError("got a list of survivors before there were keys, refused")
         told, self.member = reveal(self.rules, member, survivors)
         shares = {"seeds": told.seeds, "keys": told.keys}
         return Message(
-            UNMASK,
+            asked.kind,
             asked.round,
             {name: _share_rows(found.values()) for name, found in shares.items()},
             {name: list(found) for name, found in shares.items()},
@@ -136,7 +155,7 @@ class SiteSums:
         if self.member is None or self.round != asked.round:
             raise ValueError(
                 f"got {asked.kind} of round {asked.round} without keys for it: this site was started after they were "
-                "announced, and takes part again in the next round"
+                "announced, and is left out of this sum"
             )
         return self.member
 
@@ -147,15 +166,19 @@ class ServerSums:
 
     sums: SecureSums
     line: Line
+    purpose: str = PURPOSE
+    kinds: tuple[str, str, str] = (KEYS, SHARES, UNMASK)
+    """Of the messages of steps 1, 2 and 4."""
     rules: Rules | None = None
     keys: dict[int, PublicKeys] = field(default_factory=dict)
 
     def begin(self, round: int, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Steps 1 and 2: what the message that asks to train adds for each client; the others have dropped out."""
         self.rules, self.keys, facts = None, {}, {"run": self.line.run}
-        for client, answer in self.line.ask(round, {c: Message(KEYS, round, {}, facts) for c in clients}).items():
+        keys_kind, shares_kind, _ = self.kinds
+        for client, answer in self.line.ask(round, {c: Message(keys_kind, round, {}, facts) for c in clients}).items():
             try:
-                self.keys[client] = _public_keys(_tensor(answer, KEYS, "keys", 3 * KEY_BYTES))
+                self.keys[client] = _public_keys(_tensor(answer, keys_kind, "keys", 3 * KEY_BYTES))
             except ValueError as error:
                 self.line.refuse(client, str(error))
         if len(self.keys) < 2:
@@ -164,15 +187,15 @@ class ServerSums:
                 "the run again with --resume true when the sites are back"
             )
         there = sorted(self.keys)
-        self.rules = rules_for(there, self.sums.seed, PURPOSE, round, threshold=self.sums.threshold)
+        self.rules = rules_for(there, self.sums.seed, self.purpose, round, threshold=self.sums.threshold)
         rows = torch.stack([_bytes(b"".join(self.keys[client])) for client in there])
-        one = Message(SHARES, round, {"keys": rows}, {**facts, "clients": there})
+        one = Message(shares_kind, round, {"keys": rows}, {**facts, "clients": there})
         sealed: dict[int, dict[str, str]] = {client: {} for client in there}
         shared = []
         for client, answer in self.line.ask(round, dict.fromkeys(there, one)).items():
             try:
                 messages = {
-                    other: _tensor(answer, SHARES, str(other), SEALED_BYTES) for other in there if other != client
+                    other: _tensor(answer, shares_kind, str(other), SEALED_BYTES) for other in there if other != client
                 }
             except ValueError as error:
                 self.line.refuse(client, str(error))
@@ -187,8 +210,22 @@ class ServerSums:
         """An upload as it must look when it is masked."""
         return masked_like(expected, self.sums.own_rows)
 
+    def opened(self, round: int, survivors: Sequence[int]) -> Callable[..., Tensor]:
+        """Steps 4 and 5: what takes the masks off a part of what ``survivors`` have sent, as `unmask` does."""
+        rules, kind = self.rules, self.kinds[2]
+        assert rules is not None
+        check_survivors(rules, survivors)
+        asked = Message(kind, round, {}, {"run": self.line.run, "survivors": list(survivors)})
+        answers = []
+        for client, answer in self.line.ask(round, dict.fromkeys(survivors, asked)).items():
+            try:
+                answers.append(_revealed(client, kind, answer))
+            except ValueError as error:
+                self.line.refuse(client, str(error))
+        return partial(unmask, rules, self.keys, recovered(rules, self.keys, survivors, answers))
+
     def gathering(self) -> Gathering:
-        """Step 5, where the loop reads uploads."""
+        """Where the loop reads uploads."""
 
         def send(round: int, cohort: Sequence[int], sent_to: Callable[[], Download], left: Sent, heard: Upload) -> Sent:
             assert self.rules is not None
@@ -202,18 +239,7 @@ class ServerSums:
                 survivors += upload.clients.tolist()
                 for name, tensor in upload.tensors.items():
                     total[name] = tensor.sum(0) + total[name] if name in total else tensor.sum(0)  # modulo 2^64
-            rules = self.rules
-            assert rules is not None
-            check_survivors(rules, survivors)
-            asked = Message(UNMASK, round, {}, {"run": self.line.run, "survivors": survivors})
-            answers = []
-            for client, answer in self.line.ask(round, dict.fromkeys(survivors, asked)).items():
-                try:
-                    answers.append(_revealed(client, answer))
-                except ValueError as error:
-                    self.line.refuse(client, str(error))
-            found = recovered(rules, self.keys, survivors, answers)
-            sum_L = unmask(rules, self.keys, found, flat(total), sends=sends(self.sums.own_rows, total))
+            sum_L = self.opened(round, survivors)(flat(total), sends=sends(self.sums.own_rows, total))
             yield mean_upload(unflat(sum_L, total), server, survivors)
 
         return Gathering(send, read)
@@ -241,7 +267,8 @@ def _tensor(answer: Message, kind: str, name: str, size: int) -> Tensor:
     return found
 
 
-def _clients(given: Any) -> list[int]:
+def client_numbers(given: Any) -> list[int]:
+    """``given`` as a message has it, if it is a list of clients."""
     if not (isinstance(given, list) and all(type(one) is int and one >= 0 for one in given)):
         raise ValueError(f"got the clients {str(given)[:60]}, expected a list of their numbers")
     return given
@@ -259,12 +286,12 @@ def _share_rows(shares: Any) -> Tensor:
     return torch.stack(rows) if rows else torch.zeros(0, SHARE_BYTES, dtype=torch.uint8)
 
 
-def _revealed(client: int, answer: Message) -> Revealed:
+def _revealed(client: int, kind: str, answer: Message) -> Revealed:
     found = {}
     for name in ("seeds", "keys"):
-        owners, rows = _clients(answer.facts.get(name)), answer.tensors.get(name)
+        owners, rows = client_numbers(answer.facts.get(name)), answer.tensors.get(name)
         shape = (len(owners), SHARE_BYTES)
-        if answer.kind != UNMASK or rows is None or rows.dtype != torch.uint8 or rows.shape != shape:
+        if answer.kind != kind or rows is None or rows.dtype != torch.uint8 or rows.shape != shape:
             raise ValueError(f"got {answer.kind!r} without shares, expected {SHARE_BYTES} bytes for each owner")
         values = (int.from_bytes(row.numpy().tobytes(), "big") for row in rows)
         found[name] = dict(zip(owners, values, strict=True))

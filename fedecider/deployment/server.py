@@ -2,7 +2,8 @@
 
 `remote` turns a method into one whose ``client_update`` and ``positions`` ask the sites, so that the round loop
 (`fedecider.federation.rounds.run_rounds`) runs a deployment as it runs a simulation. The server has no local state and
-sees no position of any item: sites answer a validation with their mean scores, and keep everything else.
+sees no position of any item: sites answer a validation with their mean scores, and keep everything else. A site hosts
+one client or many; it is known by its number here, which is the client's where each site is one.
 
 Shape legend: C clients of a cohort, V views, S scores.
 """
@@ -10,6 +11,7 @@ Shape legend: C clients of a cohort, V views, S scores.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +26,10 @@ from fedecider.federation.method import Block, Download, FederatedMethod, Tree, 
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, Gathering, RoundSettings, run_rounds
 from fedecider.federation.state import RunState, load_state
+from fedecider.federation.wire import joined
 
 Exchange = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
-"""client -> message, seconds to wait -> the answers of those who answered in time."""
+"""site -> message, seconds to wait -> the answers of those who answered in time."""
 
 
 MAX_ROWS = 100
@@ -65,39 +68,58 @@ class Line:
     run: str
     """Fingerprint of the configuration: sites of another run refuse."""
     names: Sequence[str]
+    """Of the sites."""
     refused: list[dict] = field(default_factory=list)
-    """Of the present round: ``client`` and ``reason``."""
+    """Of the present round: who (:meth:`who`) and ``reason``."""
     carried: list[dict[str, Any]] = field(default_factory=list)
-    """``round``, ``kind``, ``client``, ``bytes_down``, ``bytes_up`` of every message, in the order of the answers."""
+    """``round``, ``kind``, who, ``bytes_down``, ``bytes_up`` of every message, in the order of the answers."""
     holds: dict[int, str] = field(default_factory=dict)
-    """client -> digest of the download that it says it has."""
+    """site -> digest of the download that it says it has."""
+    hosts: Sequence[Sequence[int]] = ()
+    """The clients of each site, ascending; empty where each site is the client of its number."""
+
+    def __post_init__(self) -> None:
+        self.hosts = self.hosts or [[site] for site in range(len(self.names))]
+        self.site_of = {client: site for site, hosted in enumerate(self.hosts) for client in hosted}
 
     def ask(self, round: int, requests: Mapping[int, Message]) -> dict[int, Message]:
-        """The readable answers, by client in ascending order; all others are refused."""
-        sent = {client: pack(request) for client, request in sorted(requests.items())}
+        """The readable answers, by site in ascending order; all others are refused."""
+        sent = {site: pack(request) for site, request in sorted(requests.items())}
         answers = self.exchange(sent, self.config.deadline_s)
         found = {}
-        for client, blob in sent.items():
-            kind, answer = requests[client].kind, answers.get(client)
+        for site, blob in sent.items():
+            kind, answer = requests[site].kind, answers.get(site)
             size = len(answer) if answer is not None else 0
             self.carried.append(
-                {"round": round, "kind": kind, "client": client, "bytes_down": len(blob), "bytes_up": size}
+                {"round": round, "kind": kind, **self.who(site), "bytes_down": len(blob), "bytes_up": size}
             )
             if answer is None:
-                self.refuse(client, f"no answer to {kind}" + self._in_time())
+                self.refuse(site, f"no answer to {kind}" + self._in_time())
                 continue
             try:
                 one = unpack(answer, self.config.max_bytes)
                 if one.kind == "error":
                     raise ValueError(f"the site says: {str(one.facts.get('reason'))[:300]}")
-                found[client] = one
+                found[site] = one
             except ValueError as error:
-                self.refuse(client, str(error))
+                self.refuse(site, str(error))
         return found
 
-    def refuse(self, client: int, reason: str) -> None:
-        self.refused.append({"client": client, "reason": reason[:MOST_REASON]})  # a site may have written parts of it
-        self.holds.pop(client, None)  # who knows what it has now
+    def refuse(self, site: int, reason: str) -> None:
+        self.refused.append({**self.who(site), "reason": reason[:MOST_REASON]})  # a site may have written parts of it
+        self.holds.pop(site, None)  # who knows what it has now
+
+    def who(self, site: int) -> dict[str, Any]:
+        """How records name a site: its client, or its first one and its own name where it hosts several."""
+        first, *others = self.hosts[site]
+        return {"client": first, **({"site": self.names[site]} if others else {})}
+
+    def rows_by_site(self, clients: Sequence[int]) -> dict[int, list[int]]:
+        """site -> places of its clients among these."""
+        found: dict[int, list[int]] = {}
+        for row, client in enumerate(clients):
+            found.setdefault(self.site_of[client], []).append(row)
+        return found
 
     def _in_time(self) -> str:
         return f" within {self.config.deadline_s:g} s" if self.config.deadline_s else ""
@@ -107,7 +129,7 @@ class Masking(NamedTuple):
     """What changes in a round whose uploads are masked (`fedecider.deployment.secure`)."""
 
     begin: Callable[[int, Sequence[int]], Mapping[int, Mapping[str, Any]]]
-    """round, clients -> facts of the message that asks each of them to train; who is not there is not asked."""
+    """round, sites -> facts of the message that asks each of them to train; who is not there is not asked."""
     like: Callable[[Tree], Tree]
     """An upload as it must look -> as it must look masked."""
     gathering: Gathering
@@ -122,9 +144,10 @@ def remote(
 ) -> FederatedMethod:
     """``method`` over ``line``: all of a cohort train at once, in one block.
 
-    ``positions`` are each client's mean validation ``scores`` (S,) float64, which `scored` reads; a site that does not
-    answer has those of its last answer. ``best_round`` says which round has the best score so far: sites keep their own
-    part of it. A download travels once, also when a validation and the next training need it.
+    ``positions`` are each client's mean validation ``scores`` (S,) float64, which `scored` reads; clients of one site
+    have its mean over those of them that are scored. A site that does not answer has the scores of its last answer.
+    ``best_round`` says which round has the best score so far: sites keep their own part of it. A download travels once,
+    also when a validation and the next training need it.
 
     Raises:
         ValueError: the method does not say what its uploads look like; or a round has fewer than ``min_clients``.
@@ -142,61 +165,63 @@ def remote(
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         answered["server"] = server
-        return method.broadcast(round, server, clients)
+        return method.broadcast(round, server, clients)._replace(payload={})  # nothing is encoded on its way
 
     def ask(
-        kind: str, round: int, download: Download, clients: Sequence[int], more: Mapping[int, Mapping[str, Any]]
+        kind: str, round: int, download: Download, clients: Sequence[int], more: Mapping[int, Mapping[str, Any]] | None
     ) -> dict[int, Message]:
-        """Answers, by client; a download is sent to those who do not hold it already, or no longer do."""
+        """Answers, by site; a download is sent to those who do not hold it already, or no longer do."""
         short, whole = {}, {}
-        for row, client in enumerate(clients):
-            if client not in more:
+        for site, rows in line.rows_by_site(clients).items():
+            if more is not None and site not in more:
                 continue
-            facts = {"run": line.run, "best_round": best_round(), **more[client]}
-            one = of_download(kind, round, download, row, facts)
+            asked = {"run": line.run, "best_round": best_round(), "clients": [clients[row] for row in rows]}
+            one = of_download(kind, round, download, rows, {**asked, **(more[site] if more else {})})
             digest = download_digest(one)
-            whole[client] = one._replace(facts={**one.facts, "digest": digest})
-            held = line.holds.get(client) == digest
-            short[client] = Message(kind, round, {}, {**whole[client].facts, "held": True}) if held else whole[client]
-            line.holds[client] = digest
+            whole[site] = one._replace(facts={**one.facts, "digest": digest})
+            held = line.holds.get(site) == digest
+            short[site] = Message(kind, round, {}, {**whole[site].facts, "held": True}) if held else whole[site]
+            line.holds[site] = digest
         answers = line.ask(round, short)
-        again = {client: whole[client] for client, answer in answers.items() if answer.kind == RESEND}
+        again = {site: whole[site] for site, answer in answers.items() if answer.kind == RESEND}
         return dict(sorted({**answers, **line.ask(round, again)}.items())) if again else answers
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         clients = block.clients.tolist()
         answered["round"] = round
-        heard: dict[int, Upload] = {}
-        expected = like(round, answered["server"])
-        more: Mapping[int, Mapping[str, Any]] = {client: {} for client in clients}
+        rows, heard = line.rows_by_site(clients), []
+        expected, more = like(round, answered["server"]), None
         if masking is not None:
-            expected, more = masking.like(expected), masking.begin(round, clients)
-        for client, answer in ask("train", round, download, clients, more).items():
+            expected, more = masking.like(expected), masking.begin(round, list(rows))
+        for site, answer in ask("train", round, download, clients, more).items():
             try:
-                heard[client] = to_upload(answer, client, round, expected)
+                heard.append(to_upload(answer, [clients[row] for row in rows[site]], round, expected))
             except ValueError as error:
-                line.refuse(client, str(error))
-        if len(heard) < line.config.min_clients:
-            reasons = "; ".join(f"{line.names[one['client']]}: {one['reason']}" for one in line.refused)
+                line.refuse(site, str(error))
+        upload = joined(heard)
+        if len(upload.clients) < line.config.min_clients:
+            reasons = "; ".join(f"{line.names[line.site_of[one['client']]]}: {one['reason']}" for one in line.refused)
             raise ValueError(
-                f"got {len(heard)} of {len(clients)} uploads in round {round}, expected {line.config.min_clients} at "
-                f"least ({reasons}). Start the run again with --resume true when the sites are back"
+                f"got {len(upload.clients)} of {len(clients)} uploads in round {round}, expected "
+                f"{line.config.min_clients} at least ({reasons}). Start the run again with --resume true when the "
+                "sites are back"
             )
-        return _joined(heard), {}, [{"examples": None} for _ in heard]
+        return upload, {}, [{"examples": None} for _ in upload.clients]
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         assert split == "valid", "sites read their test items themselves"
-        round = answered["round"]
+        round, clients = answered["round"], block.clients.tolist()
         if answered["scores"].get("round") != round:
-            clients = block.clients.tolist()
-            for client, answer in ask("validate", round, download, clients, {client: {} for client in clients}).items():
+            rows = line.rows_by_site(clients)
+            for site, answer in ask("validate", round, download, clients, None).items():
                 try:
-                    last[client] = _read_scores(answer, round, method.views, scores)
+                    last[site] = _read_scores(answer, round, method.views, scores, len(rows[site]))
                 except ValueError as error:
-                    line.refuse(client, str(error))
+                    line.refuse(site, str(error))
             answered["scores"] = {"round": round}
         nothing = {one: [0.0] * len(scores) for one in method.views}
-        return [torch.tensor(last.get(client, nothing)[view], dtype=torch.float64) for client in block.clients.tolist()]
+        found = [last.get(line.site_of[client], nothing)[view] for client in clients]
+        return [torch.tensor(score_S, dtype=torch.float64) for score_S in found]
 
     return method._replace(init=init, broadcast=broadcast, client_update=client_update, positions=positions)
 
@@ -204,6 +229,16 @@ def remote(
 def scored(names: Sequence[str]) -> Callable[[list[Tensor]], list[dict[str, float]]]:
     """How the loop reads what :func:`remote` gives for positions: one group a client."""
     return lambda found: [dict(zip(names, score_S.tolist(), strict=True)) for score_S in found]
+
+
+def scored_together(names: Sequence[str]) -> Callable[[list[Tensor]], list[dict[str, float]]]:
+    """As :func:`scored`, one group over all clients: the means of the sites, weighted by their clients."""
+
+    def together(found: list[Tensor]) -> list[dict[str, float]]:
+        columns = zip(*(score_S.tolist() for score_S in found), strict=True)
+        return [{name: math.fsum(column) / len(found) for name, column in zip(names, columns, strict=True)}]
+
+    return together
 
 
 def told(line: Line) -> Deliver:
@@ -222,19 +257,6 @@ def download_digest(one: Message) -> str:
     return hashlib.sha256(pack(Message("download", 0, one.tensors, parts))).hexdigest()
 
 
-def _joined(heard: Mapping[int, Upload]) -> Upload:
-    """Uploads of one client each as that of their block."""
-    uploads = list(heard.values())
-    if not uploads:
-        return Upload(torch.zeros(0, dtype=torch.long), torch.zeros(0), {})
-    return Upload(
-        torch.cat([one.clients for one in uploads]),
-        torch.cat([one.weights for one in uploads]),
-        {name: torch.cat([one.tensors[name] for one in uploads]) for name in uploads[0].tensors},
-        sent_rows={name: torch.cat([one.sent_rows[name] for one in uploads]) for name in uploads[0].sent_rows},
-    )
-
-
 def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
     """row -> metric -> mean and interval, as a site tells them of its test items."""
     rows = answer.facts.get("results")
@@ -250,9 +272,14 @@ def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
     return rows
 
 
-def _read_scores(answer: Message, round: int, views: Sequence[str], scores: Sequence[str]) -> dict[str, list[float]]:
+def _read_scores(
+    answer: Message, round: int, views: Sequence[str], scores: Sequence[str], num_clients: int
+) -> dict[str, list[float]]:
     if (answer.kind, answer.round) != ("scores", round):
         raise ValueError(f"got {answer.kind!r} of round {answer.round}, expected the scores of round {round}")
+    if answer.facts.get("num_clients") != num_clients:
+        count = str(answer.facts.get("num_clients"))[:40]
+        raise ValueError(f"got scores over {count} clients, expected those over {num_clients}")
     found, told = {}, answer.facts.get("scores")
     for view in views:
         given = told.get(view) if isinstance(told, dict) else None
@@ -279,12 +306,18 @@ def run_deployed(
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
     masking: Masking | None = None,
+    summarise: Callable[[Sequence[str]], Callable[[list[Tensor]], list[dict[str, float]]]] = scored,
+    summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
+    validated: Sequence[int] | None = None,
+    after_rounds: Callable[[int], None] = lambda round: None,
 ) -> tuple[RunState, dict[int, Mapping[str, Any]]]:
     """All rounds over ``line``, then every site's part of the end: the final state, and what sites tell of the test.
 
-    The same loop as a simulation's, and the same figures; see :func:`remote`.
+    The same loop as a simulation's, and the same figures; see :func:`remote`. ``summarise`` is `scored` or
+    `scored_together`; ``validated`` are the clients that are scored after each round, where those are not all.
+    ``after_rounds``: what else sites are asked between the two, given the last round.
     """
-    num_clients = len(line.names)
+    num_clients = len(line.site_of)
     state = load_state(checkpoints, settings.fingerprint) if resume and checkpoints else None
     best = {"round": state.best_round, "score": state.best_score} if state else {"round": 0, "score": -1.0}
 
@@ -299,7 +332,7 @@ def run_deployed(
         asked,
         [everyone],
         settings,
-        scored(scores),
+        summarise(scores),
         pack=lambda cohort: [Block(torch.tensor(sorted(cohort)), None)],
         deliver=told(line),
         gathering=ONE_BY_ONE if masking is None else masking.gathering,
@@ -307,17 +340,20 @@ def run_deployed(
         checkpoints=checkpoints,
         resume=resume,
         on_round=note,
+        summarise_logs=summarise_logs,
+        validated=None if validated is None else [Block(torch.tensor(validated), None)],
     )
+    after_rounds(state.round)
     download = method.broadcast(state.best_round + 1, state.best_server, everyone.clients)
     facts = {"run": line.run, "best_round": state.best_round}
     requests = {
-        client: of_download("finish", state.round, download, row, facts)
-        for row, client in enumerate(everyone.clients.tolist())
+        site: of_download("finish", state.round, download, hosted, {**facts, "clients": list(hosted)})
+        for site, hosted in enumerate(line.hosts)
     }
     results: dict[int, Mapping[str, Any]] = {}
-    for client, answer in line.ask(state.round, requests).items():
+    for site, answer in line.ask(state.round, requests).items():
         try:
-            results[client] = _read_results(answer)
+            results[site] = _read_results(answer)
         except ValueError as error:
-            line.refuse(client, str(error))
+            line.refuse(site, str(error))
     return state, results

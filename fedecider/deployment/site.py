@@ -1,6 +1,6 @@
-"""A site's side of a deployment: the method's own functions on one client's data, answered message by message.
+"""A site's side of a deployment: the method's own functions on the data of its clients, answered message by message.
 
-A site keeps its own row of the local state, also of the best round, and the download it was last sent, in checkpoints
+A site keeps their rows of the local state, also of the best round, and the download it was last sent, in checkpoints
 (`fedecider.federation.state`): killed at any moment it goes on where it was, and a server that went back a round finds
 the state before it. What leaves it are uploads and mean validation scores; logs, positions and fusion weights stay.
 """
@@ -8,23 +8,23 @@ the state before it. What leaves it are uploads and mean validation scores; logs
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from fedecider.deployment.counts import COUNT_KINDS, SiteCounts
+from fedecider.deployment.hosted import Hosted, rows_of, write_own
 from fedecider.deployment.messages import RESEND, Message, of_upload, own_upload, pack, to_download, unpack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.server import download_digest
-from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree
-from fedecider.federation.record import Recorder
+from fedecider.federation.method import Download, FederatedMethod
+from fedecider.federation.record import Recorder, write_bytes
 from fedecider.federation.rounds import Protect
-from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, load_state, save_state
-from fedecider.federation.wire import check_upload
+from fedecider.federation.wire import check_upload, dense, joined
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,10 @@ class NotHeld(ValueError):
 
 
 class Site(NamedTuple):
-    """One client of a deployed run."""
+    """One party of a deployed run, with the clients that it hosts."""
 
     method: FederatedMethod
-    client: int
-    block: Block
+    hosted: Hosted
     run: str
     folder: Path
     """Of this site alone: ``checkpoints/``, ``training.jsonl`` and the download it holds."""
@@ -58,6 +57,8 @@ class Site(NamedTuple):
 
     sums: SiteSums | None = None
     """Its part in secure sums, where uploads are masked."""
+    counts: SiteCounts | None = None
+    """Its part in the sum over its siblings, where memories ask for that."""
 
     @property
     def checkpoints(self) -> Path:
@@ -102,21 +103,28 @@ def _train(site: Site, asked: Message) -> Message:
         return _sent_before(site, asked.round) or _trained(site, asked)
     site.sums.check(asked)
     upload = own_upload(_sent_before(site, asked.round) or _trained(site, asked), site.most_bytes)
-    return of_upload(asked.round, site.sums.mask(asked, upload, Download({})), Download({}), {})
+    return of_upload(asked.round, site.sums.mask(asked, upload, Download({})), {})
 
 
 def _trained(site: Site, asked: Message) -> Message:
     """The upload of this round, bounded and noised, as it leaves the site where no sum hides it."""
     state = _with_best(_state(site, asked.round - 1), asked)
-    download = _download(site, asked)
-    upload, new_own, logs = site.method.client_update(asked.round, download, state.local, site.block)
-    check_upload(upload, state.local, site.block.clients)
-    upload = site.protect(upload, download, asked.round, 1)
-    save_state(state._replace(round=asked.round, local=_written(state.local, new_own)), site.checkpoints, site.run)
+    clients, download = _clients(site, asked), _download(site, asked)
+    local = {name: tensor.clone() for name, tensor in state.local.items()}
+    read = {name: tensor for name, tensor in local.items() if name not in site.method.unread}
+    uploads, logs = [], []
+    for block, sent, row_C in site.hosted.parts(clients, download):
+        upload, new_own, told = site.method.client_update(asked.round, sent, rows_of(read, row_C), block)
+        check_upload(upload, local, block.clients)
+        uploads.append(dense(site.protect(upload, sent, asked.round, 1), sent))
+        write_own(local, row_C, new_own)
+        logs += [{"client": client, **log} for client, log in zip(block.clients.tolist(), told, strict=True)]
+    save_state(state._replace(round=asked.round, local=local), site.checkpoints, site.run)
+    logs.sort(key=itemgetter("client"))
     Recorder(site.folder / "training.jsonl").write({"round": asked.round, "clients": logs})
-    answer = of_upload(asked.round, upload, download, {})
+    answer = of_upload(asked.round, joined(uploads), {})
     if site.spends:
-        _write(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
+        write_bytes(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
     return answer
 
 
@@ -143,12 +151,17 @@ def _sent_before(site: Site, round: int) -> Message | None:
 
 def _validate(site: Site, asked: Message) -> Message:
     state = _with_best(_state(site, asked.round), asked)
+    clients = _clients(site, asked)
+    if clients != list(site.hosted.scored):
+        raise ValueError(
+            f"got a validation of {len(clients)} clients, expected all {len(site.hosted.scored)} that count"
+        )
     download = _download(site, asked)
     found = {
-        view: dict(site.scores(site.method.positions(view, download, state.local, site.block, "valid")[0]))
+        view: dict(site.scores(site.hosted.positions(site.method, view, download, state.local, clients, "valid")))
         for view in site.method.views
     }
-    return Message("scores", asked.round, {}, {"scores": found})
+    return Message("scores", asked.round, {}, {"scores": found, "num_clients": len(clients)})
 
 
 def _finish(site: Site, asked: Message) -> Message:
@@ -162,6 +175,12 @@ def _sums(site: Site) -> SiteSums:
     return site.sums
 
 
+def _counted(site: Site, asked: Message) -> Message:
+    if site.counts is None:
+        raise ValueError("got a step of a sum of counts, expected none: the memory of this site has no siblings")
+    return site.counts.answer(asked)
+
+
 _ANSWERS: dict[str, Callable[[Site, Message], Message]] = {
     "train": _train,
     "validate": _validate,
@@ -169,6 +188,7 @@ _ANSWERS: dict[str, Callable[[Site, Message], Message]] = {
     KEYS: lambda site, asked: _sums(site).announce(asked),
     SHARES: lambda site, asked: _sums(site).share(asked),
     UNMASK: lambda site, asked: _sums(site).reveal(asked),
+    **dict.fromkeys(COUNT_KINDS, _counted),
 }
 
 
@@ -186,8 +206,7 @@ def _state(site: Site, round: int) -> RunState:
             f"got a question about round {round + 1}, expected a later one: this site keeps its last two rounds. Start "
             "the run again with another output"
         )
-    _, local = site.method.init()
-    own = {name: tensor[site.client : site.client + 1].clone() for name, tensor in local.items()}
+    own = site.hosted.start(site.method)
     return RunState(0, {}, own, 0, -1.0, {}, own)
 
 
@@ -201,31 +220,18 @@ def _with_best(state: RunState, asked: Message) -> RunState:
     return state._replace(round=max(best, state.round), best_round=best, best_local=state.local)
 
 
+def _clients(site: Site, asked: Message) -> list[int]:
+    """Whom the message asks: a cohort need not have all clients of a site."""
+    return site.hosted.check(asked.facts.get("clients"))
+
+
 def _download(site: Site, asked: Message) -> Download:
     """What came with the message, or what the site was sent before and holds."""
     path, digest = site.folder / "download.safetensors", asked.facts.get("digest")
     if not asked.facts.get("held"):
-        _write(path, pack(asked))
+        write_bytes(path, pack(asked))
         return to_download(asked, site.most_bytes)
     held = unpack(path.read_bytes(), site.most_bytes) if path.is_file() else None
     if held is None or download_digest(held) != digest:
         raise NotHeld("got no download, and none or another one is held here, expected it to be sent again")
     return to_download(held, site.most_bytes)
-
-
-def _write(path: Path, blob: bytes) -> None:
-    """Whole or not at all."""
-    scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(blob)
-    os.replace(scratch, path)
-
-
-def _written(local: Tree, new_own: NewRows) -> Tree:
-    """The local state with the rows that the client has changed."""
-    written = {name: tensor.clone() for name, tensor in local.items()}
-    for name, update in new_own.items():
-        if isinstance(update, RowUpdate):
-            write_rows(written[name], torch.tensor([0]), update)
-        else:
-            written[name] = update.to(written[name])
-    return written

@@ -24,11 +24,16 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename: a reader never sees half a file."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` beside ``path`` and rename: a reader never sees half a file."""
     scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
+    scratch.write_bytes(content)
     os.replace(scratch, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as :func:`write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:

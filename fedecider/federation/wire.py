@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,12 +107,45 @@ def upload_of(upload: Upload, row: int) -> Upload:
 
 def download_to(download: Download, kept_C: Tensor) -> Download:
     """The download of a block as some of its clients got it; ``kept_C`` (C,) bool."""
-    if kept_C.all():
-        return download
+    return download if kept_C.all() else download_at(download, kept_C.nonzero()[:, 0])
+
+
+def download_at(download: Download, row_C: Tensor) -> Download:
+    """The download of the clients that stand at these rows of a block, in this order."""
     return download._replace(
-        per_client={name: tensor[kept_C.to(tensor.device)] for name, tensor in download.per_client.items()},
-        sent_rows={name: sent_Cn[kept_C.to(sent_Cn.device)] for name, sent_Cn in download.sent_rows.items()},
+        per_client={name: tensor[row_C.to(tensor.device)] for name, tensor in download.per_client.items()},
+        sent_rows={name: sent_Cn[row_C.to(sent_Cn.device)] for name, sent_Cn in download.sent_rows.items()},
     )
+
+
+def joined(uploads: Sequence[Upload]) -> Upload:
+    """Uploads of several blocks as that of one, in client order; tables are held in full (:func:`dense`).
+
+    Who has no marks of a tensor that others mark has sent all of its rows.
+    """
+    if not uploads:
+        return Upload(torch.zeros(0, dtype=torch.long), torch.zeros(0), {})
+    assert not any(upload.rows for upload in uploads), "tables by rows are those of one block"
+    client_C = torch.cat([upload.clients for upload in uploads])
+    order_C = client_C.argsort()
+    marked = sorted({name for upload in uploads for name in upload.sent_rows})
+    in_order = torch.equal(order_C, torch.arange(len(order_C)))
+
+    def whole(parts: Sequence[Tensor]) -> Tensor:
+        tensor = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        return tensor if in_order else tensor[order_C.to(tensor.device)]
+
+    return Upload(
+        client_C[order_C],
+        whole([upload.weights for upload in uploads]),
+        {name: whole([upload.tensors[name] for upload in uploads]) for name in uploads[0].tensors},
+        sent_rows={name: whole([_marks(upload, name) for upload in uploads]) for name in marked},
+    )
+
+
+def _marks(upload: Upload, name: str) -> Tensor:
+    given = upload.sent_rows.get(name)
+    return torch.ones(upload.tensors[name].shape[:2], dtype=torch.bool) if given is None else given
 
 
 def message(download: Download, row: int) -> Tree:

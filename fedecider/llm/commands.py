@@ -14,10 +14,10 @@ from fedecider.llm.setup import Settings
 from fedecider.lora.adapters import ROLES
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining
-from fedecider.running.cli import REPOSITORY, build_parser, from_plain, parse, peek
+from fedecider.running.cli import build_parser, from_plain, parse, peek
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder
-from fedecider.running.yaml_file import load_yaml
+from fedecider.running.yaml_file import PACKAGE, load_yaml, settings_file
 from idgen.ranking import RankingConfig
 
 COMMON = (
@@ -35,7 +35,7 @@ COMMON = (
     "resume",
 )
 """What ``--help`` shows first."""
-DEMO = REPOSITORY / "configs" / "demo_causal.yaml"
+DEMO = PACKAGE / "configs" / "demo_causal.yaml"
 
 
 def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
@@ -83,7 +83,7 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
 
 def _method_blocks(config: Path) -> dict[str, dict]:
     """Checked method settings of a config file, by method."""
-    content = load_yaml(config) if config.is_file() else None
+    content = load_yaml(config) if settings_file(config).is_file() else None
     blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
     for name, block in blocks.items():
         from_plain(METHODS[name].config, block, f"{name} in {config}")

@@ -58,13 +58,14 @@ def build_memories(
     recommender: Recommender,
     state: RunState,
     shares: Shares,
+    others: Mapping[str, Counts] | None = None,
 ) -> Memories:
     """Fit every client's memory beside its reported model, on train events of users whom no adapter has seen.
 
-    Fitted on users who trained the adapters, nearly all weight would go to the model.
+    Fitted on users who trained the adapters, nearly all weight would go to the model. ``others``: see `client_counts`.
     """
     config, domains = settings.run.memory, foundation.domains
-    counts, traffic = client_counts(domains, config, settings.run.seed)
+    counts, traffic = client_counts(domains, config, settings.run.seed, others)
     vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     clients = {}
     for name, domain in domains.items():
@@ -83,10 +84,14 @@ def memory_contexts(domain: Domain, config: MemoryConfig, seed: int) -> Contexts
 
 
 def client_counts(
-    domains: Mapping[str, Domain], config: MemoryConfig, seed: int
+    domains: Mapping[str, Domain], config: MemoryConfig, seed: int, others: Mapping[str, Counts] | None = None
 ) -> tuple[dict[str, Counts], dict[str, dict[str, int]]]:
-    """What each client counts from the sources of ``config``, and the bytes of the secure sums."""
-    own = {name: _own_counts(domain) for name, domain in domains.items()}
+    """What each client counts from the sources of ``config``, and the bytes of the secure sums.
+
+    ``others``: what the siblings of each client have counted, where they are on other machines; clients that are not in
+    it go without. None: all siblings are here, and their secure sums are simulated.
+    """
+    own = {name: own_counts(domain) for name, domain in domains.items()}
     found = {}
     for name, domain in domains.items():
         parts = []
@@ -96,18 +101,27 @@ def client_counts(
             parts.append(count_events(domain.public.sequences, len(domain.item_keys)))
         found[name] = parts
     traffic: dict[str, dict[str, int]] = {}
-    if "others" in config.source_names:
-        groups: dict[str, list[str]] = {}
-        for name, domain in domains.items():
-            groups.setdefault(domain.catalogue, []).append(name)
-        for catalogue, names in groups.items():
-            if len(names) < 2:
-                continue
-            summed = securely_summed([own[name] for name in names], derive_seed(seed, "memory sum", catalogue))
-            for name in names:
-                found[name].append(without(summed.total, own[name]))
-                traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
+    for name, counts in (others or {}).items():
+        found[name].append(counts)
+    for catalogue, names in (siblings(domains, config) if others is None else {}).items():
+        summed = securely_summed([own[name] for name in names], derive_seed(seed, "memory sum", catalogue))
+        for name in names:
+            found[name].append(without(summed.total, own[name]))
+            traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
+
+
+def siblings(domains: Mapping[str, Domain], config: MemoryConfig) -> dict[str, list[str]]:
+    """Catalogue -> the clients that share it and add up their counts, two or more."""
+    groups: dict[str, list[str]] = {}
+    for name, domain in domains.items():
+        groups.setdefault(domain.catalogue, []).append(name)
+    return {one: names for one, names in groups.items() if len(names) > 1 and "others" in config.source_names}
+
+
+def own_counts(domain: Domain) -> Counts:
+    """What a client counts of its own users: their train events."""
+    return count_events([train_part(sequence) for sequence in domain.clients.sequences], len(domain.item_keys))
 
 
 def scores_of(recommender: Recommender, client: int) -> ModelScores:
@@ -161,7 +175,3 @@ def memories_data(memories: Memories) -> dict[str, Any]:
         assert memory.beside_model is not None  # fitted beside the student
         found[name] = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
     return found
-
-
-def _own_counts(domain: Domain) -> Counts:
-    return count_events([train_part(sequence) for sequence in domain.clients.sequences], len(domain.item_keys))

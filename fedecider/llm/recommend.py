@@ -30,6 +30,7 @@ from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import checked_device
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
+from idgen.candidates import with_prior
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
@@ -127,6 +128,8 @@ def load(
     with damage_names(adapter / ITEM_FILE):
         item_ids = checked_ids(items, len(tokenizer))
         task = catalogue_task(items.catalogue or domain, item_ids, tokenizer, sample_config)
+    with model.disable_adapter():  # the student, whose prior counts for every client
+        task = with_prior(task, model, ranking_config.prior_weight, device)
     private = folder.private / domain
     kept = load_memory(private, items.keys) if memory and not new_items and private.is_dir() else None
     return Loaded(

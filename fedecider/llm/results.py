@@ -24,6 +24,7 @@ from fedecider.llm.privacy import privacy_data, privacy_notes
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
+from fedecider.memory.counts import Counts
 from fedecider.methods import METHODS
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.own_rows import common_rows
@@ -80,10 +81,11 @@ def write_models(
     state: RunState,
     folder: RunFolder,
     launch: Launch,
+    others: Mapping[str, Counts] | None = None,
 ) -> Models | None:
     """Rank the test items of the clients in ``blocks``, which ``foundation.domains`` are, and hand their models over.
 
-    None in a process that does not write.
+    None in a process that does not write. ``others``: see `fedecider.llm.memories.client_counts`.
     """
     names = [recommender.names[client] for client in sorted(torch.cat([block.clients for block in blocks]).tolist())]
     methods, valid_methods = (
@@ -106,7 +108,7 @@ def write_models(
                 found[reported][name] = recommender.positions(client, split)
     memories = None
     if settings.run.memory.kind != "none":
-        memories = build_memories(settings, method, foundation, recommender, state, shares)
+        memories = build_memories(settings, method, foundation, recommender, state, shares, others)
         save_memories(memories, foundation.domains, folder)
         asked = (settings, method, recommender, state, memories, shares)
         methods |= memory_rows(*asked, "test")

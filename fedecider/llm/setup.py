@@ -26,8 +26,9 @@ from fedecider.memory.contexts import calibration_users
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
-from fedecider.running.stages import Stage, as_plain
+from fedecider.running.stages import Stage, as_plain, content_key
 from idgen.backbone import check_backbone, has_tied_output, linear_layers, load_backbone
+from idgen.candidates import with_prior
 from idgen.quantized import check_quantize
 from idgen.ranking import RankingConfig
 from idgen.samples import Task, catalogue_task
@@ -156,10 +157,13 @@ def make_recommender(
     """
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
     student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
+    tasks = training_tasks(settings, foundation, tokenizer, names)
+    if settings.ranking.prior_weight > 0.0:
+        tasks = with_priors(tasks, student, settings, device)
     return build_recommender(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,
-        training_tasks(settings, foundation, tokenizer, names),
+        tasks,
         seed=settings.run.seed,
         training=settings.training,
         ranking=settings.ranking,
@@ -168,6 +172,18 @@ def make_recommender(
         deepspeed=deepspeed,
         processes=processes,
     )._replace(protected=settings.run.privacy.clips)
+
+
+def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device: torch.device) -> list[Task]:
+    """The tasks as they are ranked (`idgen.candidates.with_prior`); silos of one catalogue share what is worked out."""
+    weight, precision, found = settings.ranking.prior_weight, settings.training.precision, []
+    of_ids: dict[str, Task] = {}
+    for task in tasks:
+        ids = content_key(task.item_ids.token_ids)
+        if ids not in of_ids:
+            of_ids[ids] = with_prior(task, student.to(device), weight, device, precision)
+        found.append(task._replace(trie=of_ids[ids].trie))
+    return found
 
 
 def training_tasks(

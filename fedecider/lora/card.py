@@ -31,6 +31,7 @@ class PromptLayout(NamedTuple):
     """The class of transformers that loads the backbone."""
     continues_prompt: bool
     """Whether ``generate`` returns the prompt with the ID behind it, else the ID behind one start token."""
+    prior_weight: float = 0.0
 
 
 class Card(NamedTuple):
@@ -204,6 +205,11 @@ def _prompt_text(prompt: PromptLayout) -> str:
         ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),
         ("beams, length penalty", f"{prompt.num_beams}, {prompt.length_penalty}"),
     ]
+    if prompt.prior_weight:
+        said = (
+            "the share of log p(ID | no history) that the figures take off; the program does not, and ranks otherwise"
+        )
+        rows.append(("prior weight", f"{prompt.prior_weight}: {said}"))
     return _table(("what", "value"), rows)
 
 

@@ -22,11 +22,10 @@ from safetensors import SafetensorError
 
 from fedecider.bounds import is_out_of_memory
 from fedecider.running.help import HelpFormatter, arrange
-from fedecider.running.yaml_file import check_yaml_size, load_yaml
+from fedecider.running.yaml_file import check_yaml_size, load_yaml, settings_file
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 INPUT_ERRORS = (ValueError, OSError, EOFError, ImportError, SafetensorError)
 
 
@@ -51,7 +50,9 @@ def build_parser(
         formatter_class=HelpFormatter,
     )
     parser.add_argument(
-        "--config", action=ActionConfigFile, help="A YAML file of settings. Options that come after it win."
+        "--config",
+        action=ActionConfigFile,
+        help="A YAML file of settings; configs/demo.yaml and its like come with the package. Later options win.",
     )
     for config_class in config_classes:
         parser.add_class_arguments(config_class, as_group=True)
@@ -73,6 +74,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: t
     config = peek(words, "config")
     if config:
         check_config(Path(config), *config_classes)
+        place = words.index("--config") + 1 if "--config" in words else words.index(f"--config={config}")
+        words[place] = words[place].replace(config, str(settings_file(config)))
     with _one_line_errors():
         values = parser.parse_args(words)
         return [_instance(parser, values, config_class) for config_class in config_classes]
@@ -168,7 +171,7 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
         if option == f"--{name}":
             return value if equals else argv[position + 1] if position + 1 < len(argv) else default
     config = peek(argv, "config") if name != "config" else ""
-    if config and Path(config).is_file():
+    if config and settings_file(config).is_file():
         content = load_yaml(Path(config))
         if isinstance(content, dict) and name in content:
             return str(content[name])

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+PACKAGE = Path(__file__).resolve().parents[1]
 MAX_CHARACTERS = 100_000
 MAX_VALUES = 20_000
 """Scalars, lists and blocks, an alias counted as all that it stands for."""
@@ -15,12 +16,19 @@ MAX_DEPTH = 40
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def settings_file(path: str | Path) -> Path:
+    """``path``, or the file of that name that comes with the package: configs/demo.yaml is there in every folder."""
+    own = PACKAGE / path
+    return own if Path(path).parts[:1] == ("configs",) and not Path(path).exists() and own.is_file() else Path(path)
+
+
 def load_yaml(path: Path) -> Any:
-    """The content of a YAML file.
+    """The content of a YAML file, which may be one of the package (:func:`settings_file`).
 
     Raises:
         ValueError: it cannot be read as text, is no YAML, or is larger than any file of settings.
     """
+    path = settings_file(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -11,11 +11,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_data, toy_recommender
 
+from fedecider.deployment.hosted import one_client
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
 from fedecider.deployment.site import Site
-from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings
 from fedecider.methods import METHODS
 
@@ -39,8 +39,7 @@ def site_of(name, client, folder, recommender=None, finish=lambda state, downloa
     (folder / f"site{client}").mkdir(parents=True, exist_ok=True)
     return Site(
         method=build(name, recommender or own_recommender(client)),
-        client=client,
-        block=Block(torch.tensor([client]), None),
+        hosted=one_client(client),
         run="abc",
         folder=folder / f"site{client}",
         scores=lambda position_U: summarise([position_U])[0],
@@ -212,7 +211,7 @@ HOSTILE = {
     "cut off": (lambda blob: blob[:-7], "no message"),
     "a header of two gigabytes": (lambda blob: (1 << 31).to_bytes(8, "little") + blob[8:], "cut off"),
     "too large": (lambda blob: blob + bytes(1 << 21), "expected at most"),
-    "another client": (lambda blob: changed(blob, facts={"client": 0}), "expected the upload of client 1"),
+    "another client": (lambda blob: changed(blob, facts={"clients": [0]}), "expected the upload of client 1"),
     "another round": (lambda blob: changed(blob, round=1), "for round 1, expected the upload"),
     "scores": (lambda blob: changed(blob, kind="scores"), "got 'scores'"),
     "a tensor too many": (
@@ -228,7 +227,7 @@ HOSTILE = {
         lambda blob: changed(blob, tensors=_tensors(blob, lambda n, t: t.double())),
         "torch.float64",
     ),
-    "a weight that is none": (lambda blob: changed(blob, facts={"weight": -1}), "got the weight .-1"),
+    "a weight that is none": (lambda blob: changed(blob, facts={"weights": [-1]}), "got the weight .-1"),
     "marks of nothing": (lambda blob: changed(blob, facts={"marks": {"x": [2]}}), "without its rows"),
 }
 
@@ -267,7 +266,7 @@ def test_a_site_refuses_what_it_does_not_know(asked, reason, tmp_path):
 
 def test_a_site_lives_on_whatever_it_is_sent(tmp_path):
     site = site_of("fedavg", 0, tmp_path)
-    facts = {"run": "abc", "best_round": 0, "marks": {}, "per_client": []}
+    facts = {"run": "abc", "best_round": 0, "clients": [0], "marks": {}, "per_client": []}
     nothing = unpack(site.answer(pack(Message("train", 1, {}, facts))), MOST)
     assert nothing.facts["reason"].startswith("the site failed: KeyError")  # no adapters; no word of what it has
     strange = unpack(site.answer(pack(Message("train", 1, {}, {**facts, "per_client": ["x"]}))), MOST)
@@ -311,7 +310,7 @@ def test_rows_without_any_row_cannot_make_a_site_allocate(tmp_path):
         "train",
         1,
         {"x": torch.zeros(0, 1 << 40), "marks:x": torch.zeros(1, dtype=torch.uint8)},
-        {"run": "abc", "best_round": 0, "marks": {"x": [8]}, "per_client": []},
+        {"run": "abc", "best_round": 0, "clients": [0], "marks": {"x": [8]}, "per_client": []},
     )
     answer = unpack(site_of("fedavg", 0, tmp_path).answer(pack(wide)), MOST)
     assert "expected at most" in answer.facts["reason"]

@@ -1,5 +1,6 @@
 """Sites that play faults: what a simulation of the same scenario does, and damage that only messages have."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,23 +10,42 @@ from toy_recommender import run, toy_recommender
 
 from fedecider.deployment.faults import faulty
 from fedecider.deployment.run import answer_of
+from fedecider.deployment.secure import masking
 from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.rounds import RoundSettings
+from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.llm.federate import carries_update
 
 
-def played(name, folder, *faults, rounds=2):
-    sites = [site_of(name, client, folder) for client in range(3)]
-    answers = [faulty(site.answer, client, faults, 0, carries_update, MOST) for client, site in enumerate(sites)]
-    line = Line(
-        exchange_with([SimpleNamespace(answer=one) for one in answers]), DeploymentConfig(max_megabytes=1), "abc", NAMES
-    )
+def played(name, folder, *faults, rounds=2, deadline_s=0.0, sums=None):
+    sites = [site_of(name, client, folder, sums=sums) for client in range(3)]
+    answers = [
+        faulty(site.answer, client, faults, 0, carries_update, MOST, deadline_s) for client, site in enumerate(sites)
+    ]
+    config = DeploymentConfig(deadline_s=deadline_s, max_megabytes=1)
+    line = Line(in_time(exchange_with([SimpleNamespace(answer=one) for one in answers])), config, "abc", NAMES)
     records = []
     method = build(name, toy_recommender(NAMES, data=[{"labels": torch.zeros(0, 2)}] * 3))
     settings = RoundSettings(num_rounds=rounds, seed=0)
-    state, _ = run_deployed(method, line, settings, ("ndcg@10",), on_round=records.append)
+    masks = None if sums is None else masking(sums, line)
+    state, _ = run_deployed(method, line, settings, ("ndcg@10",), on_round=records.append, masking=masks)
     return state, records
+
+
+def in_time(exchange):
+    """The answers that come within the deadline, site by site."""
+
+    def timed(sent, deadline_s):
+        found = {}
+        for client, blob in sent.items():
+            start = time.monotonic()
+            answers = exchange({client: blob}, deadline_s)
+            if not deadline_s or time.monotonic() - start < deadline_s:
+                found |= answers
+        return found
+
+    return timed
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "scale", "random", "nan", "replay"])
@@ -53,6 +73,19 @@ def test_an_away_site_does_not_train(tmp_path):
     _, records = played("fedavg", tmp_path, Fault(1, "away", 2))
     assert records[1]["refused_uploads"] == [{"client": 1, "reason": "the site says: away"}]
     assert len((tmp_path / "site1" / "training.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_late_site_is_silent_until_the_round_is_closed(tmp_path):
+    """It has given keys and shares: the others open its masks, and the sum is theirs alone."""
+    sums, fault = SecureSums(5, 0.6), Fault(1, "late", 1, 1)
+    plan, method = scenario([fault], 0), build("fedavg", toy_recommender())
+    simulated, _ = run(
+        method, 3, 2, attend=plan.attend, deliver=plan.deliver, gathering=securely_summed_rounds(method, sums)
+    )
+    state, records = played("fedavg", tmp_path, fault, deadline_s=1.5, sums=sums)
+    assert records[0]["refused_uploads"] == [{"client": 1, "reason": "no answer to train within 1.5 s"}]
+    assert records[1]["refused_uploads"] == []
+    assert same(state.server, simulated.server)
 
 
 def test_a_party_file_names_the_scenario(tmp_path):

@@ -120,6 +120,7 @@ def test_a_party_reads_its_own_file(monkeypatch, tmp_path):
         (("provision", "--output", "x"), "arguments are required: --host"),
         (("submit", "--kit", "nowhere"), "required: --project"),
         (("simulate", "--method", "local"), "expected the run folder"),
+        (("simulate", "--deadline_s", "-1", "--output", "x"), "deadline_s"),
         (("collect", "--run", "nowhere"), "metrics.json"),
     ],
 )
@@ -142,7 +143,7 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     save_domains({name: few(one) for name, one in sample_domains(["crime", "comics"]).items()}, tmp_path / "all")
-    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "data": "all", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
     content |= {"encoder": "tfidf", "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
@@ -152,7 +153,7 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     federate = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"]
     assert federate(["--config", "toy.yaml", "--output", "runs/simulated"]) == 0
-    assert deploy("simulate", "--config", "toy.yaml", "--output", "runs/flare") == 0
+    assert deploy("simulate", "--config", "toy.yaml", "--deadline_s", "500", "--output", "runs/flare") == 0
     simulated, found = (json.loads(Path(f"runs/{run}/metrics.json").read_text()) for run in ("simulated", "flare"))
     assert found["best_valid_ndcg@10"] == pytest.approx(simulated["best_valid_ndcg@10"], abs=1e-12)
     for name, domain in simulated["domains"].items():

@@ -78,9 +78,9 @@ def test_the_upload_is_kept_before_it_leaves_and_after_the_state(tmp_path, monke
     site = private_site(0, tmp_path)
     seen = asked_in(tmp_path / "other", [private_site(client, tmp_path / "other") for client in range(3)])
     order = []
-    save, write = site_module.save_state, site_module._write
+    save, write = site_module.save_state, site_module.write_bytes
     monkeypatch.setattr(site_module, "save_state", lambda *given: (order.append("state"), save(*given)))
-    monkeypatch.setattr(site_module, "_write", lambda path, blob: (order.append(path.name), write(path, blob)))
+    monkeypatch.setattr(site_module, "write_bytes", lambda path, blob: (order.append(path.name), write(path, blob)))
     site.answer(seen[0, 1, "train"])
     assert order == ["download.safetensors", "state", "sent.safetensors"]
 
@@ -103,8 +103,9 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
     assert site.spends == 3
     server, local = site.method.init()
     own = {key: tensor[1:2] for key, tensor in local.items()}
-    download = site.method.broadcast(1, server, site.block.clients)
-    upload, _, _ = site.method.client_update(1, download, own, site.block)
+    (block,) = site.hosted.pack([1])
+    download = site.method.broadcast(1, server, block.clients)
+    upload, _, _ = site.method.client_update(1, download, own, block)
     sent = [site.protect(upload, download, 1, 1).tensors for _ in range(2)]
     assert not same(*sent)
     plain = deployed_run.make_site(

@@ -40,27 +40,46 @@ def federate(*words: str) -> None:
     assert runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"](list(words)) == 0
 
 
-@pytest.fixture(scope="module")
-def playground(tmp_path_factory):
-    """``all/`` as a simulation reads it, ``site-<name>/`` with one company's users each, ``public/`` with nobody's."""
-    folder = tmp_path_factory.mktemp("project")
-    domains = {name: few(domain) for name, domain in sample_domains(list(NAMES)).items()}
-    save_domains(domains, folder / "all")
-    save_domains({name: without_users(domain) for name, domain in domains.items()}, folder / "public")
-    for name, domain in domains.items():
-        save_domains({name: domain}, folder / f"site-{name}")
-    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
-    content |= {"domains": ",".join(NAMES), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
+def toy_settings(names) -> str:
+    """The demo, made small."""
+    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content |= {"domains": ",".join(names), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
     content |= {"num_eval_users": 0, "encoder": "tfidf", "lora_targets": "attention,table", "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
     content["pretrain"]["train"] |= {"max_steps": 4}
     content["distill"] |= {"epochs": 1}
-    (folder / "toy.yaml").write_text(yaml.safe_dump(content))
+    return yaml.safe_dump(content)
+
+
+def write_playground(folder, domains) -> None:
+    """``all/`` as a simulation reads it, ``site-<name>/`` with one company's users each, ``public/`` with nobody's; the
+    simulated run and the project."""
+    save_domains(domains, folder / "all")
+    save_domains({name: without_users(domain) for name, domain in domains.items()}, folder / "public")
+    for name, domain in domains.items():
+        save_domains({name: domain}, folder / f"site-{name}")
+    (folder / "toy.yaml").write_text(toy_settings(domains))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         federate("--config", "toy.yaml", "--data", "all", "--output", "runs/simulated", "--cache", "cache")
         make_project(parse_settings("", ["--config", "toy.yaml"]), folder / "project", CPU, quiet=True)
+
+
+def deploy_playground(folder) -> None:
+    project = read_project(folder / "project")
+    with start(1) as launch:
+        sites = [
+            make_site(project, str(folder / f"site-{name}"), name, folder / "out" / name, launch, CONFIG)
+            for name in project.names
+        ]
+        serve(project, exchange_with(sites), CONFIG, folder / "out" / "server", CPU)
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    write_playground(folder, {name: few(domain) for name, domain in sample_domains(list(NAMES)).items()})
     return folder
 
 
@@ -70,13 +89,7 @@ def exchange_with(sites):
 
 @pytest.fixture(scope="module")
 def deployed(playground):
-    project = read_project(playground / "project")
-    with start(1) as launch:
-        sites = [
-            make_site(project, str(playground / f"site-{name}"), name, playground / "out" / name, launch, CONFIG)
-            for name in project.names
-        ]
-        serve(project, exchange_with(sites), CONFIG, playground / "out" / "server", CPU)
+    deploy_playground(playground)
     return playground / "out"
 
 

@@ -58,7 +58,7 @@ def test_no_message_of_a_site_holds_its_upload(tmp_path):
     for part in ("a", "b"):
         deployed("fedavg", secure_sites("fedavg", tmp_path / part), 1, sums=SUMS, damage=watch)
     first, second = seen
-    assert first.facts["weight"] == 1.0
+    assert first.facts["weights"] == [1.0]
     assert all(tensor.dtype == torch.int64 for tensor in first.tensors.values())
     for name, tensor in first.tensors.items():
         assert (tensor != second.tensors[name]).all()
@@ -160,8 +160,11 @@ def test_a_site_refuses_a_server_that_asks_for_too_much(tmp_path):
     assert "expected 2 at least" in answer(asked_before["unmask"], survivors=[0])
     assert "expected a list of their numbers" in answer(asked_before["unmask"], survivors="all")
     assert "no sealed shares" in answer(asked_before["train"], sealed=[])
-    tampered = {"1": base64.b64encode(bytes(82)).decode()}
+    sealed = asked_before["train"].facts["sealed"]
+    tampered = {**sealed, "1": base64.b64encode(bytes(82)).decode()}
     assert "shares of client 1 for client 0" in answer(asked_before["train"], sealed=tampered)
+    fewer = answer(asked_before["train"], sealed={"1": sealed["1"]})
+    assert "got shares of the clients [1] after those of [1, 2], expected the same of one sum" in fewer
     assert "other keys for this site" in answer(asked_before["shares"], clients=[1, 0, 2])
     assert "96 bytes of each" in answer(asked_before["shares"], clients=[0, 1])
     assert "second list of keys" in answer(asked_before["shares"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedecider.deployment.messages import Message, of_upload, pack, to_download, to_upload, unpack
 from fedecider.deployment.server import DeploymentConfig, Line, _read_results, _read_scores
-from fedecider.federation.method import Download, Upload
+from fedecider.federation.method import Upload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOST = 1 << 20
@@ -25,7 +25,7 @@ UPLOAD = Upload(
     {name: tensor[None].clone() for name, tensor in LIKE.items()},
     sent_rows={"table": MARK},
 )
-SENT = pack(of_upload(3, UPLOAD, Download({}), {"per_client": ["table"]}))
+SENT = pack(of_upload(3, UPLOAD, {"per_client": ["table"]}))
 DTYPES = ["F32", "F64", "U8", "BOOL", "I64", "F8_E5M2", "F4", "C64", "U64", "BF16", "X", "", None, 3]
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 6, -1, 2**31, 2**62, 2**63, 2**64, 1.5, None, True])
 ENTRY = st.fixed_dictionaries(
@@ -36,7 +36,7 @@ ENTRY = st.fixed_dictionaries(
 
 def blob_of(header, data: bytes = b"", head=None) -> bytes:
     """A blob with any header and head."""
-    head = head or {"format": 1, "kind": "upload", "round": 3, "facts": {"client": 1, "weight": 1.0, "marks": {}}}
+    head = head or {"format": 2, "kind": "upload", "round": 3, "facts": {"clients": [1], "weights": [1.0], "marks": {}}}
     text = json.dumps({"__metadata__": {"fedecider": json.dumps(head)}, **header}).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data
@@ -47,7 +47,7 @@ def read_all(blob: bytes) -> None:
     one = told(lambda: unpack(blob, MOST))
     if one is None:
         return
-    upload = told(lambda: to_upload(one, 1, 3, LIKE))
+    upload = told(lambda: to_upload(one, [1], 3, LIKE))
     if upload is not None:
         assert upload.clients.tolist() == [1]
         assert float(upload.weights[0]) < float("inf")
@@ -59,7 +59,7 @@ def read_all(blob: bytes) -> None:
 
 
 def test_what_was_sent_is_read():
-    assert torch.equal(to_upload(unpack(SENT, MOST), 1, 3, LIKE).sent_rows["table"], MARK)
+    assert torch.equal(to_upload(unpack(SENT, MOST), [1], 3, LIKE).sent_rows["table"], MARK)
 
 
 @given(damaged(SENT))
@@ -74,7 +74,7 @@ def test_other_headers(header, data):
     read_all(blob_of(header, data))
 
 
-@given(with_other_value({"format": 1, "kind": "upload", "round": 3, "facts": dict(unpack(SENT, MOST).facts)}))
+@given(with_other_value({"format": 2, "kind": "upload", "round": 3, "facts": dict(unpack(SENT, MOST).facts)}))
 @fixed(400)
 def test_other_heads(head):
     header = json.loads(SENT[8 : 8 + int.from_bytes(SENT[:8], "little")])
@@ -83,12 +83,12 @@ def test_other_heads(head):
     read_all(blob_of(header, data, head))
 
 
-@given(st.sampled_from(["marks", "per_client", "client", "weight", "digest", "held"]), VALUES)
+@given(st.sampled_from(["marks", "per_client", "clients", "weights", "digest", "held"]), VALUES)
 @fixed(300)
 def test_other_facts(name, value):
     one = unpack(SENT, MOST)
     changed = one._replace(facts={**one.facts, name: {"table": value} if name == "marks" else value})
-    told(lambda: to_upload(changed, 1, 3, LIKE))
+    told(lambda: to_upload(changed, [1], 3, LIKE))
     told(lambda: to_download(changed, MOST))
 
 
@@ -99,7 +99,11 @@ TOLD = VALUES | st.fixed_dictionaries({"global": VALUES}) | st.fixed_dictionarie
 @given(TOLD)
 @fixed(300)
 def test_scores_and_results_that_a_site_tells(value):
-    scores = told(lambda: _read_scores(Message("scores", 3, {}, {"scores": value}), 3, ["global"], ["ndcg@10"]))
+    scores = told(
+        lambda: _read_scores(
+            Message("scores", 3, {}, {"scores": value, "num_clients": 1}), 3, ["global"], ["ndcg@10"], 1
+        )
+    )
     results = told(lambda: _read_results(Message("results", 3, {}, {"results": value})))
     for found in (scores or {}, results or {}):
         assert all(abs(one) <= 1e9 for row in found.values() for one in figures(row))
@@ -123,7 +127,7 @@ KNOWN = {
         },
         bytes(6),
     ),
-    "a round of 400 digits": blob_of({}, head={"format": 1, "kind": "upload", "round": 10**400, "facts": {}}),
+    "a round of 400 digits": blob_of({}, head={"format": 2, "kind": "upload", "round": 10**400, "facts": {}}),
     "nested lists": (100_000).to_bytes(8, "little") + b"[" * 100_000,
 }
 
@@ -140,9 +144,9 @@ def test_marks_that_were_no_refusals(marks):
         "upload",
         3,
         {"table": torch.zeros(0, 2), "marks:table": torch.zeros(1, dtype=torch.uint8)},
-        {"client": 1, "weight": 1.0, "marks": {"table": marks}, "per_client": []},
+        {"clients": [1], "weights": [1.0], "marks": {"table": marks}, "per_client": []},
     )
-    for read in (lambda: to_upload(one, 1, 3, LIKE), lambda: to_download(one, MOST)):
+    for read in (lambda: to_upload(one, [1], 3, LIKE), lambda: to_download(one, MOST)):
         with pytest.raises(ValueError, match="got marks"):
             read()
 
@@ -151,14 +155,14 @@ def test_marks_that_were_no_refusals(marks):
 def test_weights_that_would_be_the_only_one_that_counts(weight):
     one = unpack(SENT, MOST)
     with pytest.raises(ValueError, match="got the weight"):
-        to_upload(one._replace(facts={**one.facts, "weight": weight}), 1, 3, LIKE)
+        to_upload(one._replace(facts={**one.facts, "weights": [weight]}), [1], 3, LIKE)
 
 
 def test_a_site_cannot_fill_the_records():
     line = Line(lambda sent, deadline: {0: pack(Message("x" * 10_000, 1))}, DeploymentConfig(), "abc", ["crime"])
     one = line.ask(1, {0: Message("train", 1)})[0]
     with pytest.raises(ValueError, match="expected the scores") as error:
-        _read_scores(one, 1, ["global"], ["ndcg@10"])
+        _read_scores(one, 1, ["global"], ["ndcg@10"], 1)
     line.refuse(0, str(error.value))
     assert len(line.refused[0]["reason"]) == 500
 
@@ -170,8 +174,8 @@ import test_fuzz_messages as fuzz
 resource.setrlimit(resource.RLIMIT_AS, (int(open("/proc/self/statm").read().split()[0]) * 4096 + (256 << 20),) * 2)
 MOST = 64 << 20
 def wide(shape, marks):
-    head = {{"format": 1, "kind": "train", "round": 3,
-            "facts": {{"client": 1, "weight": 1.0, "marks": {{"x": marks}}, "per_client": []}}}}
+    head = {{"format": 2, "kind": "train", "round": 3,
+            "facts": {{"clients": [1], "weights": [1.0], "marks": {{"x": marks}}, "per_client": []}}}}
     entry = {{"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
     bits = {{"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
     return fuzz.blob_of({{"x": entry, "marks:x": bits}}, b"\\0", head)
@@ -186,7 +190,7 @@ for name, blob in cases.items():
     one = fuzz.told(lambda: fuzz.unpack(blob, MOST))
     if one is not None:
         assert fuzz.told(lambda: fuzz.to_download(one, MOST)) is None, name
-        assert fuzz.told(lambda: fuzz.to_upload(one, 1, 3, fuzz.LIKE)) is None, name
+        assert fuzz.told(lambda: fuzz.to_upload(one, [1], 3, fuzz.LIKE)) is None, name
 print("all refused")
 """
 

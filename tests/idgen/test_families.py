@@ -60,15 +60,17 @@ def test_given_candidates_have_the_exact_scores(name, ids, end, length_penalty):
     assert torch.allclose(score_BM, expected_BM, atol=1e-4)
 
 
+@pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
-def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, temperature, monkeypatch):
-    """The oracle: teacher-forced logits, of which only what may follow a beginning is kept."""
+def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, temperature, scored, monkeypatch):
+    """The oracle: teacher-forced logits, of which only what may follow a beginning is kept, and scores of nodes."""
     monkeypatch.setattr("idgen.candidates.MAX_LOGITS", 7)  # in pieces
     model, trie = MODELS[name](), Trie.build(ids, end)
     closed = [[*tokens, *([] if end is None else [end])] for tokens in ids]
     candidate_BM = torch.tensor([[3, 1, 0, 4, -1], [2, -1, 5, 2, 1], [0, 1, 2, 3, 5]])
-    found_BM = trie_log_probs(model, PROMPTS, MASK, trie, candidate_BM, temperature)
+    score_N = torch.linspace(-1, 1, len(trie.token_N)) if scored else torch.zeros(len(trie.token_N))
+    found_BM = trie_log_probs(model, PROMPTS, MASK, trie.scored(score_N if scored else None), candidate_BM, temperature)
     expected_BI = torch.zeros(len(PROMPTS), len(ids), dtype=torch.float64)
     with evaluating(model):
         logits = family_of(model).teacher_forced(model, PROMPTS, MASK)
@@ -77,7 +79,8 @@ def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, 
                 logit_TV = logits(user, torch.tensor([tokens]))[0].double()
                 for place, token in enumerate(tokens):
                     allowed = sorted({one[place] for one in closed if one[:place] == tokens[:place] and one[place:]})
-                    logit_C = logit_TV[place, allowed] / temperature
+                    children_C = trie.walk(torch.tensor([[*tokens[:place], one] for one in allowed]))
+                    logit_C = logit_TV[place, allowed] / temperature + score_N[children_C]
                     expected_BI[user, item] += torch.log_softmax(logit_C, 0)[allowed.index(token)]
     assert torch.allclose(expected_BI.exp().sum(1), torch.ones(len(PROMPTS), dtype=torch.float64))
     kept_BM = expected_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
@@ -99,7 +102,7 @@ def test_shared_beginnings_are_read_once_and_nothing_behind_the_last_choice(name
 def test_priors_of_nodes_count_against_items(name):
     model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
     prior_N = node_priors(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie)
-    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, len(LONG_IDS), 0.0, -0.7 * prior_N)
+    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie.scored(-0.7 * prior_N), len(LONG_IDS))
     prior_I = score_catalogue(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie)[0]
     best_BK, order_BK = (score_catalogue(model, PROMPTS, MASK, trie) - 0.7 * prior_I).sort(1, descending=True)
     assert item_BK.tolist() == order_BK.tolist()

@@ -40,7 +40,9 @@ def test_it_keeps_the_contract(test):
 @pytest.mark.usefixtures("interpolated")
 def test_its_configuration_and_its_option_exist(tmp_path):
     path = tmp_path / "interpolated.yaml"
-    path.write_text((REPOSITORY / "configs" / "demo.yaml").read_text() + blocks("yaml")["configs/interpolated.yaml"])
+    path.write_text(
+        (REPOSITORY / "fedecider" / "configs" / "demo.yaml").read_text() + blocks("yaml")["configs/interpolated.yaml"]
+    )
     assert parse_settings("", ["--config", str(path)]).method.share == 0.3
     assert parse_settings("", ["--method", "interpolated", "--share", "0.8"]).method.share == 0.8
     with pytest.raises(ValueError, match=r"got share 1\.5, expected 0 to 1"):

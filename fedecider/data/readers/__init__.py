@@ -19,7 +19,9 @@ from fedecider.data.readers import (
 )
 from fedecider.data.readers.table import RawDomain, ReadOptions
 
-SOURCES: dict[str, Callable[[Path, str, ReadOptions], RawDomain]] = {
+Read = Callable[[Path, str, ReadOptions], RawDomain]
+"""Folder of the raw files, domain, options -> what there is."""
+SOURCES: dict[str, Read] = {
     "goodreads": goodreads.read,
     "amazon": amazon.read,
     "movielens": movielens.read,

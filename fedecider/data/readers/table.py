@@ -124,6 +124,10 @@ class RawDomain(NamedTuple):
     files: list[RawFile]
     """First the one with the events; the counts of the item files fill up when the catalogue is read."""
 
+    def places(self, first: int, last: int | None = None) -> str:
+        """The names of some files, for a message."""
+        return ", ".join(file.path.name for file in self.files[first:last]) or "the table"
+
     def dropped(self) -> Dropped:
         """All that was left out so far while reading: lines first, then what the reader left out on purpose."""
         dropped = Dropped()

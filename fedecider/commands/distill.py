@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/: its distill.py would hide the package
-
 from collections.abc import Sequence
 
 from fedecider.llm.commands import parse_settings
@@ -25,7 +20,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             build_foundation(settings.run, launch)
 
     return run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

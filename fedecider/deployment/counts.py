@@ -1,0 +1,318 @@
+"""Counts that sites with one catalogue add up after the rounds, for their memories: one secure sum for each catalogue.
+
+The exchanges are those of `fedecider.deployment.secure`, under names of their own; masked counts travel in parts, and
+the sum goes to every sibling, which takes its own counts away where they are in it. A site lost before all of its parts
+have come is left out. With too few siblings (`fewest`, or below the threshold) there is no sum, and they go on without
+each other's counts.
+
+Shape legend: I items, L numbers of one part, N pairs on and above the diagonal that are not 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+from torch import Tensor
+
+from fedecider.data.domain import Domain
+from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
+from fedecider.deployment.server import Line
+from fedecider.federation.record import write_bytes, write_json
+from fedecider.federation.secure_rounds import SecureSums
+from fedecider.federation.secure_sum import check_survivors, rules_for
+from fedecider.llm.config import RunConfig
+from fedecider.llm.memories import own_counts, siblings
+from fedecider.llm.setup import Foundation
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.counts import Counts
+from fedecider.memory.others import joined, num_parts, of_upper, part_of, part_size, without
+from fedecider.running.damage import read_object
+
+KEYS, SHARES, PART, UNMASK, SUM = "count_keys", "count_shares", "counts", "count_unmask", "count_sum"
+COUNT_KINDS = (KEYS, SHARES, PART, UNMASK, SUM)
+COUNTED_FILE = "counted.json"
+SCRATCH = "count_parts"
+"""Folder of the server, while parts come in."""
+
+logger = logging.getLogger(__name__)
+
+
+def sibling_sites(domains: Mapping[str, Domain], config: MemoryConfig) -> dict[str, list[str]]:
+    """Catalogue -> the sites that add up their counts; none without a memory."""
+    return {} if config.kind == "none" else siblings(domains, config)
+
+
+def fewest(num_siblings: int) -> int:
+    """Sites that a sum is over: of two, each would hold the other's counts as they are, which only a pair is told."""
+    return min(num_siblings, 3)
+
+
+def what_siblings_learn(domains: Mapping[str, Domain], config: MemoryConfig) -> list[str]:
+    """A sentence for each catalogue, for whoever makes a project."""
+    found = []
+    for names in sibling_sites(domains, config).values():
+        learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
+        found.append(
+            f"memories of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
+            "--memory.sources own,public nothing is sent"
+        )
+    return found
+
+
+@dataclass
+class SiteCounts:
+    """A site's part in the sum over its siblings, and what came of it."""
+
+    sums: SiteSums
+    domain: Domain
+    folder: Path
+    """Where ``counted.json`` says with whom this site is in a sum, and its SHA-256: sums over different siblings would
+    tell single counts by their difference, and answers to many sums the own ones, so it takes part in one alone."""
+    run: str
+    """Whose sum this is."""
+    siblings: Sequence[int]
+    """The clients that share the catalogue, this one among them."""
+    others: Counts | None = None
+
+    @cached_property
+    def own(self) -> Counts:
+        return own_counts(self.domain)
+
+    def answer(self, asked: Message) -> Message:
+        """The answer to one message of `COUNT_KINDS`."""
+        answers: dict[str, Callable[[Message], Message]] = {
+            KEYS: self.sums.announce,
+            SHARES: self.sums.share,
+            PART: self._send,
+            UNMASK: self._reveal,
+            SUM: self._keep,
+        }
+        return answers[asked.kind](asked)
+
+    def found(self) -> dict[str, Counts]:
+        """The counts of the siblings under this site's name, if a sum has come."""
+        if self.others is None:
+            logger.warning("the memory of %s counts without its siblings: no sum of theirs has come", self.domain.name)
+            return {}
+        return {self.domain.name: self.others}
+
+    def _send(self, asked: Message) -> Message:
+        part, last = asked.facts.get("part"), num_parts(self.own.num_items)
+        if type(part) is not int or not 1 <= part <= last:
+            raise ValueError(f"got part {part!r} of the counts, expected a number from 1 to {last}")
+        return Message(asked.kind, asked.round, {"masked": self.sums.masked(asked, part_of(self.own, part), part)})
+
+    def _reveal(self, asked: Message) -> Message:
+        survivors, known = self._in_one_sum(asked.facts.get("survivors"))
+        told = self.sums.reveal(asked)
+        self._note(survivors, known or "")
+        return told
+
+    def _keep(self, asked: Message) -> Message:
+        """The answer is the same whether the sum can be used or not: it would tell of the own counts."""
+        (clients, known), total = self._in_one_sum(asked.facts.get("clients")), _read_sum(asked, self.own.num_items)
+        is_in, digest = self.sums.client in clients, _digest(asked, clients)
+        if is_in and known is None:
+            raise ValueError(
+                "got a sum with the counts of this site, expected one that it has helped to open: it was started again "
+                "before that, and counts without its siblings"
+            )
+        if known not in (None, "", digest):
+            raise ValueError("got a second sum of counts, expected the first one again: a site takes one alone")
+        self._note(clients, digest)
+        rest = without(total, self.own) if is_in else total
+        if min(rest.pair_II.data.min(initial=0), rest.event_I.min()) < 0:
+            logger.warning("got a sum that is below this site's own counts, expected one with them: it is not used")
+        else:
+            self.others = rest
+        return Message(asked.kind, asked.round)
+
+    def _in_one_sum(self, given: object) -> tuple[list[int], str | None]:
+        """The clients of a sum, and its SHA-256: empty before it has come, None if this site is in no sum yet."""
+        clients, before = sorted(set(client_numbers(given))), self._noted()
+        if not set(clients) <= set(self.siblings) or len(clients) < fewest(len(self.siblings)):
+            raise ValueError(
+                f"got a sum of counts over the clients {clients}, expected {fewest(len(self.siblings))} at least of "
+                f"{list(self.siblings)}: over fewer each would hold another's as they are"
+            )
+        if before and before["clients"] != clients:
+            raise ValueError(
+                f"got a sum of counts over the clients {clients} after one over {before['clients']}, expected the "
+                "same: two sums would tell single counts by their difference"
+            )
+        return clients, before["sum"] if before else None
+
+    def _noted(self) -> dict[str, Any] | None:
+        file = self.folder / COUNTED_FILE
+        found = read_object(file, {"run": str, "clients": list, "sum": str}) if file.is_file() else None
+        if found and found["run"] != self.run:
+            raise ValueError(
+                f"got a {COUNTED_FILE} of another run, expected one of run {self.run}: start with another output"
+            )
+        return found
+
+    def _note(self, clients: Sequence[int], digest: str) -> None:
+        write_json(self.folder / COUNTED_FILE, {"run": self.run, "clients": clients, "sum": digest})
+
+
+def site_counts(
+    run: RunConfig, foundation: Foundation, clients: Sequence[str], client: int, folder: Path, fingerprint: str
+) -> SiteCounts | None:
+    """What the site of ``client`` needs for the sum; None where it has no siblings, or does not ask for their counts.
+
+    ``clients`` are the names of all of them.
+    """
+    if run.memory.kind == "none":
+        return None
+    for catalogue, names in sibling_sites(foundation.everyone, run.memory).items():
+        if clients[client] in names:
+            sums = SiteSums(SecureSums(run.seed, run.secure_threshold), client, _purpose(catalogue))
+            domain, numbers = foundation.domains[clients[client]], [clients.index(name) for name in names]
+            return SiteCounts(sums, domain, folder, fingerprint, numbers)
+    return None
+
+
+def share_counts(line: Line, run: RunConfig, domains: Mapping[str, Domain], round: int, folder: Path) -> None:
+    """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
+    for catalogue, names in sibling_sites(domains, run.memory).items():
+        clients, file = [line.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
+        begun = file.with_suffix(".json")
+        try:
+            if not file.is_file():
+                server = ServerSums(
+                    SecureSums(run.seed, run.secure_threshold), line, _purpose(catalogue), (KEYS, SHARES, UNMASK)
+                )
+                num_items = len(domains[names[0]].item_keys)
+                write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
+            begun.unlink(missing_ok=True)
+            told = unpack(file.read_bytes(), line.config.max_bytes)._replace(round=round)
+        except ValueError as error:
+            logger.warning("memories of %s count without each other's events: %s", ", ".join(names), error)
+            for client in clients:
+                line.refuse(client, f"its memory counts without its siblings: {error}")
+            continue
+        for client, answer in line.ask(round, dict.fromkeys(clients, told)).items():
+            if answer.kind != SUM:
+                line.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
+
+
+def _summed(
+    server: ServerSums, clients: Sequence[int], num_items: int, round: int, scratch: Path, begun: Path
+) -> Message:
+    """The sum over those whose parts have all come, as the message that tells it.
+
+    Parts wait on disk until it is known whose they are: masks of those who are lost are taken off for good. Before they
+    are, ``begun`` says who is in the sum: sites open no other one, so a server that is killed asks the same again.
+
+    Raises:
+        ValueError: too few are left, of all ``clients``, or do not answer when masks are opened.
+    """
+    before = read_object(begun, {"clients": list})["clients"] if begun.is_file() else None
+    with _emptied(scratch):
+        facts = server.begin(round, before or clients)
+        parts, there = range(1, num_parts(num_items) + 1), list(facts)
+        place = f"{scratch}/{{}}.{{}}.npy".format
+        for part in parts:
+            for client, masked_L in _received(server.line, facts, there, part, part_size(num_items, part), round):
+                np.save(place(client, part), masked_L.numpy())
+            there = [client for client in there if Path(place(client, part)).is_file()]
+        check_survivors(
+            rules_for(clients, server.sums.seed, server.purpose, round, threshold=server.sums.threshold), there
+        )
+        _check_there(there, clients, before)
+        write_json(begun, {"clients": there})
+        opened = server.opened(round, there)
+
+        def total_of(part: int) -> Tensor:
+            return opened(reduce(torch.add, (torch.from_numpy(np.load(place(one, part))) for one in there)), part)
+
+        total = joined(map(total_of, parts), num_items)
+    upper_NN = scipy.sparse.coo_array(scipy.sparse.triu(total.pair_II, format="csr"))
+    place_N = upper_NN.row.astype(np.int64) * num_items + upper_NN.col
+    found = {"places": place_N, "pairs": upper_NN.data, "events": total.event_I}
+    tensors = {name: torch.from_numpy(value) for name, value in found.items()}
+    return Message(SUM, round, tensors, {"run": server.line.run, "clients": there})
+
+
+def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[int] | None) -> None:
+    """``ValueError`` for a sum that sites would not open."""
+    if len(there) < fewest(len(clients)):
+        raise ValueError(
+            f"got the counts of {len(there)} of {len(clients)} siblings, expected {fewest(len(clients))} at least: of "
+            "two, each would hold the other's as they are"
+        )
+    if before is not None and list(there) != list(before):
+        raise ValueError(
+            f"got the counts of the clients {list(there)}, expected all of {list(before)}, whose sum was begun before "
+            "the server stopped: sites open no other one"
+        )
+
+
+@contextmanager
+def _emptied(scratch: Path) -> Iterator[None]:
+    """An empty folder for a while; what a killed server has left there goes too."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _received(
+    line: Line, facts: Mapping[int, Mapping[str, object]], clients: Sequence[int], part: int, size: int, round: int
+) -> list[tuple[int, Tensor]]:
+    """One part of the masked counts of those who send it."""
+    requests = {one: Message(PART, round, {}, {"run": line.run, "part": part, **facts[one]}) for one in clients}
+    found = []
+    for client, answer in line.ask(round, requests).items():
+        masked_L = answer.tensors.get("masked")
+        if answer.kind == PART and masked_L is not None and _is_whole(masked_L) and masked_L.shape == (size,):
+            found.append((client, masked_L))
+        else:
+            line.refuse(client, f"got {answer.kind!r}, expected {size:,} masked counts")
+    return found
+
+
+def _read_sum(asked: Message, num_items: int) -> Counts:
+    """The sum in a message, which has its non-zeros with their places."""
+    nothing = torch.zeros(0)
+    place_N, pair_N, event_I = (asked.tensors.get(name, nothing) for name in ("places", "pairs", "events"))
+    good = (
+        all(_is_whole(one) and one.dim() == 1 for one in (place_N, pair_N, event_I))
+        and len(place_N) == len(pair_N)
+        and len(event_I) == num_items
+        and bool((place_N.diff() > 0).all() and (pair_N > 0).all() and (event_I >= 0).all())
+        and (not len(place_N) or 0 <= int(place_N[0]) <= int(place_N[-1]) < num_items**2)
+        and bool((place_N // num_items <= place_N % num_items).all())
+    )
+    if not good:
+        raise ValueError(f"got no sum of counts of {num_items} items, expected pairs with ascending places, and events")
+    places = np.divmod(place_N.numpy(), num_items)
+    upper_II = scipy.sparse.coo_array((pair_N.numpy(), places), shape=(num_items, num_items)).tocsr()
+    return of_upper(scipy.sparse.csr_array(upper_II), event_I.numpy())
+
+
+def _digest(asked: Message, clients: Sequence[int]) -> str:
+    """SHA-256 of a sum and of who is in it."""
+    return hashlib.sha256(pack(Message(SUM, 0, asked.tensors, {"clients": clients}))).hexdigest()
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.int64
+
+
+def _purpose(catalogue: str) -> str:
+    return f"counts of {catalogue} in round"

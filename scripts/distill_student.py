@@ -1,0 +1,8 @@
+"""Stage 2 alone: the student of half depth. Takes the options of scripts/federate.py."""
+
+import sys
+
+from fedecider.commands.distill import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Own tables of events and items become prepared domains, whatever holds them."""
+
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import polars
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from fedecider.data import from_events
+from fedecider.data.store import load_domains
+
+SETTINGS = {"k_core": 0, "public_share": 0.3}
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def events(num_users=12, **more):
+    """User u bought items u, u + 1, u + 2, newest first in the table."""
+    rows = [
+        {"customer": 100 + user, "sku": f"0{(user + step) % 6}", "when": START + timedelta(hours=step)}
+        for user in range(num_users)
+        for step in (2, 1, 0)
+    ]
+    return [{**row, **more} for row in rows]
+
+
+def items(**more):
+    return [{"sku": f"0{number}", "title": f"Thing <b>{number}</b>", "price": number, **more} for number in range(6)]
+
+
+NAMES = {"user": "customer", "item": "sku", "time": "when"}
+FORMS = {
+    "lists": lambda rows, _: rows,
+    "pandas": lambda rows, _: pd.DataFrame(rows),
+    "pyarrow": lambda rows, _: pa.Table.from_pylist(rows),
+    "datasets": lambda rows, _: datasets.Dataset.from_list(rows),
+    "polars": lambda rows, _: polars.DataFrame(rows),
+}
+
+
+def parquet(rows, folder):
+    path = folder / f"{'when' in rows[0]}.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def text(rows, folder, mark=","):
+    path = folder / f"{'when' in rows[0]}.{'csv' if mark == ',' else 'tsv'}"
+    pd.DataFrame(rows).to_csv(path, sep=mark, index=False)
+    return str(path)
+
+
+FORMS |= {"parquet": parquet, "csv": text, "tsv": lambda rows, folder: text(rows, folder, "\t")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_domain(form, tmp_path):
+    make = FORMS[form]
+    found = from_events(make(events(), tmp_path), make(items(), tmp_path), **NAMES, **SETTINGS)["shop"]
+    expected = from_events(events(), items(), **NAMES, **SETTINGS)["shop"]
+    assert found.content_hash() == expected.content_hash()
+    assert found.item_keys == [f"0{number}" for number in range(6)]  # as they are written
+    assert found.titles[3] == "Thing 3"
+    assert "price" not in found.item_texts[0]  # off by default, as for every reader
+    everyone = {**dict(zip(found.clients.users, found.clients.sequences, strict=True))}
+    everyone |= dict(zip(found.public.users, found.public.sequences, strict=True))
+    assert everyone["104"] == [4, 5, 0]  # oldest first, by the times
+    assert 0 < len(found.public.users) < 12
+
+
+def test_three_lines_are_enough(tmp_path):
+    domains = from_events(events(), items(), tmp_path / "data", **NAMES, k_core=0, users_per_domain=6, silos=2)
+    assert list(domains) == ["shop.1", "shop.2"]
+    loaded = load_domains(tmp_path / "data")
+    assert {name: one.content_hash() for name, one in loaded.items()} == {
+        name: one.content_hash() for name, one in domains.items()
+    }
+
+
+def test_a_column_of_domains_shares_the_tables_out():
+    rows = events(area="b") + events(area="a")
+    things = items(area="a") + items(area="b")
+    found = from_events(rows, things, **NAMES, domain="area", **SETTINGS)
+    assert list(found) == ["a", "b"]
+    alone = from_events(events(), items(), name="a", **NAMES, **SETTINGS)["a"]
+    assert found["a"].content_hash() == alone.content_hash()
+
+
+def test_without_times_the_rows_give_the_order():
+    found = from_events(events(), items(), user="customer", item="sku", **SETTINGS)["shop"]
+    users = dict(zip(found.clients.users, found.clients.sequences, strict=True))
+    assert users[min(users)] == [(int(min(users)) - 100 + step) % 6 for step in (2, 1, 0)]
+    assert found.clients.timestamps is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda time: time.timestamp(),
+        lambda time: int(time.timestamp()),
+        lambda time: time.replace(tzinfo=None),  # UTC where no zone is named
+        lambda time: time.astimezone(timezone(timedelta(hours=9))),
+        lambda time: time.isoformat(),
+    ],
+)
+def test_times_of_every_kind_are_the_same_moments(written):
+    rows = [{**row, "when": written(row["when"])} for row in events()]
+    found = from_events(rows, items(), **NAMES, **SETTINGS)["shop"]
+    assert found.content_hash() == from_events(events(), items(), **NAMES, **SETTINGS)["shop"].content_hash()
+
+
+def test_days_are_times():
+    rows = [{**row, "when": (START + timedelta(days=number)).date()} for number, row in enumerate(events())]
+    found = from_events(rows, items(), **NAMES, **SETTINGS)["shop"]
+    assert min(min(times) for times in found.clients.timestamps) % 86_400 == 0
+
+
+def test_ratings_and_texts_by_name():
+    rows = [{**row, "stars": 5 if row["sku"] != "03" else 1} for row in events()]
+    things = [{**row, "label": row.pop("title")} for row in items()]
+    named = {**NAMES, "rating": "stars", "texts": {"title": "label"}}
+    found = from_events(rows, things, **named, **SETTINGS, min_rating=3.0)["shop"]
+    assert "03" not in found.item_keys
+    assert found.item_texts[0] == "title: thing 0"
+    assert found.card["dropped"]
+
+
+def test_duplicate_events_are_kept_or_dropped_as_everywhere():
+    twice = events() + events()
+    kept = from_events(twice, items(), **NAMES, **SETTINGS)["shop"]
+    first = from_events(twice, items(), **NAMES, **SETTINGS, repeats="first")["shop"]
+    assert first.content_hash() == from_events(events(), items(), **NAMES, **SETTINGS)["shop"].content_hash()
+    assert kept.clients.num_events == 2 * first.clients.num_events
+
+
+def test_texts_that_look_like_nothing_and_late_kinds_of_values_are_read(tmp_path):
+    """Beyond the first megabyte a column may hold what its beginning did not."""
+    rows = [
+        {"customer": f"{n // 3}", "sku": "NA" if n % 3 else "03", "stars": 4.5 if n > 70_000 else 5, "note": "x"}
+        for n in range(75_000)
+    ]
+    for row in rows[:60_000]:
+        row["note"] = 1
+    things = [{"sku": "NA", "title": "NA", "author": "Null"}, {"sku": "03", "title": "Three", "author": ""}]
+    pd.DataFrame(rows).to_csv(tmp_path / "events.csv", index=False)
+    pd.DataFrame(things).to_csv(tmp_path / "items.csv", index=False)
+    words = {"user": "customer", "item": "sku", "rating": "stars", "min_rating": 4.8, **SETTINGS}
+    found = from_events(tmp_path / "events.csv", tmp_path / "items.csv", **words)["shop"]
+    assert found.item_texts == ["title: three", "title: na; author: null"]
+    assert found.size().users < 25_000  # the last ones have no 5
+    frame = pd.DataFrame(rows).assign(note=[1] * 60_000 + ["x"] * 15_000)
+    assert from_events(frame, things, **words)["shop"].content_hash() == found.content_hash()
+
+
+def test_rows_with_other_fields_and_domains_with_spaces():
+    things = items()
+    things[0] = {"sku": "00", "title": "Thing 0"}
+    things[1]["author"] = "Ada"
+    found = from_events(events(), things, name=" shop", **NAMES, **SETTINGS)["shop"]
+    assert found.item_texts[1] == "title: thing 1; author: ada"
+    assert found.card["settings"]["source"] == "tables"
+    rows, both = events(area=" b") + events(30, area="a"), items(area="b ") + items(area="a")
+    pooled = from_events(rows, both, domain="area", public_domains="b", **NAMES, **SETTINGS)
+    assert not pooled["b"].clients.users
+    assert pooled["a"].clients.users
+
+
+GAPS = pd.DataFrame(events())
+STREAM = datasets.Dataset.from_list(events()).to_iterable_dataset()
+SPLITS = datasets.DatasetDict({"train": datasets.Dataset.from_list(events())})
+TWICE = pa.table([["a"], ["b"], [1], ["c"]], names=["customer", "sku", "when", "sku"])
+PERIODS = pd.DataFrame(events()).assign(when=pd.period_range("2026-01-01", periods=36))
+WIDE = [{**row, "customer": float(2**53 + row["customer"])} for row in events()]
+BAD = {
+    "keys that floats cannot tell apart": (WIDE, items(), {}, "expected text or a whole number"),
+    "an infinite key": ([{**row, "customer": float("inf")} for row in events()], items(), {}, "got the user inf"),
+    "a huge key": ([{**row, "customer": 2**70} for row in events()], items(), {}, "mixed or too large values"),
+    "no rows but numbers": ([1, 2], items(), {}, "got list as events"),
+    "a name twice": (TWICE, items(), {}, "two columns 'sku'"),
+    "a stream": (
+        datasets.Dataset.from_list(events()).to_iterable_dataset(),
+        items(),
+        {},
+        "got IterableDataset as events",
+    ),
+    "splits": (
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(events())}),
+        items(),
+        {},
+        "got DatasetDict as",
+    ),
+    "an unknown file": ("events.xlsx", items(), {}, "expected one whose name ends with .parquet, .csv or .tsv"),
+    "periods": (
+        pd.DataFrame(events()).assign(when=pd.period_range("2026-01-01", periods=36)),
+        items(),
+        {},
+        "a kind of its",
+    ),
+    "an empty domain": (events(area=" "), items(area="a"), {"domain": "area"}, "got an empty domain in row 1"),
+    "no such pool": (events(), items(), {"public_domains": "b"}, "got public_domains ['b']"),
+    "no such column": (events(), items(), {"user": "client"}, "got events with the columns customer, sku, when, expec"),
+    "no texts": (events(), [{"sku": "01"}], {}, "got items without a column of texts"),
+    "no such text field": (events(), items(), {"texts": {"colour": "title"}}, "got the text field 'colour'"),
+    "a user that is NaN": (
+        GAPS.assign(customer=[np.nan, *GAPS.customer[1:]]),
+        items(),
+        {},
+        "got no user in row 1",
+    ),
+    "an item that is None": ([{**events()[0], "sku": None}], items(), {}, "got no item in row 1 of the events"),
+    "a fraction as user": (GAPS.assign(customer=GAPS.customer + 0.5), items(), {}, "got the user 100.5 in row 1"),
+    "a truth as item": ([{**row, "sku": True} for row in events()], items(), {}, "got the item True in row 1"),
+    "a word as time": ([{**row, "when": "soon"} for row in events()], items(), {}, "got the time 'soon' in row 1"),
+    "milliseconds": ([{**row, "when": 1767225600000} for row in events()], items(), {}, "expected Unix seconds"),
+    "a word as rating": ([{**row, "stars": "good"} for row in events()], items(), {"rating": "stars"}, "rating 'good'"),
+    "mixed values": (
+        [{**events()[0], "sku": 1}, {**events()[1], "sku": "a"}],
+        items(),
+        {},
+        "a column of mixed or too large values",
+    ),
+    "no events": (pd.DataFrame(events()).iloc[:0], items(), {}, "got no events"),
+    "a number as table": (7, items(), {}, "got int as events"),
+    "a missing file": ("nowhere.parquet", items(), {}, "cannot read the events in nowhere.parquet"),
+    "a setting that is none": (events(), items(), {"kcore": 3}, "got the settings kcore"),
+    "a setting of files": (events(), items(), {"raw": "x"}, "got the setting raw"),
+    "a threshold without ratings": (events(), items(), {"min_rating": 3.0}, "got min_rating without a rating column"),
+    "an item without text": (events(), items()[1:], {}, "1 of 6 items without text, such as '00'"),
+    "one item twice": (events(), [*items(), {"sku": "01", "title": "other"}], {}, "duplicate item key '01'"),
+    "one user": (events(1), items(), {}, "expected at least 2"),
+    "one item": ([{**row, "sku": "01"} for row in events()], items(), {}, "expected at least 2"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_read_is_told_in_a_sentence(case, tmp_path):
+    rows, things, words, expected = BAD[case]
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+        from_events(rows, things, tmp_path / "data", **{**NAMES, **SETTINGS, **words})
+    assert expected in str(error.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    orders = [{"customer": row["customer"], "sku": row["sku"], "bought_at": row["when"]} for row in events(60) * 2]
+    pa.parquet.write_table(pa.Table.from_pylist(orders), "orders.parquet")
+    pd.DataFrame([{"sku": row["sku"], "label": row["title"]} for row in items()]).to_csv("products.csv", index=False)
+    text = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "from_events" in block)
+    found: dict = {}
+    exec(code, found)
+    assert load_domains("data/shop")["shop"].content_hash() == found["domains"]["shop"].content_hash()
+
+
+def test_a_file_as_output_is_told_before_the_work(tmp_path):
+    (tmp_path / "data").write_text("")
+    with pytest.raises(ValueError, match="which is a file, expected a folder"):
+        from_events(7, 7, tmp_path / "data")
+
+
+def test_a_damaged_file_is_told(tmp_path):
+    path = tmp_path / "events.parquet"
+    path.write_bytes(b"PAR1 nothing")
+    with pytest.raises(ValueError, match=r"cannot read the events in .*events\.parquet"):
+        from_events(path, items(), **NAMES)

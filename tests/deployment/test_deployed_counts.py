@@ -1,0 +1,421 @@
+"""Sites with one catalogue add up their counts: what each gets, whom the sum leaves out, and what nobody is told."""
+
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_deployed import MOST, exchange_with, site_of
+from test_project import deploy_playground, few, read, write_playground
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "memory"))
+from memory_toys import NUM_ITEMS
+from test_sources import SHOPS, same, shop
+
+from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
+from fedecider.deployment.counts import SiteCounts, share_counts, what_siblings_learn
+from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.secure import SiteSums
+from fedecider.deployment.server import DeploymentConfig, Line
+from fedecider.federation.secure_rounds import SecureSums
+from fedecider.llm.config import RunConfig
+from fedecider.llm.memories import own_counts
+from fedecider.memory import others
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.counts import no_counts
+
+RUN = RunConfig(seed=5, memory=MemoryConfig(kind="mixture"))
+NAMES = list(SHOPS)
+BOOKS = NAMES[:3]
+FOUR = {f"books.{number}": shop(f"books.{number}", number - 1) for number in range(1, 5)}
+"""Of whom one may be lost."""
+ROUND = 4
+
+
+@pytest.fixture(autouse=True)
+def several_parts(monkeypatch):
+    monkeypatch.setattr(others, "NUMBERS_AT_ONCE", 6 * NUM_ITEMS)
+    assert others.num_parts(NUM_ITEMS) == 4
+
+
+def sites_in(folder, shops=SHOPS):
+    return [site_in(folder, client, shops) for client in range(len(shops))]
+
+
+def site_in(folder, client, shops=SHOPS):
+    domain = list(shops.values())[client]
+    site = site_of("fedavg", 0, folder / domain.name)
+    sums = SiteSums(SecureSums(RUN.seed, RUN.secure_threshold), client, f"counts of {domain.catalogue} in round")
+    siblings = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
+    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", siblings))
+
+
+def shared(sites, folder, run=RUN, shops=SHOPS, **faults):
+    folder.mkdir(exist_ok=True)
+    line = Line(exchange_with(sites, **faults), DeploymentConfig(max_megabytes=16), "abc", list(shops))
+    share_counts(line, run, shops, ROUND, folder)
+    return line
+
+
+def rest(*names):
+    total = no_counts(NUM_ITEMS)
+    for name in names:
+        total = total.plus(own_counts(FOUR[name]))
+    return total
+
+
+def told_by(site, kind, tensors=None, **facts):
+    return unpack(site.answer(pack(Message(kind, ROUND, tensors or {}, {"run": "abc", **facts}))), MOST)
+
+
+class Killed(Exception):
+    """What no part of a server catches."""
+
+
+def asked_for(kind, client=1, **facts):
+    return lambda one, asked: (
+        (one, asked.kind) == (client, kind) and all(asked.facts.get(k) == v for k, v in facts.items())
+    )
+
+
+def test_every_sibling_gets_the_counts_of_the_others(tmp_path):
+    sites = sites_in(tmp_path)
+    line = shared(sites, tmp_path / "server")
+    for client, name in enumerate(BOOKS):
+        (counts,) = sites[client].counts.found().values()
+        assert same(counts, rest(*(other for other in BOOKS if other != name)))
+    assert {one["client"] for one in line.carried} == {0, 1, 2}  # games.1 has no siblings
+    kinds = [one["kind"] for one in line.carried if one["client"] == 0]
+    assert kinds == ["count_keys", "count_shares", *["counts"] * 4, "count_unmask", "count_sum"]
+    up = sum(one["bytes_up"] for one in line.carried if (one["client"], one["kind"]) == (0, "counts"))
+    assert 0 < up - 8 * (NUM_ITEMS * (NUM_ITEMS + 1) // 2 + NUM_ITEMS) < 4 * 250  # four heads
+    assert line.refused == []
+    assert [path.name for path in (tmp_path / "server").iterdir()] == ["counts_books.safetensors"]
+
+
+def test_the_server_sees_the_sum_alone(tmp_path):
+    """Masked counts have all their bits, and other ones in every run."""
+    seen = []
+
+    def watch(client, asked, blob):
+        if (client, asked.kind) == (0, "counts"):
+            seen.append(unpack(blob, MOST).tensors["masked"])
+        return blob
+
+    for part in ("a", "b"):
+        shared(sites_in(tmp_path / part), tmp_path / part, damage=watch)
+    first_L, second_L = torch.cat(seen[:4]), torch.cat(seen[4:])
+    assert (first_L != second_L).all()
+    assert float(first_L.double().abs().mean()) > 2**60  # of uniform numbers 2^62
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts"), [("count_keys", {}), ("count_shares", {}), ("counts", {"part": 1}), ("counts", {"part": 3})]
+)
+def test_a_site_lost_before_its_counts_are_in_is_left_out_and_takes_nothing_away(kind, facts, tmp_path):
+    sites = sites_in(tmp_path, FOUR)
+    line = shared(sites, tmp_path / "server", shops=FOUR, away=asked_for(kind, **facts))
+    found = [sites[client].counts.found()[name] for client, name in enumerate(FOUR)]
+    assert same(found[0], rest("books.3", "books.4"))
+    assert same(found[1], rest("books.1", "books.3", "books.4"))  # it is back when the sum is told
+    assert same(found[2], rest("books.1", "books.4"))
+    assert same(found[3], rest("books.1", "books.3"))
+    assert {one["client"] for one in line.refused} == {1}
+    assert any(f"no answer to {kind}" in one["reason"] for one in line.refused)
+
+
+@pytest.mark.parametrize("kind", ["count_unmask", "count_sum"])
+def test_a_site_killed_after_its_counts_are_in_takes_its_own_away(kind, tmp_path):
+    """If it has helped to open the sum: it takes no other one that is said to have its counts."""
+    sites = sites_in(tmp_path)
+
+    def away(client, asked):
+        if (client, asked.kind) == (1, kind):
+            sites[1] = site_in(tmp_path, 1)
+        return False
+
+    line = shared(sites, tmp_path / "server", away=away)
+    for client, name in enumerate(BOOKS):
+        if (client, kind) != (1, "count_unmask"):
+            found = sites[client].counts.found()[name]
+            assert same(found, rest(*(other for other in BOOKS if other != name)))
+    if kind == "count_unmask":
+        assert sites[1].counts.found() == {}
+        assert "expected one that it has helped to open" in line.refused[-1]["reason"]
+
+
+def test_two_of_three_are_no_sum_of_three(tmp_path, caplog):
+    """Each of them would hold the other's counts as they are, which three siblings were not told."""
+    sites = sites_in(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        line = shared(sites, tmp_path / "server", away=asked_for("counts"))
+    assert "got the counts of 2 of 3 siblings, expected 3 at least" in caplog.text
+    assert {one["kind"] for one in line.carried} == {"count_keys", "count_shares", "counts"}
+    assert list((tmp_path / "server").iterdir()) == []
+    assert all(sites[client].counts.found() == {} for client in range(3))
+
+
+def test_a_site_opens_and_takes_no_sum_over_two_of_three(tmp_path):
+    sites, heard = sites_in(tmp_path), []
+
+    def away(client, asked):
+        if client == 0 and asked.kind in ("count_unmask", "count_sum"):
+            fact = {"count_unmask": "survivors", "count_sum": "clients"}[asked.kind]
+            for clients in ([0, 1], [0, 0, 1], [0, 1, 3]):
+                heard.append(told_by(sites[0], asked.kind, asked.tensors, **{fact: clients}))
+        return False
+
+    shared(sites, tmp_path / "server", away=away)
+    assert len(heard) == 6
+    assert all(re.search(r"expected 3 at least of \[0, 1, 2\]", one.facts["reason"]) for one in heard)
+    assert same(sites[0].counts.found()["books.1"], rest("books.2", "books.3"))
+
+
+def test_two_siblings_have_a_sum_of_two(tmp_path):
+    pair = {name: SHOPS[name] for name in BOOKS[:2]}
+    sites = sites_in(tmp_path, pair)
+    shared(sites, tmp_path / "server", shops=pair)
+    assert same(sites[0].counts.found()["books.1"], rest("books.2"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("count_keys", "keys of 1 of 3 sites"), ("counts", "1 of 3 uploads for the secure sum of counts of books in")],
+)
+def test_too_few_siblings_go_on_without_each_other(kind, reason, tmp_path, caplog):
+    sites = sites_in(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        line = shared(sites, tmp_path / "server", away=lambda client, asked: client > 0 and asked.kind == kind)
+        assert all(sites[client].counts.found() == {} for client in range(3))
+    assert re.search(
+        f"memories of books.1, books.2, books.3 count without each other's events: got {reason}", caplog.text
+    )
+    assert "the memory of books.2 counts without its siblings" in caplog.text
+    told = [one["reason"] for one in line.refused if "counts without its siblings" in one["reason"]]
+    assert len(told) == 3
+    assert not any(one["kind"] == "count_sum" for one in line.carried)
+    assert list((tmp_path / "server").iterdir()) == []
+
+
+def test_two_of_five_are_no_sum_of_five(tmp_path):
+    """The threshold is one of all siblings, also of those who have not even announced keys."""
+    shops = {f"books.{number}": shop(f"books.{number}", number) for number in range(1, 6)}
+    gone = lambda client, asked: client > 1 and asked.kind == "count_keys"  # noqa: E731
+    line = shared(sites_in(tmp_path, shops), tmp_path / "server", shops=shops, away=gone)
+    assert any("got 2 of 5 uploads" in one["reason"] for one in line.refused)
+
+
+def test_a_run_that_goes_on_tells_the_sum_it_has(tmp_path):
+    """A second sum over other siblings would tell the difference: nobody is asked for it, and a site refuses it."""
+    sites = sites_in(tmp_path, FOUR)
+    shared(sites, tmp_path / "server", shops=FOUR, away=asked_for("counts"))
+    again = sites_in(tmp_path, FOUR)  # all of them start again
+    line = shared(again, tmp_path / "server", shops=FOUR)
+    assert {one["kind"] for one in line.carried} == {"count_sum"}
+    assert line.refused == []
+    assert same(again[1].counts.found()["books.2"], rest("books.1", "books.3", "books.4"))
+    (tmp_path / "server" / "counts_books.safetensors").unlink()
+    third = sites_in(tmp_path, FOUR)
+    line = shared(third, tmp_path / "server", shops=FOUR)
+    assert any("two sums would tell single counts by their difference" in one["reason"] for one in line.refused)
+    assert all(third[client].counts.found() == {} for client in range(4))
+
+
+@pytest.mark.parametrize("kind", ["count_unmask", "count_sum"])
+def test_a_server_that_is_killed_opens_the_same_sum_again(kind, tmp_path):
+    """Sites have opened it, and would open no other: one that was late is not asked, though it is back."""
+    sites, output = sites_in(tmp_path, FOUR), tmp_path / "server"
+
+    def damage(client, asked, blob):
+        if (client, asked.kind) == (3, kind):
+            raise Killed
+        return blob
+
+    with pytest.raises(Killed):
+        shared(sites, output, shops=FOUR, away=asked_for("counts"), damage=damage)
+    assert (output / "counts_books.json").is_file() == (kind == "count_unmask")
+    again = sites_in(tmp_path, FOUR)
+    line = shared(again, output, shops=FOUR)
+    assert line.refused == []
+    for client, name in enumerate(FOUR):
+        found = again[client].counts.found()[name]
+        assert same(found, rest(*(other for other in FOUR if other not in (name, "books.2"))))
+    assert {one["kind"] for one in line.carried if one["client"] == 1} == {"count_sum"}
+    assert [path.name for path in output.iterdir()] == ["counts_books.safetensors"]
+
+
+def test_parts_that_a_killed_server_left_are_not_counted(tmp_path):
+    sites, parts = sites_in(tmp_path, FOUR), tmp_path / "server" / "count_parts"
+    parts.mkdir(parents=True)
+    for part in range(1, 5):
+        (parts / f"1.{part}.npy").write_bytes(b"from before")
+    shared(sites, tmp_path / "server", shops=FOUR, away=asked_for("counts"))
+    assert same(sites[0].counts.found()["books.1"], rest("books.3", "books.4"))
+    assert not parts.exists()
+
+
+def test_a_sum_that_was_begun_needs_all_who_are_in_it(tmp_path, caplog):
+    sites, output = sites_in(tmp_path, FOUR), tmp_path / "server"
+    output.mkdir()
+    (output / "counts_books.json").write_text('{"clients": [0, 1, 2, 3]}')
+    with caplog.at_level(logging.WARNING):
+        line = shared(sites, output, shops=FOUR, away=asked_for("counts"))
+    assert "expected all of [0, 1, 2, 3], whose sum was begun" in caplog.text
+    assert not any(one["kind"] == "count_unmask" for one in line.carried)
+
+
+def test_half_a_sum_is_none(tmp_path, monkeypatch):
+    """A server whose disk is full while it writes leaves nothing that the next one takes for the sum."""
+    sites, output, whole = sites_in(tmp_path), tmp_path / "server", Path.write_bytes
+
+    def half(path, content):
+        if "safetensors" not in path.name:
+            return whole(path, content)
+        whole(path, content[: len(content) // 2])
+        raise Killed
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(Killed):
+        shared(sites, output)
+    monkeypatch.setattr(Path, "write_bytes", whole)
+    assert not (output / "counts_books.safetensors").exists()
+    shared(sites, output)
+    assert same(sites[0].counts.found()["books.1"], rest("books.2", "books.3"))
+
+
+SUM = {"places": torch.tensor([0, 5]), "pairs": torch.tensor([1, 2]), "events": torch.ones(NUM_ITEMS).long()}
+
+
+def test_a_site_takes_one_sum_and_does_not_tell_whether_it_can_be_one(tmp_path, caplog):
+    """The answers to many sums would tell its own counts by halving."""
+    sites, told = sites_in(tmp_path), {}
+
+    def away(client, asked):
+        told[asked.kind] = asked
+        return asked.kind == "count_sum"
+
+    shared(sites, tmp_path / "server", away=away)
+    above = {**SUM, "events": torch.full((NUM_ITEMS,), 1000)}
+    with caplog.at_level(logging.WARNING):
+        low = told_by(sites[0], "count_sum", SUM, clients=[0, 1, 2])
+    assert "below this site's own counts" in caplog.text
+    assert low == unpack(sites[1].answer(pack(told["count_sum"])), MOST) == Message("count_sum", ROUND)
+    assert same(sites[1].counts.found()["books.2"], rest("books.1", "books.3"))
+    assert sites[0].counts.found() == {}
+    for one in (sites[0], site_in(tmp_path, 0)):
+        again = told_by(one, "count_sum", above, clients=[0, 1, 2])
+        assert "got a second sum of counts, expected the first one again" in again.facts["reason"]
+        assert told_by(one, "count_sum", SUM, clients=[0, 1, 2]) == low
+
+
+def test_a_site_takes_no_sum_with_its_counts_that_it_has_not_opened(tmp_path):
+    site = sites_in(tmp_path)[0]
+    answer = told_by(site, "count_sum", SUM, clients=[0, 1, 2])
+    assert "expected one that it has helped to open" in answer.facts["reason"]
+    assert not (site.folder / "counted.json").exists()
+
+
+def test_what_another_run_left_is_refused(tmp_path):
+    site = sites_in(tmp_path, FOUR)[0]
+    (site.folder / "counted.json").write_text('{"run": "xyz", "clients": [1, 2, 3], "sum": ""}')
+    answer = told_by(site, "count_sum", SUM, clients=[1, 2, 3])
+    assert re.search("got .*counted.json of another run, expected one of run abc", answer.facts["reason"])
+
+
+def test_a_sum_that_is_none_is_not_used(tmp_path):
+    site = sites_in(tmp_path, FOUR)[0]
+
+    def answer(clients=(1, 2, 3), **changed):
+        return told_by(site, "count_sum", {**SUM, **changed}, clients=clients).facts["reason"]
+
+    for wrong in (
+        {"places": torch.tensor([5, 0])},
+        {"places": torch.tensor([5, 5])},
+        {"places": torch.tensor([0, NUM_ITEMS**2])},
+        {"places": torch.tensor([-1, 0])},
+        {"places": torch.tensor([0, NUM_ITEMS])},  # below the diagonal
+        {"pairs": torch.tensor([1])},
+        {"pairs": torch.tensor([1.0, 2.0])},
+        {"pairs": torch.tensor([1, -2])},
+        {"events": torch.ones(3).long()},
+    ):
+        assert f"got no sum of counts of {NUM_ITEMS} items" in answer(**wrong)
+    assert "expected a list of their numbers" in answer(clients="all")
+    assert site.counts.found() == {}
+
+
+def test_a_site_sends_its_parts_alone_and_the_server_takes_no_others(tmp_path):
+    sites, asked_before = sites_in(tmp_path, FOUR), {}
+
+    def keep(client, asked):
+        if client == 0:
+            asked_before[asked.kind] = asked
+        return False
+
+    def short(client, asked, blob):
+        one = unpack(blob, MOST)
+        cut = {name: tensor[:-1] for name, tensor in one.tensors.items()}
+        return pack(one._replace(tensors=cut)) if (client, asked.kind) == (1, "counts") else blob
+
+    line = shared(sites, tmp_path / "server", shops=FOUR, away=keep, damage=short)
+    assert any("masked counts" in one["reason"] for one in line.refused)
+    assert same(sites[0].counts.found()["books.1"], rest("books.3", "books.4"))
+    for part in (0, 5, "1", None):
+        asked = asked_before["counts"]
+        answer = unpack(sites[0].answer(pack(asked._replace(facts={**asked.facts, "part": part}))), MOST)
+        assert "expected a number from 1 to 4" in answer.facts["reason"]
+    alone = sites[0]._replace(counts=None)
+    assert "has no siblings" in unpack(alone.answer(pack(asked_before["counts"])), MOST).facts["reason"]
+    kept = json.loads((sites[0].folder / "counted.json").read_text())
+    assert (kept["run"], kept["clients"], len(kept["sum"])) == ("abc", [0, 2, 3], 64)
+
+
+def test_one_part_is_masked_with_the_same_siblings(tmp_path):
+    """The difference between two sets of them would be the mask that two siblings share."""
+    sites, heard = sites_in(tmp_path, FOUR), []
+
+    def away(client, asked):
+        if (client, asked.kind) == (0, "counts") and asked.facts["part"] == 2:
+            sealed = {one: asked.facts["sealed"][one] for one in ("1", "2")}
+            for part in (1, 2):
+                facts = {**asked.facts, "sealed": sealed, "part": part}
+                heard.append(unpack(sites[0].answer(pack(asked._replace(facts=facts))), MOST).facts["reason"])
+        return False
+
+    line = shared(sites, tmp_path / "server", shops=FOUR, away=away)
+    assert len(heard) == 2
+    assert all("got shares of the clients [1, 2] after those of [1, 2, 3]" in one for one in heard)
+    assert line.refused == []
+
+
+def test_whoever_makes_a_project_is_told_what_siblings_learn():
+    pair = {name: SHOPS[name] for name in ("books.1", "books.2", "games.1")}
+    (two,) = what_siblings_learn(pair, RUN.memory)
+    assert "memories of books.1, books.2 add up" in two
+    assert "the other's counts as they are" in two
+    (three,) = what_siblings_learn(SHOPS, RUN.memory)
+    assert "a sum over the others" in three
+    assert what_siblings_learn(SHOPS, MemoryConfig(kind="none")) == []
+    assert what_siblings_learn(SHOPS, MemoryConfig(kind="mixture", sources="own,public")) == []
+
+
+def test_memories_of_silos_are_those_of_the_simulated_run(tmp_path):
+    sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
+    silos = share_out({"crime": sample["crime"]}, 2, None, 0)
+    write_playground(tmp_path, {**silos, "comics": sample["comics"]})
+    deploy_playground(tmp_path)
+    simulated = read(tmp_path / "runs" / "simulated" / "metrics.json")
+    for name in (*silos, "comics"):
+        site = read(tmp_path / "out" / name / "metrics.json")
+        assert site["memory"] == {name: simulated["memory"][name]}
+        expected, found = simulated["domains"][name]["test"], site["domains"][name]["test"]
+        for row in ("fedecider + memory", "memory"):
+            assert found[row]["ndcg@10"]["mean"] == pytest.approx(expected[row]["ndcg@10"]["mean"], abs=1e-12)
+        assert (tmp_path / "out" / name / "counted.json").is_file() == (name in silos)
+    wire = read(tmp_path / "out" / "server" / "wire.json")
+    assert {one["client"] for one in wire["messages"] if one["kind"] == "count_sum"} == {0, 1}
+    assert wire["refused_after_rounds"] == []

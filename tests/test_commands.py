@@ -67,7 +67,9 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(capsys, monkeypatch, 
     monkeypatch.setattr(doctor, "requires", lambda _: ["torch>=2.8", 'nosuchthing>=1; extra == "gpu"'])
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
-    assert "lacks nosuchthing" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "lacks nosuchthing" in out
+    assert ".[gpu]" in out  # no markup
     found = {one.what: one for one in doctor.examined()}
     assert "pip install '.[gpu]'" in found["extra gpu"].missing
     assert (found["extra dp"].found, found["extra dp"].missing) == ("not known", "")  # it asks for nothing here

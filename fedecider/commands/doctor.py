@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
+from rich.markup import escape
 from rich.table import Table
 
 from fedecider.running.cli import run
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         findings = list(examined())
         table = Table(show_edge=False, show_header=False)
         for one in findings:
-            table.add_row(one.what, one.found, one.missing)
+            table.add_row(*map(escape, (one.what, one.found, one.missing)))
         from fedecider.running.progress import console
 
         console.print(table)

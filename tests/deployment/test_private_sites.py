@@ -32,7 +32,8 @@ def test_a_site_draws_noise_that_does_not_follow_from_the_seed(tmp_path):
     for key, tensor in states[0].server.items():
         assert not torch.equal(tensor, states[1].server[key])
         assert not torch.equal(tensor, simulated.server[key])
-    flat = [torch.cat([tensor.flatten() for tensor in state.server.values()]) for state in states]
+    names = sorted(states[0].server)  # messages do not keep their order
+    flat = [torch.cat([state.server[name].flatten() for name in names]) for state in states]
     # a mean of three, twice; nothing is seeded here, and 0.2 are six standard errors of 528 numbers
     assert (flat[0] - flat[1]).std().item() == pytest.approx(0.5 * (2 / 3) ** 0.5, rel=0.2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,9 @@ def status(words: Sequence[str]) -> None:
     own = parser.parse_args(words)
     with jobs.session(Path(own.kit)) as admin:
         system = admin.get_system_info()
-        say(f"server: {system.server_info.status}")
+        say("server: up, no run" if system.server_info.status == "stopped" else "server: up, a run goes on")
         for client in system.client_info:
-            say(f"site {client.name}: last heard of {client.last_connect_time}")
+            say(f"site {client.name}: last heard of {max(0.0, time.time() - client.last_connect_time):.0f} s ago")
         for job in admin.list_jobs():
             say(f"job {job['job_id']}: {job['status']}, submitted {job['submit_time']}")
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+pytest.importorskip("nvflare", reason="the extra deploy is not installed")
 from fedecider.deployment import commands, jobs
 
 

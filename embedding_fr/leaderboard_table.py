@@ -17,7 +17,7 @@ from fedecider.evaluation.statistics import Comparison, compare_table, distingui
 from fedecider.federation.record import write_json, write_text
 from fedecider.federation.streams import stream
 from fedecider.report.figures import convergence_curves, save_figure
-from fedecider.report.rows import CANARY, COMPARED, ResultRow, result_rows
+from fedecider.report.rows import CANARY, COMPARED, ResultRow, comparisons_data, result_rows
 from fedecider.report.tables import csv_text, interval_text, markdown_grid, number_text
 
 METRICS = (*COMPARED, "hit@5", "ndcg@5", "hit@20")
@@ -35,7 +35,7 @@ def write_leaderboard(
         measured = result_rows({row.method: {interactions.name: row.positions()} for row in own}) if own else []
         table = [_row_data(row, found, interactions) for row, found in zip(own, measured, strict=True)]
         comparisons = compare(interactions, own)
-        pairs[name] = [{**c._asdict(), "difference": c.difference._asdict()} for c in comparisons]
+        pairs[name] = comparisons_data(comparisons)
         best = _best(table)
         for row in table:
             row["against_best"] = _against(row["method"], best, comparisons)

@@ -18,7 +18,7 @@ from fedecider.comparison.plan import CompareConfig, RowRuns, Run
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.evaluation.statistics import Comparison, Persons, compare_table
+from fedecider.evaluation.statistics import Comparison, Persons, compare_table, shared_persons
 from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.llm.baselines import TEXT, TEXT_AND_COUNTS
@@ -67,7 +67,7 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         reported[row.label] = of_views.pop(name)
         others.update({f"{row.label}: {view_of(view)}": v for view, v in of_views.items() if view not in BASELINES})
     baselines = _baselines(config, methods, domains)
-    persons = _persons(domains)
+    persons = shared_persons({name: domain.clients.users for name, domain in domains.items()})
     everything = {**reported, **baselines}
     pairs = _pairs(config, list(reported), list(baselines))
     comparisons = compare_table(everything, stream(0, "comparisons"), COMPARED, pairs, persons=persons) if pairs else []
@@ -131,12 +131,6 @@ def _curve(runs: Sequence[Run]) -> list[list[float]]:
     per_run = [{r["round"]: r["score"] for r in read_records(run.folder.rounds)} for run in runs]
     rounds = sorted(set.intersection(*(set(one) for one in per_run)))
     return [[number, statistics.mean(one[number] for one in per_run)] for number in rounds]
-
-
-def _persons(domains: Mapping[str, Domain]) -> Persons | None:
-    """User keys per domain where some person is a client of several domains; None where nobody is."""
-    users = {name: domain.clients.users for name, domain in domains.items()}
-    return users if len(set().union(*users.values())) < sum(map(len, users.values())) else None
 
 
 def _notes(config: CompareConfig, methods: Sequence[RowRuns], persons: Persons | None) -> list[str]:

@@ -29,6 +29,9 @@ def run_warnings(
     return [
         *_protocol(metrics),
         *_clients(rounds, list(metrics["domains"])),
+        *_ties(
+            {name: cards[name]["clients"].get("tied_last_two_share") for name in metrics["domains"] if name in cards}
+        ),
         *(warning for name in metrics["domains"] if name in cards for warning in _data(name, cards[name], pool)),
         *_origin(record, metrics, rounds),
     ]
@@ -78,16 +81,20 @@ def _clients(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
     ]
 
 
+def _ties(shares: Mapping[str, float | None]) -> list[str]:
+    tied = {name: share for name, share in shares.items() if share is not None and share >= TIED}
+    if not tied:
+        return []
+    return [
+        f"{', '.join(tied)}: the last two events of {', '.join(f'{share:.1%}' for share in tied.values())} of the users "
+        "have the same time, so it is arbitrary which of the two is the test item"
+    ]
+
+
 def _data(name: str, card: Mapping[str, Any], foreign_pool: bool) -> list[str]:
     clients, found = card["clients"], []
-    tied = clients.get("tied_last_two_share")
     if clients.get("timestamps") == "unknown":
         found.append(f"{name}: no event has a time, so the order of the file decides which item is held out")
-    if tied is not None and tied >= TIED:
-        found.append(
-            f"{name}: the last two events of {tied:.1%} of the users have the same time, so it is arbitrary which of "
-            "the two is the test item"
-        )
     if clients.get("repeated_test_item_share"):
         found.append(
             f"{name}: {clients['repeated_test_item_share']:.1%} of the users had their test item before; where seen "

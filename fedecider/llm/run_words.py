@@ -68,8 +68,8 @@ def _valid(domains: Mapping[str, Any]) -> dict[str, float]:
 def _about(metrics: Mapping[str, Any], num_rounds: int) -> str:
     domains, rounds = list(metrics["domains"]), f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
     return (
-        f"What was run: the method {metrics['method']} trained a recommender for {_parties(domains)} in {rounds}. Shown "
-        f"is the model after round {metrics['best_round']}, the best one on validation items."
+        f"What was run: the method {metrics['method']} trained a recommender for {_parties(domains)} in {rounds}. "
+        f"Shown is the model after round {metrics['best_round']}, the best one on validation items."
     )
 
 

@@ -1,4 +1,4 @@
-"""The words of all pages with their meanings, and how a text shows them: on hover, on focus, and in a list at the end."""
+"""The words of all pages with their meanings; a text shows them on hover, on focus, and in a list at the end."""
 
 from __future__ import annotations
 

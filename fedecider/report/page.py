@@ -72,9 +72,9 @@ def write_page(
 ) -> Path:
     """Write one HTML file that needs nothing else: plotly.js is inside once, about 5 MB; returns ``path``.
 
-    ``opening`` stands first, before warnings and contents; a glossary of the words that occur stands last. Every text is
-    escaped: titles and names come from foreign data. The same input gives the same bytes. The file is written beside
-    its place and renamed.
+    ``opening`` stands first, before warnings and contents; a glossary of the words that occur stands last. Every text
+    is escaped: titles and names come from foreign data. The same input gives the same bytes. The file is written
+    beside its place and renamed.
 
     Raises:
         ValueError: no section, or a table row whose length is not that of the header.
@@ -184,7 +184,7 @@ def _table(table: PageTable, title: str, number: int, words: Words) -> str:
     classes = [' class="number"' if column and right else "" for column, right in enumerate(columns)]
     cells = zip(table.header, classes, strict=True)
     head = "".join(f'<th scope="col"{css}>{words.mark(cell)}</th>' for cell, css in cells)
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    caption = f"<caption><span>{escape(table.caption)}</span></caption>" if table.caption else ""
     rows = "".join(_row(row, classes, words) for row in table.rows)
     label = escape(f"{title}, table {number}")  # no two regions of a page may have one name
     return (

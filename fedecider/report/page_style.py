@@ -51,6 +51,7 @@ dfn:hover > .tip, dfn:focus > .tip { visibility: visible; z-index: 3; transition
 .table:focus-visible, .plot:focus-visible { outline: 2px solid var(--link); }
 table { border-collapse: collapse; font-size: 0.875rem; min-width: min(100%, 20rem); }
 caption { text-align: left; color: var(--soft); padding: 0.25rem 0; }
+caption span { position: sticky; left: 0; display: block; max-width: min(100%, 100vw - 2rem); }
 th, td { padding: 0.3rem 0.75rem 0.3rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
   overflow-wrap: normal; max-width: 30rem; }
 thead th { border-bottom-width: 2px; white-space: nowrap; }

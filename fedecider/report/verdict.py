@@ -15,8 +15,8 @@ from fedecider.report.page import Opening
 Values = Mapping[str, Mapping[str, Any]]
 """Metric -> ``mean``, ``low``, ``high``."""
 Side = Literal["above", "below", "level", "overlap", "unknown"]
-"""Of a first row beside a second: ``level`` is tested and not distinguishable, ``overlap`` is not tested, with intervals
-that have a part in common, ``unknown`` has no number."""
+"""Of a first row beside a second: ``level`` is tested and not distinguishable, ``overlap`` is not tested, with
+intervals that have a part in common, ``unknown`` has no number."""
 QUESTION = "Would one switch it on?"
 LEVEL = 0.05
 FEW_SEEDS = 3
@@ -50,7 +50,7 @@ class Evidence(NamedTuple):
 
 
 def opening(evidence: Evidence, about: Sequence[str] = ()) -> Opening:
-    """Question, answer, the sentences with the numbers, ``about`` (what was run), and what speaks against the answer."""
+    """Question, answer, sentences with the numbers, ``about`` (what was run), and what speaks against the answer."""
     held = _reservations(evidence)
     return Opening(QUESTION, _answer(evidence, bool(held)), [*_sentences(evidence), *about], held)
 
@@ -116,7 +116,7 @@ def _sentences(evidence: Evidence) -> list[str]:
     where = ", mean over domains" if evidence.domains else ""
     first = f"{subject} ranks the item that a user took next into the first ten for {_of_100(value)} users{where}"
     others = [f"the best simple rule ({best}) for {_of_100(evidence.rows[best]['hit@10'])}"] if best else []
-    others += [f"guessing for {100 * evidence.chance:.1f}"] if _finite(evidence.chance) else []
+    others += [] if evidence.chance is None else [f"guessing for {100 * evidence.chance:.1f}"]
     sentences = ["; ".join([first, *others]) + " (hit@10, with 95 % intervals)."]
     if best is not None:
         sentences += [_difference(evidence, subject, best, "hit@10")]
@@ -141,8 +141,8 @@ _WORDS: Mapping[Side, str] = {
 def _difference(evidence: Evidence, first: str, second: str, metric: str) -> str:
     found, test = side(evidence, first, second, metric), _test(evidence, first, second, metric)
     if test is None:
-        ends = {"overlap": "overlap, so the difference may be chance", "unknown": "cannot be read"}
-        return f"No paired test of these two was made; their 95 % intervals {ends.get(found, 'do not overlap')}."
+        words = {"overlap": "overlap, so the difference may be chance", "unknown": "cannot be read"}
+        return f"No paired test of these two was made; their 95 % intervals {words.get(found, 'do not overlap')}."
     sign = 1.0 if test["first"] == first else -1.0
     mean, *ends = (sign * 100 * test["difference"][name] for name in ("mean", "low", "high"))
     size = f"The difference of {mean:+.1f} of 100 users [{min(ends):+.1f}, {max(ends):+.1f}]"
@@ -188,16 +188,16 @@ def _reservations(evidence: Evidence) -> list[str]:
 
 
 def _disagreement(evidence: Evidence, subject: str, best: str) -> list[str]:
-    pairs = [(evidence.valid.get(label), evidence.rows[label]["hit@10"]["mean"]) for label in (subject, best)]
-    numbers = [number for pair in pairs for number in pair]
-    if not all(_finite(number) for number in numbers):
+    labels = (subject, best)
+    if not all(_finite(evidence.valid.get(label)) for label in labels):
         return []
-    (valid, test), (valid_best, test_best) = pairs
-    if (valid - valid_best) * (test - test_best) >= 0:  # type: ignore[operator]
+    valid, valid_best = (evidence.valid[label] for label in labels)
+    test, test_best = (evidence.rows[label]["hit@10"]["mean"] for label in labels)
+    if not _finite(test) or (valid - valid_best) * (test - test_best) >= 0:
         return []
     return [
-        f"Validation and test disagree: on validation items {subject} has {100 * valid:.1f} and {best} "  # type: ignore[operator]
-        f"{100 * valid_best:.1f}, the other way round than on test items."  # type: ignore[operator]
+        f"Validation and test disagree: on validation items {subject} has {100 * valid:.1f} and {best} "
+        f"{100 * valid_best:.1f}, the other way round than on test items."
     ]
 
 

@@ -52,6 +52,8 @@ class Collected(NamedTuple):
     """The other models of the methods: global where the local one is reported, and so on."""
     comparisons: list[Comparison]
     costs: dict[str, Cost]
+    valid: dict[str, float]
+    """Validation ndcg@10 of the reported model in its best round, mean over the runs of a method."""
     curves: dict[str, list[list[float]]]
     """label -> [[round, mean validation ndcg@10 over domains and seeds], ...]."""
     positions: dict[str, Positions]
@@ -76,6 +78,7 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         views=result_rows(others, persons=persons),
         comparisons=comparisons,
         costs={row.label: _cost(row.runs) for row in methods},
+        valid={row.label: statistics.mean(_best_valid(run) for run in row.runs) for row in methods},
         curves={row.label: _curve(row.runs) for row in methods},
         positions=everything,
         notes=_notes(config, methods, persons),
@@ -125,6 +128,10 @@ def _cost(runs: Sequence[Run]) -> Cost:
         best_rounds=[read_json(run.folder.metrics)["best_round"] for run in runs],
         near_rounds=[near_round(of_run) for of_run in records],
     )
+
+
+def _best_valid(run: Run) -> float:
+    return read_json(run.folder.metrics)["best_valid_ndcg@10"]
 
 
 def _curve(runs: Sequence[Run]) -> list[list[float]]:

@@ -36,7 +36,7 @@ def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: 
         tests=metrics.get("comparisons", ()),  # runs of before have none
         beside={label: what for label, what in beside(metrics["reported"]).items() if label != subject},
         domains=tests if len(tests) > 1 else {},
-        valid=_valid(domains),
+        valid=valid_hits(metrics),
         num_clients=len(tests),
         chance=fmean(domain["chance_hit@10"] for domain in domains.values()),
         planted=not record["config"]["run"]["data"],
@@ -58,9 +58,9 @@ def beside(reported: str) -> dict[str, str]:
     }
 
 
-def _valid(domains: Mapping[str, Any]) -> dict[str, float]:
+def valid_hits(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Row -> validation hit@10, mean over domains, where every domain has a number; runs of before have none."""
-    every = [domain.get("valid", {}) for domain in domains.values()]
+    every = [domain.get("valid", {}) for domain in metrics["domains"].values()]
     means = {label: [rows.get(label, {}).get("hit@10", {}).get("mean") for rows in every] for label in every[0]}
     return {label: fmean(values) for label, values in means.items() if None not in values}
 

@@ -99,7 +99,8 @@ def _analyses(config: CompareConfig, methods: Sequence[RowRuns], domains: Mappin
 
 def _scopes(collected: Collected) -> list[str]:
     """The mean over domains first: it is what most readers came for."""
-    return shown_domains(collected.rows)[::-1]
+    *domains, whole = shown_domains(collected.rows)
+    return [whole, *domains]
 
 
 def _intervals() -> str:

@@ -31,9 +31,9 @@ def example_sections(per_row: Mapping[str, Examples]) -> tuple[list[Section], li
     if not tables:
         return [], []
     text = (
-        "Users drawn at random before anything was decoded: what they had last, the oldest first, and what "
-        f"{' and '.join(given)} recommends, the best first. ✓ marks the held-out item, which the user took next. These "
-        "are real histories, without user keys; think before you publish them."
+        "Users drawn at random before anything was decoded: what they had last, the oldest first, and what was "
+        f"recommended by {' and '.join(given)}, the best first. ✓ marks the held-out item, which the user took next. "
+        "These are real histories, without user keys; think before you publish them."
     )
     more = f"As in the section Examples: {len(tables) - FIRST} more users."
     rest = [Section("More examples", [more], tables[FIRST:])] if tables[FIRST:] else []

@@ -17,7 +17,6 @@ Values = Mapping[str, Mapping[str, Any]]
 Side = Literal["above", "below", "level", "overlap", "unknown"]
 """Of a first row beside a second: ``level`` is tested and not distinguishable, ``overlap`` is not tested, with
 intervals that have a part in common, ``unknown`` has no number."""
-QUESTION = "Would one switch it on?"
 LEVEL = 0.05
 FEW_SEEDS = 3
 
@@ -52,7 +51,9 @@ class Evidence(NamedTuple):
 def opening(evidence: Evidence, about: Sequence[str] = ()) -> Opening:
     """Question, answer, sentences with the numbers, ``about`` (what was run), and what speaks against the answer."""
     held = _reservations(evidence)
-    return Opening(QUESTION, _answer(evidence, bool(held)), [*_sentences(evidence), *about], held)
+    return Opening(
+        f"Would one switch {evidence.subject} on?", _answer(evidence, bool(held)), [*_sentences(evidence), *about], held
+    )
 
 
 def side(evidence: Evidence, first: str, second: str, metric: str) -> Side:
@@ -183,7 +184,7 @@ def _reservations(evidence: Evidence) -> list[str]:
     if evidence.num_clients == 1:
         found.append("One client: nothing was exchanged, so this says nothing about federation.")
     if best is not None:
-        found += [*_disagreement(evidence, subject, best), *_elsewhere(evidence, subject)]
+        found += [*_disagreement(evidence, subject, best), *_elsewhere(evidence, subject, best)]
     return found
 
 
@@ -201,19 +202,25 @@ def _disagreement(evidence: Evidence, subject: str, best: str) -> list[str]:
     ]
 
 
-def _elsewhere(evidence: Evidence, subject: str) -> list[str]:
-    """Domains in which a simple rule has a higher mean."""
-    found = []
+def _elsewhere(evidence: Evidence, subject: str, best: str) -> list[str]:
+    """Domains in which the means stand the other way round than in the mean over domains."""
+    above, found = _gap(evidence, subject, best) > 0, []
     for name, rows in evidence.domains.items():
         there = evidence._replace(rows=rows)
-        best = best_of(there)
-        if best is None or not _finite(rows[subject]["hit@10"]["mean"]):
-            continue
-        own, other = (rows[label]["hit@10"]["mean"] for label in (subject, best))
-        found += [f"{name}: {best} {100 * other:.1f} against {100 * own:.1f}"] if other > own else []
+        other = best_of(there)
+        if other is not None and (gap := _gap(there, subject, other)) and (gap > 0) != above:
+            own, rule = (rows[label]["hit@10"]["mean"] for label in (subject, other))
+            found.append(f"{name} ({100 * own:.1f} against {100 * rule:.1f} of {other})")
     if not found:
         return []
-    return [f"Not in every domain: a simple rule has a higher mean (not tested) in {'; '.join(found)}."]
+    which = "a simple rule has the higher mean" if above else "it has a higher mean than every simple rule"
+    return [f"Not alike in all domains: {which} (not tested) in {', '.join(found)}."]
+
+
+def _gap(evidence: Evidence, first: str, second: str) -> float:
+    """Difference of the means of hit@10; 0 where one is not a number."""
+    one, other = (evidence.rows[label]["hit@10"]["mean"] for label in (first, second))
+    return one - other if _finite(one) and _finite(other) else 0.0
 
 
 def _test(evidence: Evidence, first: str, second: str, metric: str) -> Mapping[str, Any] | None:

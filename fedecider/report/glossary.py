@@ -110,7 +110,13 @@ TERMS = (
     Term(
         "co-occurrence",
         "what other users took beside a user's last item, or with decay beside the last few",
-        ("last-item co-occurrence", "decayed co-occurrence", "item co-occurrence", "co-occurrence"),
+        (
+            "last-item co-occurrence",
+            "decayed co-occurrence",
+            "co-occurrence",
+            "last_item_cooccurrence",
+            "decayed_cooccurrence",
+        ),
     ),
     Term(
         "text neighbours",
@@ -148,7 +154,18 @@ TERMS = (
         "a client trains on its own data alone; as a row without any exchange, which a method must beat to be worth it",
         ("local", "local training", "local epoch"),
     ),
-    Term("centralised", "one model trained on the data of all clients in one place, which nobody would hand over"),
+    Term(
+        "centralised",
+        "one model trained on the data of all clients in one place, which nobody would hand over",
+        ("centralised", "central"),
+    ),
+    Term("federated", "trained by clients together, in rounds, while each keeps its data", ("federated", "federation")),
+    Term("EASE", "one weight for every pair of items, solved for at once from who took both"),
+    Term(
+        "item-kNN",
+        "items that the same users took are near; the nearest ones are recommended",
+        ("item-kNN", "item_knn"),
+    ),
     Term("secure sum", "the server learns the sum of what clients send, and no single summand"),
     Term("epsilon", "bound on what one client or user can change in what is sent; small is private"),
     Term("beam search", "the model writes the IDs of several items at once and keeps the likeliest", ("beam",)),

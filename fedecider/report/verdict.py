@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.report.page import Opening
+from fedecider.report.rows import COMPARED
 
 Values = Mapping[str, Mapping[str, Any]]
 """Metric -> ``mean``, ``low``, ``high``."""
@@ -85,28 +86,40 @@ def _answer(evidence: Evidence, held: bool) -> str:
         return f"No: the result of {evidence.subject} is not a number."
     if best is None:
         return "Cannot be said: no simple rule stands beside it."
-    found, sides = "", {side(evidence, evidence.subject, best, "hit@10"), _by_place(evidence)}
-    if sides >= {"above", "below"}:
+    sides = _sides(evidence)
+    kinds = {found for _, found in sides.values()}
+    if kinds >= {"above", "below"}:
         found = f"there is no clear answer: by one metric it is better than {best}, the best simple rule, by one worse"
-    elif "below" in sides:
-        found = f"no: it is worse than {best}, which needs no training"
-    elif "above" in sides:
-        found = f"it is better than {best}, the best simple rule"
-    elif "overlap" in sides:
+    elif "below" in kinds:
+        found = f"no: it is worse than {_named(sides, 'below')}, which needs no training"
+    elif "above" in kinds:
+        found = f"it is better than {_named(sides, 'above')}, the best simple rule"
+    elif "overlap" in kinds:
         found = f"there is no answer yet: its interval overlaps with that of {best}, the best simple rule"
     else:
         found = f"there is no reason to: it is not distinguishable from {best}, the best simple rule"
     if evidence.planted:
         return f"Cannot be said: the data are planted. On them, {found}."
-    if "above" in sides and "below" not in sides:
+    if "above" in kinds and "below" not in kinds:
         return f"{'Perhaps' if held else 'By these numbers, yes'}: {found}{', with reservations' if held else ''}."
     return f"{found[0].upper()}{found[1:]}."
 
 
-def _by_place(evidence: Evidence) -> Side:
-    """The subject beside the rule that is the best one in ndcg@10."""
-    best = best_of(evidence, "ndcg@10")
-    return "unknown" if best is None else side(evidence, evidence.subject, best, "ndcg@10")
+def _sides(evidence: Evidence) -> dict[str, tuple[str, Side]]:
+    """Metric -> the rule that is best in it, and the subject's side of that one."""
+    best = {metric: best_of(evidence, metric) for metric in COMPARED}
+    return {
+        metric: (label, side(evidence, evidence.subject, label, metric))
+        for metric, label in best.items()
+        if label is not None
+    }
+
+
+def _named(sides: Mapping[str, tuple[str, Side]], wanted: Side) -> str:
+    """The rule on that side, and the metric where not all of them agree."""
+    metrics = [metric for metric, (_, found) in sides.items() if found == wanted]
+    label = sides[metrics[0]][0]
+    return label if len(metrics) == len(sides) else f"{label} by {metrics[0]}"
 
 
 def _sentences(evidence: Evidence) -> list[str]:
@@ -121,8 +134,9 @@ def _sentences(evidence: Evidence) -> list[str]:
     sentences = ["; ".join([first, *others]) + " (hit@10, with 95 % intervals)."]
     if best is not None:
         sentences += [_difference(evidence, subject, best, "hit@10")]
-        by_place, other = _by_place(evidence), best_of(evidence, "ndcg@10")
-        if other is not None and by_place not in ("unknown", side(evidence, subject, best, "hit@10")):
+        sides = _sides(evidence)
+        other, by_place = sides.get("ndcg@10", ("", "unknown"))
+        if by_place not in ("unknown", sides["hit@10"][1]):
             one, two = (evidence.rows[label]["ndcg@10"]["mean"] for label in (subject, other))
             numbers = f"({one:.3f} against {two:.3f} of {other})"
             sentences.append(f"By ndcg@10, which looks at the place too, it is {_WORDS[by_place]} {numbers}.")

@@ -28,14 +28,12 @@ def write_leaderboard_page(
         name: [row for row in content["rows"] if row["protocol"] == name]
         for name in dict.fromkeys(content["comparisons"])
     }
-    sections = [_section(name, own) for name, own in rows.items() if own]
+    sections = [_section(name, own, content["comparisons"][name]) for name, own in rows.items() if own]
     if curves:
         points = ([*place, *point] for place, points in _named(curves) for point in points)
         file = Download("validation.csv", csv_text(["panel", "method", "round", "ndcg@10"], points))
         sections.append(Section("Convergence", figures=[convergence_curves(curves)], downloads=[file]))
-    tests = [one | {"domain": name} for name, found in content["comparisons"].items() for one in found]
-    files = [Download("leaderboard.csv", csv), *([Download("tests.csv", comparisons_csv(tests))] if tests else [])]
-    sections.append(Section("How it was made", notes, downloads=files))
+    sections.append(Section("How it was made", notes, downloads=[Download("leaderboard.csv", csv)]))
     title = f"Leaderboard: {content['dataset']}"
     subtitle = f"{', '.join(rows)}; {config.seeds} seed{'s' if config.seeds > 1 else ''}"
     return write_page(path, title, subtitle, sections, opening=_opening(content, rows))
@@ -102,7 +100,7 @@ def board_evidence(
     )
 
 
-def _section(name: str, rows: Sequence[Mapping[str, Any]]) -> Section:
+def _section(name: str, rows: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]]) -> Section:
     canary = next((row["hit@10"]["mean"] for row in rows if row["method"] == CANARY), None)
     cells = [
         [
@@ -115,4 +113,6 @@ def _section(name: str, rows: Sequence[Mapping[str, Any]]) -> Section:
         for row in rows
     ]
     header = ("row", "kind", *COMPARED, "against the best", "setting")
-    return Section(f"Protocol {name}", [stamp(get_protocol(name), canary)], [PageTable(header, cells)])
+    files = [Download(f"tests-{name.replace('/', '-')}.csv", comparisons_csv(tests))] if tests else []
+    said = [stamp(get_protocol(name), canary)]
+    return Section(f"Protocol {name}", said, [PageTable(header, cells)], downloads=files)

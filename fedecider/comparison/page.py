@@ -57,9 +57,10 @@ def write_page_of(
 def _examples(
     config: CompareConfig, methods: Sequence[RowRuns], collected: Collected
 ) -> tuple[list[Section], list[Section]]:
-    """Of the chosen row and of the first other one in ``against``, seed 0; a run's examples may have been deleted."""
+    """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
     chosen = chosen_row(collected)
-    other = [label for label in config.against if label != chosen and label in collected.valid][:1]
+    others = (*config.against, *collected.valid)
+    other = [label for label in others if label != chosen and label in collected.valid][:1]
     files = {row.label: row.runs[0].folder.root / EXAMPLES_FILE for row in methods}
     shown = (label for label in (chosen, *other) if files[label].is_file())
     return example_sections({label: read_object(files[label]) for label in shown})

@@ -54,6 +54,7 @@ def open_at(browser: Any, address: str, width: int, height: int = 800, dark: boo
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": [scheme]})
+    browser.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # as if the window were in front
     browser.get_log("browser")  # what earlier pages left
     browser.get(address)
 

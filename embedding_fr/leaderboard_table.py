@@ -1,4 +1,4 @@
-"""The leaderboard as Markdown, CSV, JSON and a convergence plot: one row per method and protocol.
+"""The leaderboard as Markdown, CSV, JSON and a page: one row per method and protocol.
 
 Shape legend: S seeds, U users.
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from embedding_fr.leaderboard import BoardRow, LeaderboardConfig, settings_text
+from embedding_fr.leaderboard_page import write_leaderboard_page
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners
 from fedecider.federation.record import write_json, write_text
 from fedecider.federation.streams import stream
-from fedecider.report.figures import convergence_curves, save_figure
-from fedecider.report.rows import CANARY, COMPARED, ResultRow, result_rows
+from fedecider.report.rows import CANARY, COMPARED, ResultRow, comparisons_data, result_rows
 from fedecider.report.tables import csv_text, interval_text, markdown_grid, number_text
 
 METRICS = (*COMPARED, "hit@5", "ndcg@5", "hit@20")
@@ -27,7 +27,7 @@ BEST_ROUND = "hit@10 / ndcg@10, best validation round"
 def write_leaderboard(
     config: LeaderboardConfig, interactions: Interactions, board: Sequence[BoardRow], root: Path, heading: Sequence[str]
 ) -> Path:
-    """Write ``leaderboard.md``, ``.csv``, ``.json``, ``per_user.parquet`` and ``convergence.html``; -> the Markdown."""
+    """Write ``leaderboard.md``, ``.csv``, ``.json``, ``.html`` and ``per_user.parquet``; -> the Markdown."""
     per_protocol = {name: [row for row in board if row.protocol == name] for name in config.protocol_names}
     sections, rows, pairs = [], [], {}
     for name, own in per_protocol.items():
@@ -35,7 +35,7 @@ def write_leaderboard(
         measured = result_rows({row.method: {interactions.name: row.positions()} for row in own}) if own else []
         table = [_row_data(row, found, interactions) for row, found in zip(own, measured, strict=True)]
         comparisons = compare(interactions, own)
-        pairs[name] = [{**c._asdict(), "difference": c.difference._asdict()} for c in comparisons]
+        pairs[name] = comparisons_data(comparisons)
         best = _best(table)
         for row in table:
             row["against_best"] = _against(row["method"], best, comparisons)
@@ -43,13 +43,23 @@ def write_leaderboard(
         winners = distinguishable_winners(comparisons)
         sections.append(_markdown(protocol, table, winners, interactions, config))
         rows += table
-    _write_csv(rows, root / "leaderboard.csv")
-    content = {"dataset": interactions.name, "card": interactions.card, "rows": rows, "comparisons": pairs}
+    csv = _csv(rows)
+    write_text(root / "leaderboard.csv", csv)
+    sequences, num_items = interactions.sequences, interactions.num_items
+    content = {
+        "dataset": interactions.name,
+        "card": interactions.card,
+        "num_users": interactions.num_users,
+        "chance_hit@10": {name: chance_hit(sequences, num_items, "test", get_protocol(name)) for name in per_protocol},
+        "rows": rows,
+        "comparisons": pairs,
+    }
     write_json(root / "leaderboard.json", content)
     write_per_user(root / "per_user.parquet", _records(interactions, board))
-    _write_curves(board, root)
     path = root / "leaderboard.md"
     card = _card(interactions, config)
+    notes = [line.removeprefix("- ").replace("`", "") for line in [*heading, *card]]
+    write_leaderboard_page(config, content, notes, _curves(board), csv, root / "leaderboard.html")
     write_text(path, "\n".join([f"# Leaderboard: {interactions.name}", "", *heading, *card, "", *sections]))
     return path
 
@@ -151,7 +161,7 @@ def _card(interactions: Interactions, config: LeaderboardConfig) -> list[str]:
     ]
 
 
-def _write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ["method", "kind", "protocol", "setting", "seeds", "valid_ndcg@10", "against_best", "seconds_per_round"]
     header = [*names, *(f"{name}{part}" for name in METRICS for part in ("", "_low", "_high"))]
     cells = (
@@ -161,7 +171,7 @@ def _write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         ]
         for row in rows
     )
-    write_text(path, csv_text(header, cells))
+    return csv_text(header, cells)
 
 
 def _records(interactions: Interactions, board: Sequence[BoardRow]) -> list[UserPositions]:
@@ -179,11 +189,10 @@ def _records(interactions: Interactions, board: Sequence[BoardRow]) -> list[User
     ]
 
 
-def _write_curves(board: Sequence[BoardRow], root: Path) -> None:
+def _curves(board: Sequence[BoardRow]) -> dict[str, dict[str, list]]:
     curves: dict[str, dict[str, list]] = {}
     for row in board:
         if "curve" in row.cells[0].info and len(row.cells[0].info["curve"]) > 1:
             panel = "paper" if get_protocol(row.protocol).leaks else "strict"
             curves.setdefault(panel, {})[row.method] = row.cells[0].info["curve"]
-    if curves:
-        save_figure(convergence_curves(curves), root / "convergence")
+    return curves

@@ -11,20 +11,21 @@ from typing import Any
 from torch import Tensor
 
 from embedding_fr.methods import METHODS
+from embedding_fr.run_page import SIMPLE, embedding_run_page
 from embedding_fr.setup import EmbeddingSettings, Setup, user_positions
 from fedecider.baselines.counts import popularity
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol
+from fedecider.evaluation.statistics import Comparison, compare_table
 from fedecider.federation.privacy import privacy_report
 from fedecider.federation.record import non_finite_line, non_finite_uploads, read_records, write_json, write_text
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import activity_table, popularity_table
 from fedecider.report.costs import median_seconds, participations, total_bytes
-from fedecider.report.figures import save_figure, validation_curves
-from fedecider.report.rows import CANARY, ResultRow, result_rows, rows_data, view_labels
+from fedecider.report.rows import CANARY, COMPARED, ResultRow, comparisons_data, result_rows, rows_data, view_labels
 from fedecider.report.tables import ResultTable, caption, markdown_table, rich_table
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
@@ -77,6 +78,7 @@ def write_embedding_results(
         "seconds": median_seconds(records),
         "bytes": total_bytes(records),
         "non_finite_uploads": non_finite_uploads(records),
+        "comparisons": comparisons_data(paired_tests(rows[0].label, interactions.name, {**methods, **baselines})),
     }
     write_json(folder.metrics, content)
     write_per_user(
@@ -86,7 +88,7 @@ def write_embedding_results(
             for label, position_U in {**methods, **baselines}.items()
         ),
     )
-    _write_figures(setup, state, records, interactions.name, folder)
+    _write_page(folder)
     title = f"Test of {setup.method.name} on {interactions.name}"
     console.print(rich_table(table, title=title))
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
@@ -149,6 +151,12 @@ def privacy_text(settings: EmbeddingSettings) -> str:
     return f"{report}; the server sees sums of the uploads alone" if settings.run.secure_sum else report
 
 
+def paired_tests(reported: str, name: str, positions: Rows) -> list[Comparison]:
+    """The reported row against the rows that need no training."""
+    per_row = {label: {name: position_U} for label, position_U in positions.items()}
+    return compare_table(per_row, stream(0, "comparisons"), COMPARED, [(reported, simple) for simple in SIMPLE])
+
+
 def _result_rows(name: str, methods: Rows, baselines: Rows) -> list[ResultRow]:
     def of_domain(rows: Rows) -> dict[str, dict[str, Tensor]]:
         return {label: {name: position_U} for label, position_U in rows.items()}
@@ -196,10 +204,9 @@ def _notes(
     ]
 
 
-def _write_figures(setup: Setup, state: RunState, records: Sequence[dict], name: str, folder: RunFolder) -> None:
-    scores = {view: {name: [record["valid"][view][0]["ndcg@10"] for record in records]} for view in setup.method.views}
-    rounds = [record["round"] for record in records]
-    (folder.root / "figures").mkdir(exist_ok=True)
-    save_figure(
-        validation_curves(scores, rounds, selected_round=state.best_round), folder.root / "figures" / "validation"
-    )
+def _write_page(folder: RunFolder) -> None:
+    """Hours of training must not end in an error of their page; scripts/report.py says what was wrong."""
+    try:
+        say(f"report: {embedding_run_page(folder)}")
+    except Exception as error:
+        say(f"no report: {error}")

@@ -85,7 +85,12 @@ def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, cap
     assert [record["round"] for record in records] == [1, 2, 3]
     assert records[0]["clients"][0]["clients"] == clients
     assert {record.view for record in read_per_user(tmp_path / "run" / "per_user.parquet")} == set(metrics["test"])
-    assert (tmp_path / "run" / "figures" / "validation.html").is_file()
+    assert {(one["first"], one["second"]) for one in metrics["comparisons"]} == {("fedmf", "popularity")}
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Would one switch fedmf on?" in page
+    assert str(data[5]) not in page  # where the data lie stays in run.json
+    assert script("report").main(["--run", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "report.html").read_text(encoding="utf-8") == page
     assert "3 rounds" not in (tmp_path / "run" / "results.md").read_text()
 
 
@@ -373,7 +378,11 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     assert set(pairs) == {"strict", "strict/sampled99", "paper"}
     assert all(0.0 < one["p_value"] <= one["p_holm"] <= 1.0 for found in pairs.values() for one in found)
     assert {row["against_best"] for row in rows} <= {"best", "not distinguishable", "below", "canary"}
-    assert (tmp_path / "board" / "convergence.html").is_file()
+    page = (tmp_path / "board" / "leaderboard.html").read_text(encoding="utf-8")
+    assert re.search(r"Would one switch (fedmf) on\?", page)  # the only federated row
+    names = ["tests-strict.csv", "tests-strict-sampled99.csv", "tests-paper.csv", "validation.csv", "leaderboard.csv"]
+    assert re.findall(r'<a download="([^"]*)"', page) == names
+    assert str(tmp_path) not in page
     lines = (tmp_path / "board" / "leaderboard.csv").read_text().splitlines()
     assert len(lines) == 16
     assert "validation ndcg@10" not in capsys.readouterr().out  # every cell was there

@@ -79,7 +79,19 @@ def test_rows_weights_and_files(playground):
     assert metrics["reported"] == "fedecider (post_broadcast)"
     assert read(run / "communication.json")["memory"] == {}  # every catalogue has one client
     assert not any("private" in name for name in read(run / "handover.json"))
+    simple = {"popularity", "last-item co-occurrence", "decayed co-occurrence", "text neighbours"}
+    simple |= {"text neighbours + counts"}
+    tests = metrics["comparisons"]
+    assert {one["first"] for one in tests} == {"fedecider + memory"}
+    assert {one["second"] for one in tests} == {*simple, "memory", metrics["reported"], "zero-shot student"}
+    rows = metrics["macro"]["test"]
+    for one in tests:
+        assert one["domain"] == "macro"
+        means = (rows[one[place]][one["metric"]]["mean"] for place in ("first", "second"))
+        assert one["difference"]["mean"] == pytest.approx(next(means) - next(means))
+        assert 0 < one["p_value"] <= one["p_holm"] <= 1
     page = (run / "report.html").read_text()
+    assert "Would one switch fedecider + memory on?" in page
     assert "Weights of the experts" in page
 
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from embedding_fr.run_page import embedding_run_page
 from fedecider.llm.run_report import ReportConfig, report
 from fedecider.running.cli import build_parser, parse, run
+from fedecider.running.run_folder import RunFolder, read_run
 
-DESCRIPTION = """Write report.html into the folder of a finished run of the LLM track: results with intervals,
-convergence, fusion weights, analyses, costs, examples, data and settings in one file that needs no network."""
+DESCRIPTION = """Write report.html into the folder of a finished run: a verdict in plain words, examples, results with
+intervals, convergence, analyses, costs, data and settings in one file that needs no network. Examples and analyses are
+those of the LLM track; --data and --encoder are for them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, ReportConfig), argv, ReportConfig)
-        print(f"written: {report(config)}")
+        folder = RunFolder(Path(config.run))
+        if "ranking" in read_run(folder.root)["config"]:
+            page = report(config)
+        elif config.data:
+            raise ValueError(f"got --data for {config.run}, a run of the embedding track, expected none: leave it out")
+        else:
+            page = embedding_run_page(folder)
+        print(f"written: {page}")
 
     return run(work)

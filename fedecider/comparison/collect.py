@@ -18,7 +18,7 @@ from fedecider.comparison.plan import CompareConfig, RowRuns, Run
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.evaluation.statistics import Comparison, Persons, compare_table
+from fedecider.evaluation.statistics import Comparison, Persons, compare_table, shared_persons
 from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.llm.baselines import TEXT, TEXT_AND_COUNTS
@@ -52,6 +52,8 @@ class Collected(NamedTuple):
     """The other models of the methods: global where the local one is reported, and so on."""
     comparisons: list[Comparison]
     costs: dict[str, Cost]
+    valid: dict[str, float]
+    """Validation ndcg@10 of the reported model in its best round, mean over the runs of a method."""
     curves: dict[str, list[list[float]]]
     """label -> [[round, mean validation ndcg@10 over domains and seeds], ...]."""
     positions: dict[str, Positions]
@@ -67,7 +69,7 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         reported[row.label] = of_views.pop(name)
         others.update({f"{row.label}: {view_of(view)}": v for view, v in of_views.items() if view not in BASELINES})
     baselines = _baselines(config, methods, domains)
-    persons = _persons(domains)
+    persons = shared_persons({name: domain.clients.users for name, domain in domains.items()})
     everything = {**reported, **baselines}
     pairs = _pairs(config, list(reported), list(baselines))
     comparisons = compare_table(everything, stream(0, "comparisons"), COMPARED, pairs, persons=persons) if pairs else []
@@ -76,6 +78,7 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         views=result_rows(others, persons=persons),
         comparisons=comparisons,
         costs={row.label: _cost(row.runs) for row in methods},
+        valid={row.label: statistics.mean(_best_valid(run) for run in row.runs) for row in methods},
         curves={row.label: _curve(row.runs) for row in methods},
         positions=everything,
         notes=_notes(config, methods, persons),
@@ -127,16 +130,14 @@ def _cost(runs: Sequence[Run]) -> Cost:
     )
 
 
+def _best_valid(run: Run) -> float:
+    return read_json(run.folder.metrics)["best_valid_ndcg@10"]
+
+
 def _curve(runs: Sequence[Run]) -> list[list[float]]:
     per_run = [{r["round"]: r["score"] for r in read_records(run.folder.rounds)} for run in runs]
     rounds = sorted(set.intersection(*(set(one) for one in per_run)))
     return [[number, statistics.mean(one[number] for one in per_run)] for number in rounds]
-
-
-def _persons(domains: Mapping[str, Domain]) -> Persons | None:
-    """User keys per domain where some person is a client of several domains; None where nobody is."""
-    users = {name: domain.clients.users for name, domain in domains.items()}
-    return users if len(set().union(*users.values())) < sum(map(len, users.values())) else None
 
 
 def _notes(config: CompareConfig, methods: Sequence[RowRuns], persons: Persons | None) -> list[str]:

@@ -6,21 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedecider.comparison.collect import Collected
+from fedecider.comparison.opening import chosen_row, comparison_opening
 from fedecider.comparison.plan import CompareConfig, RowRuns
 from fedecider.comparison.table import COST_HEADER, COST_NOTE, SETTING_HEADER, cost_cells, setting_cells
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.evaluation.statistics import verdict
 from fedecider.federation.record import write_json
+from fedecider.llm.example_section import example_sections
+from fedecider.llm.examples import EXAMPLES_FILE
 from fedecider.llm.run_analysis import run_analysis
 from fedecider.llm.run_report import cached_user_texts
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of, convergence_curves
-from fedecider.report.page import PageTable, Section, write_page
-from fedecider.report.rows import METRICS, ResultRow
-from fedecider.report.tables import interval_text, shown_domains
+from fedecider.report.page import Download, PageTable, Section, write_page
+from fedecider.report.rows import METRICS, ResultRow, comparisons_data
+from fedecider.report.tables import comparisons_csv, csv_text, interval_text, shown_domains, values_csv
+from fedecider.running.damage import read_object
 from fedecider.running.run_folder import read_run
+
+DIFFERENCE_HEADER = ("row", "beside", "metric", "row minus beside", "Holm p", "effect size")
 
 
 def write_page_of(
@@ -28,19 +33,53 @@ def write_page_of(
 ) -> Path:
     """Write ``compare.html`` below the output folder; -> its path."""
     protocol = get_protocol(methods[0].runs[0].settings.run.protocol)
+    first, more = _examples(config, methods, collected)
+    results = [_results(collected.rows, domain) for domain in _scopes(collected)]
     sections = [
-        Section("What was compared", collected.notes, [PageTable(SETTING_HEADER, setting_cells(methods))]),
-        Section("Test results", [_intervals()], [_results(collected.rows, domain) for domain in _scopes(collected)]),
+        *first,
+        Section(
+            "Test results", [_intervals()], results, downloads=[Download("results.csv", values_csv(collected.rows))]
+        ),
         _differences(collected),
-        Section("Convergence", figures=[convergence_curves({"mean over domains": collected.curves})]),
-        Section("What it costs", [COST_NOTE], [PageTable(COST_HEADER, cost_cells(collected.costs))]),
+        _convergence(collected),
+        _costs(collected),
+        Section("What was compared", collected.notes, [PageTable(SETTING_HEADER, setting_cells(methods))]),
     ]
     if collected.views:
         tables = [_results(collected.views, domain) for domain in _scopes(collected)[:1]]
         sections.append(Section("Models that are not reported", [], tables))
-    sections += _analyses(config, methods, domains)
+    sections += [*_analyses(config, methods, domains), *more]
     title = f"Comparison: {', '.join(domains)}"
-    return write_page(Path(config.output) / "compare.html", title, stamp(protocol), sections)
+    opening = comparison_opening(config, methods, collected)
+    return write_page(Path(config.output) / "compare.html", title, stamp(protocol), sections, opening=opening)
+
+
+def _examples(
+    config: CompareConfig, methods: Sequence[RowRuns], collected: Collected
+) -> tuple[list[Section], list[Section]]:
+    """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
+    chosen = chosen_row(collected)
+    others = (*config.against, *collected.valid)
+    other = [label for label in others if label != chosen and label in collected.valid][:1]
+    files = {row.label: row.runs[0].folder.root / EXAMPLES_FILE for row in methods}
+    shown = (label for label in (chosen, *other) if files[label].is_file())
+    return example_sections({label: read_object(files[label]) for label in shown})
+
+
+def _convergence(collected: Collected) -> Section:
+    points = ([label, *point] for label, curve in collected.curves.items() for point in curve)
+    file = Download("validation.csv", csv_text(["row", "round", "ndcg@10"], points))
+    figure = convergence_curves({"mean over domains": collected.curves})
+    return Section("Convergence", figures=[figure], downloads=[file])
+
+
+def _costs(collected: Collected) -> Section:
+    names = ("train_s", "up", "down", "best_rounds", "near_rounds")
+    cells = ([label, *(getattr(cost, name) for name in names)] for label, cost in collected.costs.items())
+    file = Download("costs.csv", csv_text(["row", *names], cells))
+    return Section(
+        "What it costs", [COST_NOTE], [PageTable(COST_HEADER, cost_cells(collected.costs))], downloads=[file]
+    )
 
 
 def _analyses(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]) -> list[Section]:
@@ -61,7 +100,8 @@ def _analyses(config: CompareConfig, methods: Sequence[RowRuns], domains: Mappin
 
 def _scopes(collected: Collected) -> list[str]:
     """The mean over domains first: it is what most readers came for."""
-    return shown_domains(collected.rows)[::-1]
+    *domains, whole = shown_domains(collected.rows)
+    return [whole, *domains]
 
 
 def _intervals() -> str:
@@ -79,13 +119,26 @@ def _results(rows: Sequence[ResultRow], domain: str) -> PageTable:
 def _differences(collected: Collected) -> Section:
     scopes = {one.domain for one in collected.comparisons}
     shown = [one for one in collected.comparisons if one.domain == MACRO or len(scopes) == 1]
-    real = [verdict(one) for one in shown if one.distinguishable()]
-    other = [verdict(one) for one in shown if not one.distinguishable()]
-    return Section(
-        "Differences",
-        [
-            "Paired permutation tests over users, Holm-corrected over all comparisons of the table.",
-            f"{len(real)} of {len(shown)} comparisons are distinguishable.",
-        ],
-        [PageTable([title], [[text] for text in texts]) for title, texts in (("real", real), ("not", other)) if texts],
-    )
+    tables = []
+    for real, caption in ((True, "More than chance"), (False, "Not distinguishable from chance")):
+        rows = [
+            [
+                one.first,
+                one.second,
+                one.metric,
+                interval_text(one.difference),
+                f"{one.p_holm:.3g}",
+                f"{one.effect_size:+.2f}",
+            ]
+            for one in shown
+            if one.distinguishable() == real
+        ]
+        tables += [PageTable(DIFFERENCE_HEADER, rows, caption)] if rows else []
+    num = sum(one.distinguishable() for one in shown)
+    paragraphs = [
+        "Paired permutation tests over users, Holm-corrected over all comparisons of the table. Effect size: mean over "
+        "standard deviation of the users' differences.",
+        f"{num} of {len(shown)} comparisons are distinguishable.",
+    ]
+    file = Download("tests.csv", comparisons_csv(comparisons_data(collected.comparisons)))
+    return Section("Differences", paragraphs, tables, downloads=[file] if collected.comparisons else [])

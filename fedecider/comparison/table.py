@@ -12,8 +12,8 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import distinguishable_winners, verdict
 from fedecider.federation.record import write_json, write_text
-from fedecider.report.rows import METRICS, ResultRow
-from fedecider.report.tables import ResultTable, csv_text, markdown_grid, markdown_table, shown_domains, table_data
+from fedecider.report.rows import METRICS, ResultRow, comparisons_data
+from fedecider.report.tables import ResultTable, markdown_grid, markdown_table, shown_domains, table_data, values_csv
 from fedecider.running.run_folder import read_run
 
 SETTING_HEADER = ("row", "method", "options", "tried on validation (ndcg@10, seed 0)")
@@ -64,11 +64,11 @@ def write_table(
     grid = markdown_grid(COST_HEADER, cost_cells(collected.costs), COST_HEADER[1:4])
     parts += ["\n".join(["### What it costs", "", *grid, "", COST_NOTE, ""])]
     json_table = {**table_data(table), "settings": [_setting_data(row) for row in methods]}
-    json_table["comparisons"] = [one._asdict() for one in collected.comparisons]
+    json_table["comparisons"] = comparisons_data(collected.comparisons)
     json_table["costs"] = {label: cost._asdict() for label, cost in collected.costs.items()}
     json_table["curves"] = collected.curves
     write_json(root / "compare.json", json_table)
-    texts = {"md": "\n".join(parts), "csv": _csv(collected.rows), "tex": latex_table(collected.rows)}
+    texts = {"md": "\n".join(parts), "csv": values_csv(collected.rows), "tex": latex_table(collected.rows)}
     for suffix, text in texts.items():
         write_text(root / f"compare.{suffix}", text)
     return [root / f"compare.{suffix}" for suffix in (*texts, "json")]
@@ -134,16 +134,6 @@ def _options(options: Mapping[str, Any]) -> str:
 def _setting_data(row: RowRuns) -> dict[str, Any]:
     runs = [{"seed": run.seed, "folder": run.folder.root.name} for run in row.runs]
     return {"label": row.label, "method": row.method, "options": row.chosen, "tried": row.tried, "runs": runs}
-
-
-def _csv(rows: Sequence[ResultRow]) -> str:
-    cells = (
-        [domain, row.label, row.kind, name, *value]
-        for row in rows
-        for domain in shown_domains(rows)
-        for name, value in row.values[domain].items()
-    )
-    return csv_text(["domain", "row", "kind", "metric", "mean", "low", "high"], cells)
 
 
 def _all_pairs(collected: Collected) -> bool:

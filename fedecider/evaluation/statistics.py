@@ -196,11 +196,13 @@ def compare_table(
     num_permutations: int = 10_000,
     num_resamples: int = 2000,
     persons: Persons | None = None,
+    each_domain: bool = True,
 ) -> list[Comparison]:
     """All paired comparisons of one table, Holm-corrected together.
 
     ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which
-    methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for the macro mean.
+    methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for the macro mean;
+    without ``each_domain`` for the macro mean alone where there are several.
     ``num_permutations`` is raised to 100 per test, so that Holm's correction leaves something to find.
     ``ValueError`` when methods do not share domains, seeds or users, or a metric is unknown.
     """
@@ -208,7 +210,8 @@ def compare_table(
     values = {method: _metric_values(per_domain, metrics) for method, per_domain in positions.items()}
     rows: list[Comparison] = []
     num_domains = max((len(per_domain) for per_domain in positions.values()), default=0)
-    num_tests = len(pairs) * len(metrics) * (num_domains + (num_domains > 1))
+    num_scopes = num_domains + (num_domains > 1) if each_domain else 1
+    num_tests = len(pairs) * len(metrics) * num_scopes
     num_permutations = max(num_permutations, PERMUTATIONS_PER_TEST * num_tests)
     for first, second in pairs:
         if first not in values or second not in values:
@@ -221,7 +224,7 @@ def compare_table(
             a, b = values[first][metric], values[second][metric]
             scopes = [(domain, {domain: a[domain]}, {domain: b[domain]}) for domain in a]
             scopes += [(MACRO, a, b)] if len(a) > 1 else []
-            for domain, left, right in scopes:
+            for domain, left, right in scopes[-num_scopes:]:
                 units = persons if domain == MACRO else None
                 difference = _difference_interval(left, right, generator, num_resamples, units)
                 p_value = paired_permutation_test(left, right, generator, num_permutations, units)
@@ -238,6 +241,11 @@ def verdict(comparison: Comparison, level: float = 0.05) -> str:
     if not c.distinguishable(level):
         return f"{c.first} and {c.second} are not distinguishable ({c.domain}, {c.metric}: {figures})"
     return f"{c.first} is {'above' if d.mean > 0 else 'below'} {c.second} ({c.domain}, {c.metric}: {figures})"
+
+
+def shared_persons(users: Mapping[str, Sequence[str]]) -> Persons | None:
+    """``users``, domain -> keys, where some person is in several domains; None where nobody is."""
+    return users if len(set().union(*users.values())) < sum(map(len, users.values())) else None
 
 
 def distinguishable_winners(comparisons: Sequence[Comparison], level: float = 0.05) -> set[tuple[str, str, str]]:

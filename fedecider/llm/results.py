@@ -12,16 +12,19 @@ from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
+from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
-from fedecider.llm.baselines import COUNTS, TEACHER, Positions, counting_positions, zero_shot
+from fedecider.federation.streams import stream
+from fedecider.llm.baselines import COUNTS, TEACHER, UNTRAINED, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
 from fedecider.llm.loading import Shares, chosen_shares, load_reported
 from fedecider.llm.memories import Memories, build_memories, memories_data, memory_rows, save_memories
 from fedecider.llm.privacy import privacy_data, privacy_notes
 from fedecider.llm.run_report import finish_report
+from fedecider.llm.run_words import beside, switched_on
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.memory.counts import Counts
@@ -31,7 +34,7 @@ from fedecider.methods.own_rows import common_rows
 from fedecider.methods.recommender import Recommender
 from fedecider.report.costs import WAYS, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
-from fedecider.report.rows import ResultRow, result_rows, rows_data, view_labels
+from fedecider.report.rows import COMPARED, ResultRow, comparisons_data, result_rows, rows_data, view_labels
 from fedecider.report.tables import ResultTable, markdown_table, rich_table, shown_domains
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
@@ -118,8 +121,11 @@ def write_models(
     rows = result_rows(models, counts)
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
     examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0], shares)
-    _write_metrics(settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories, shares)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
+    tests = paired_tests(method.name, reported, {**models, **counts}, users)
+    _write_metrics(
+        settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories, shares, tests
+    )
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
         for label, positions in {**models, **counts}.items()
@@ -127,6 +133,20 @@ def write_models(
     )
     write_per_user(folder.per_user, records)
     return Models(rows, examples, memories, shares)
+
+
+def paired_tests(
+    method: str, reported: str, positions: Mapping[str, Positions], users: Mapping[str, Sequence[str]]
+) -> list[Comparison]:
+    """The recommender that is handed over against every simple rule and what stands beside it, mean over domains.
+
+    ``positions``: row -> domain -> (U,) test positions. Holm's correction is over all of them.
+    """
+    subject = switched_on(method, reported, positions)
+    others = [label for label in (*UNTRAINED, *beside(reported)) if label in positions and label != subject]
+    pairs = [(subject, other) for other in others]
+    persons = shared_persons(users)
+    return compare_table(positions, stream(0, "comparisons"), COMPARED, pairs, persons=persons, each_domain=False)
 
 
 def say_results(
@@ -198,6 +218,7 @@ def _write_metrics(
     truncated: Mapping[str, dict[str, Any]],
     memories: Memories | None,
     shares: Shares,
+    tests: Sequence[Comparison],
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
     content: dict[str, Any] = {
@@ -232,6 +253,7 @@ def _write_metrics(
         content["memory"] = memories_data(memories)
     if len(foundation.domains) > 1:
         content[MACRO] = {"test": rows_data(rows, MACRO)}
+    content["comparisons"] = comparisons_data(tests)
     write_json(folder.metrics, content)
 
 

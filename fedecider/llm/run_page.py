@@ -17,16 +17,17 @@ from fedecider.audit.outcome import audit_section
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import read_records
+from fedecider.llm.example_section import example_sections
 from fedecider.llm.examples import EXAMPLES_FILE
 from fedecider.llm.memory_section import memory_section
 from fedecider.llm.run_record import read_llm_run
-from fedecider.llm.run_warnings import canary_score, run_warnings
-from fedecider.llm.run_words import glossary, opening
+from fedecider.llm.run_warnings import canary_alarms, canary_score, run_warnings
+from fedecider.llm.run_words import run_opening
 from fedecider.report.analysis_sections import fusion_section
 from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, validation_curves
-from fedecider.report.page import PageTable, Section, write_page
+from fedecider.report.page import Download, PageTable, Section, write_page
 from fedecider.report.rows import CANARY, METRICS, view_labels
-from fedecider.report.tables import interval_text, number_text
+from fedecider.report.tables import ENDS, comparisons_csv, csv_text, interval_text, number_text
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.run_folder import PLACES, RunFolder
 
@@ -49,7 +50,8 @@ class RunFiles(NamedTuple):
 def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
     """Write ``report.html`` into a finished run folder of the LLM track and return its path.
 
-    ``extra`` sections stand after results, convergence and fusion weights, ``warnings`` after those of the run itself.
+    ``extra`` sections stand after examples, results, convergence and fusion weights, ``warnings`` after those of the
+    run itself.
     Paths and the command are left out, so that the page can be shown; they are in ``run.json``.
 
     Raises:
@@ -58,17 +60,20 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
     """
     files = read_files(folder)
     with damage_is_bad_input(folder):
+        first_examples, more_examples = example_sections({files.metrics["reported"]: files.examples})
         sections = [
+            *first_examples,
             *_results(files),
             *_convergence(files),
             *fusion_section(files.weights, files.metrics["best_round"]),
             *memory_section(files.metrics, files.communication),
             *audit_section(files.audit),
             *extra,
-            *(section for make in (_costs, _examples, _data, _run, _origin, _settings) for section in make(files)),
-            glossary(),
+            *_costs(files),
+            *more_examples,
+            *(section for make in (_data, _run, _origin, _settings) for section in make(files)),
         ]
-        first = opening(files.metrics, len(files.rounds))
+        first = run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics))
         found = run_warnings(files.record, files.metrics, files.rounds, files.cards)
     method, domains = files.metrics["method"], ", ".join(files.metrics["domains"])
     subtitle = (
@@ -151,13 +156,30 @@ def _results(files: RunFiles) -> list[Section]:
         stamp(get_protocol(metrics["protocol"]), canary_score(metrics)),
         f"Test items, read once, for the round that is best on validation. Reported model: {metrics['reported']}. "
         "Brackets: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
-        "it must stay near chance.",
+        "it must stay near chance. Files to download have the numbers unrounded.",
         "Expected hit@10 of random scores: "
         + ", ".join(f"{name} {domain['chance_hit@10']:.4f}" for name, domain in metrics["domains"].items())
         + ".",
         *(f"Text neighbours: item texts as vectors of {one}." for one in [metrics.get("text_encoder")] if one),
     ]
-    return [Section("Results", paragraphs, tables, [interval_bars(metrics)])]
+    files_ = [Download("results.csv", results_csv(metrics))]
+    if metrics.get("comparisons"):
+        files_.append(Download("tests.csv", comparisons_csv(metrics["comparisons"])))
+    return [Section("Results", paragraphs, tables, [interval_bars(metrics)], files_)]
+
+
+def results_csv(metrics: Mapping[str, Any]) -> str:
+    """Every number of the result tables as ``metrics.json`` has it, test and validation."""
+    scopes = [(name, domain) for name, domain in metrics["domains"].items()]
+    scopes += [(MACRO, metrics[MACRO])] if MACRO in metrics else []
+    cells = (
+        [split, name, label, metric, *(value[end] for end in ENDS)]
+        for split in ("test", "valid")
+        for name, scope in scopes
+        for label, values in scope.get(split, {}).items()
+        for metric, value in values.items()
+    )
+    return csv_text(["split", "domain", "row", "metric", *ENDS], cells)
 
 
 def _result_row(label: str, values: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -201,7 +223,14 @@ def _convergence(files: RunFiles) -> list[Section]:
         f"domains) of {next(iter(scores))}. The vertical line marks it."
     )
     figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(files))
-    return [Section("Convergence", [paragraph], figures=[figure])]
+    points = (
+        [view, name, number, value]
+        for view, of_view in scores.items()
+        for name, values in of_view.items()
+        for number, value in zip(rounds, values, strict=True)
+    )
+    file = Download("validation.csv", csv_text(["view", "domain", "round", "ndcg@10"], points))
+    return [Section("Convergence", [paragraph], figures=[figure], downloads=[file])]
 
 
 def _costs(files: RunFiles) -> list[Section]:
@@ -228,36 +257,17 @@ def _costs(files: RunFiles) -> list[Section]:
         f"Counted: {files.communication['unit']}. One client's adapters have "
         f"{files.communication['adapter_scalars']:,} numbers. The broadcast after the last round is not counted."
     )
-    return [Section("Cost of the whole run", [paragraph], [traffic, seconds])]
-
-
-def _examples(files: RunFiles) -> list[Section]:
-    if not files.examples:
-        return []
-    tables = [
-        _example_table(example, f"{name}, reader {number}")
-        for name, examples in files.examples.items()
-        for number, example in enumerate(examples, 1)
-    ]
-    paragraph = (
-        "Readers drawn at random before anything was decoded: what they had last, which item was held out, and the "
-        "best recommendations. ✓ marks the held-out item. These are real histories, without user keys; think before "
-        "you publish them."
+    sent = (
+        [entry["round"], name, size["down"], size["up"]]
+        for entry in per_round
+        for name, size in entry["clients"].items()
     )
-    return [Section("Examples", [paragraph], tables)]
-
-
-def _example_table(example: Mapping[str, Any], name: str) -> PageTable:
-    place = example["position"]
-    found = "not among the returned items" if place is None else f"at place {place + 1}"
-    skipped = example["num_history"] - len(example["history"])
-    rows = [("had", f"({skipped} older)")] if skipped else []
-    rows += [("had", title) for title in example["history"]] + [("held out", example["held_out"])]
-    rows += [
-        (f"{number}{' ✓' if item['held_out'] else ''}", item["title"])
-        for number, item in enumerate(example["recommended"], 1)
+    spent = ([record["round"], *(record[key] for key, _ in parts)] for record in files.rounds)
+    saved = [
+        Download("bytes.csv", csv_text(["round", "client", "down", "up"], sent)),
+        Download("seconds.csv", csv_text(["round", *(key for key, _ in parts)], spent)),
     ]
-    return PageTable(("", "title"), rows, f"{name}: the held-out item is {found}")
+    return [Section("Cost of the whole run", [paragraph], [traffic, seconds], downloads=saved)]
 
 
 def _data(files: RunFiles) -> list[Section]:

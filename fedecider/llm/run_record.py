@@ -20,7 +20,7 @@ def read_llm_run(root: Path) -> dict[str, Any]:
     if "ranking" not in record["config"]:
         raise ValueError(
             f"got {root}, a run of the embedding track, expected one of the LLM track: its results are in "
-            "results.md and figures/"
+            "results.md and report.html"
         )
     if not isinstance(record.get("data"), dict):
         raise damaged(RunFolder(root).record, "no block data")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.llm.baselines import UNTRAINED
 from fedecider.report.rows import CANARY
 
 TIED = 0.01
@@ -25,23 +24,24 @@ def run_warnings(
     rounds: Sequence[Mapping[str, Any]],
     cards: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
-    """All warnings of a finished run, the most serious first; empty when there is nothing to say."""
+    """All warnings of a finished run but those of the canary, the most serious first; empty when there is none."""
     pool = bool(record["config"]["run"].get("public_domains"))  # runs before there was the choice have none
     return [
         *_protocol(metrics),
         *_clients(rounds, list(metrics["domains"])),
-        *_untrained(metrics),
+        *_ties(
+            {name: cards[name]["clients"].get("tied_last_two_share") for name in metrics["domains"] if name in cards}
+        ),
         *(warning for name in metrics["domains"] if name in cards for warning in _data(name, cards[name], pool)),
         *_origin(record, metrics, rounds),
     ]
 
 
-def _protocol(metrics: Mapping[str, Any]) -> list[str]:
+def canary_alarms(metrics: Mapping[str, Any]) -> list[str]:
+    """Domains in which the canary is above chance, where it should not be."""
     protocol = get_protocol(metrics["protocol"])
-    if protocol.leaks:
-        return [stamp(protocol, canary_score(metrics))]
-    if not protocol.drop_seen:
-        return []  # the memoriser knows what the user had before, which is then a candidate
+    if protocol.leaks or not protocol.drop_seen:
+        return []  # it leaks anyway; or the memoriser knows what the user had before, which is then a candidate
     return [
         f"{name}: the memoriser, which knows nothing about items, is above chance (hit@10 "
         f"{domain['test'][CANARY]['hit@10']['mean']:.4f}, chance {domain['chance_hit@10']:.4f}): "
@@ -49,6 +49,11 @@ def _protocol(metrics: Mapping[str, Any]) -> list[str]:
         for name, domain in metrics["domains"].items()
         if _ran(domain) and domain["test"][CANARY]["hit@10"]["low"] > domain["chance_hit@10"]
     ]
+
+
+def _protocol(metrics: Mapping[str, Any]) -> list[str]:
+    protocol = get_protocol(metrics["protocol"])
+    return [stamp(protocol, canary_score(metrics))] if protocol.leaks else []
 
 
 def _clients(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -76,29 +81,21 @@ def _clients(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
     ]
 
 
-def _untrained(metrics: Mapping[str, Any]) -> list[str]:
-    found = []
-    for name, domain in metrics["domains"].items():
-        test, reported = domain["test"], domain["test"][metrics["reported"]]["ndcg@10"]["mean"]
-        better = {label: test[label]["ndcg@10"]["mean"] for label in UNTRAINED if label in test}
-        best = max(better, key=lambda label: better[label], default=None)
-        if best is not None and better[best] > reported:
-            found.append(
-                f"{name}: {best} has a higher test ndcg@10 ({better[best]:.4f}) than the model ({reported:.4f})"
-            )
-    return found
+def _ties(shares: Mapping[str, float | None]) -> list[str]:
+    tied = {name: share for name, share in shares.items() if share is not None and share >= TIED}
+    if not tied:
+        return []
+    found = ", ".join(f"{share:.1%}" for share in tied.values())
+    return [
+        f"{', '.join(tied)}: the last two events of {found} of the users "
+        "have the same time, so it is arbitrary which of the two is the test item"
+    ]
 
 
 def _data(name: str, card: Mapping[str, Any], foreign_pool: bool) -> list[str]:
     clients, found = card["clients"], []
-    tied = clients.get("tied_last_two_share")
     if clients.get("timestamps") == "unknown":
         found.append(f"{name}: no event has a time, so the order of the file decides which item is held out")
-    if tied is not None and tied >= TIED:
-        found.append(
-            f"{name}: the last two events of {tied:.1%} of the users have the same time, so it is arbitrary which of "
-            "the two is the test item"
-        )
     if clients.get("repeated_test_item_share"):
         found.append(
             f"{name}: {clients['repeated_test_item_share']:.1%} of the users had their test item before; where seen "

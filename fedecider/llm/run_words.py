@@ -1,80 +1,79 @@
-"""The words of a run's page: what was run and what came out, in plain sentences, and what the terms mean."""
+"""The words with which the page of a run begins: would one switch it on, what was run, what speaks against it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from fedecider.evaluation.metrics import MACRO
-from fedecider.llm.baselines import UNTRAINED
-from fedecider.report.page import PageTable, Section
-
-GLOSSARY = (
-    ("domain, client", "one party with users, items and events of its own, which it shows to nobody"),
-    ("round", "every client gets what the server holds, trains on its own data and sends its update back"),
-    (
-        "backbone, student",
-        "the language model that all clients share and nobody changes; the student has half its layers",
-    ),
-    ("adapter", "the small matrices that a client trains beside the backbone (LoRA)"),
-    ("direction", "a client's update with its size taken away; this is what the server passes on"),
-    ("fusion weights, alpha", "how much a client takes from the direction of every client"),
-    ("held-out item", "the item that a user took last; it is in no training data and has to be found"),
-    ("validation, test", "the last item but one, by which the round is chosen; the last item, which is read once"),
-    ("hit@10", "share of users whose held-out item is among the first ten recommendations"),
-    ("ndcg@10", "the same, but a place further down counts less: 1 for the first, 0.29 for the tenth"),
-    ("95 % interval", "where the mean would lie for other users like these; overlapping intervals settle nothing"),
-    (
-        "baseline",
-        "a row that is not federated, such as counts of what is often bought together, or items with near texts",
-    ),
-    ("canary, memoriser", "a row that learns nothing; if it is above chance, the evaluation gives the answer away"),
-    ("zero-shot", "the shared model as it is before any client has trained"),
-)
+from fedecider.llm.baselines import STUDENT, UNTRAINED
+from fedecider.llm.memories import MEMORY_ROW, with_memory
+from fedecider.report.page import Opening
+from fedecider.report.verdict import Evidence, opening
 
 
-def opening(metrics: Mapping[str, Any], num_rounds: int) -> list[str]:
-    """What was run, what came out, and whether it is better than the best row that needs no training."""
-    test, where = _test(metrics)
-    model = test[metrics["reported"]]
+def run_opening(
+    record: Mapping[str, Any], metrics: Mapping[str, Any], num_rounds: int, alarms: Sequence[str] = ()
+) -> Opening:
+    """From ``run.json`` and ``metrics.json``; ``alarms`` are warnings that make the numbers doubtful."""
+    return opening(run_evidence(record, metrics, alarms), [_about(metrics, num_rounds)])
+
+
+def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: Sequence[str] = ()) -> Evidence:
+    """What the files of a run say about the row that ``scripts/recommend.py`` recommends with."""
+    domains = metrics["domains"]
+    tests = {name: domain["test"] for name, domain in domains.items()}
+    rows = metrics[MACRO]["test"] if MACRO in metrics else next(iter(tests.values()))
+    subject = switched_on(metrics["method"], metrics["reported"], rows)
+    sampled = record["config"]["ranking"].get("num_eval_users", 0)
+    note = [f"Rounds were chosen on {sampled} users a domain."] if sampled else []
+    return Evidence(
+        subject=subject,
+        rows=rows,
+        simple=UNTRAINED,
+        protocol=metrics["protocol"],
+        tests=metrics.get("comparisons", ()),  # runs of before have none
+        beside={label: what for label, what in beside(metrics["reported"]).items() if label != subject},
+        domains=tests if len(tests) > 1 else {},
+        valid=valid_hits(metrics),
+        num_clients=len(tests),
+        chance=fmean(domain["chance_hit@10"] for domain in domains.values()),
+        planted=not record["config"]["run"]["data"],
+        alarms=[*alarms, *note],
+    )
+
+
+def switched_on(method: str, reported: str, labels: Mapping[str, Any] | Sequence[str]) -> str:
+    """The row of the recommender that is handed over: the reported model, with the memory where there is one."""
+    return with_memory(method) if with_memory(method) in labels else reported
+
+
+def beside(reported: str) -> dict[str, str]:
+    """Rows that say where the result comes from -> what each is."""
+    return {
+        reported: "the model without its memory",
+        MEMORY_ROW: "the memory without a model",
+        STUDENT: "the shared model before the rounds",
+    }
+
+
+def valid_hits(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Row -> validation hit@10, mean over domains, where every domain has a number; runs of before have none."""
+    every = [domain.get("valid", {}) for domain in metrics["domains"].values()]
+    means = {label: [rows.get(label, {}).get("hit@10", {}).get("mean") for rows in every] for label in every[0]}
+    return {label: fmean(values) for label, values in means.items() if None not in values}
+
+
+def _about(metrics: Mapping[str, Any], num_rounds: int) -> str:
     domains, rounds = list(metrics["domains"]), f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
-    chance = sum(domain["chance_hit@10"] for domain in metrics["domains"].values()) / len(domains)
-    found = {label: test[label]["ndcg@10"] for label in UNTRAINED if label in test}
-    return [
-        f"The method {metrics['method']} trained a recommender for {_parties(domains)} in {rounds}. Shown is the model "
-        f"after round {metrics['best_round']}, the best one on validation items.",
-        f"For {model['hit@10']['mean']:.1%} of the users{where}, the item that they took next is among its first ten "
-        f"recommendations out of the whole catalogue (hit@10); guessing would find it for {chance:.1%}.",
-        *([_against_untrained(model["ndcg@10"], found, where)] if found else []),
-    ]
+    return (
+        f"What was run: the method {metrics['method']} trained a recommender for {_parties(domains)} in {rounds}. "
+        f"Shown is the model after round {metrics['best_round']}, the best one on validation items."
+    )
 
 
-def glossary() -> Section:
-    return Section("Glossary", tables=[PageTable(("term", "meaning"), GLOSSARY)])
-
-
-def _test(metrics: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Rows of the mean over domains, or of the only domain; and how to say so."""
-    if MACRO in metrics:
-        return metrics[MACRO]["test"], ", mean over domains"
-    (domain,) = metrics["domains"].values()
-    return domain["test"], ""
-
-
-def _parties(domains: list[str]) -> str:
+def _parties(domains: Sequence[str]) -> str:
     if len(domains) == 1:
         return f"the domain {domains[0]}"
     return f"each of {len(domains)} domains ({', '.join(domains)}), every one a client with data of its own,"
-
-
-def _against_untrained(model: Mapping[str, float], found: Mapping[str, Mapping[str, float]], where: str) -> str:
-    name = max(found, key=lambda label: found[label]["mean"])
-    best = found[name]
-    apart = model["low"] > best["high"] or best["low"] > model["high"]
-    sure = "the 95 % intervals do not overlap" if apart else "but the 95 % intervals overlap, so it may be chance"
-    numbers = f"ndcg@10{where}: {model['mean']:.4f} against {best['mean']:.4f} of {name}, the best of these rows"
-    if model["mean"] > best["mean"]:
-        return f"It is better than what needs no training ({numbers}); {sure}."
-    if model["mean"] < best["mean"]:
-        return f"It is not better than what needs no training ({numbers}); {sure}."
-    return f"It is as good as what needs no training ({numbers})."

@@ -117,7 +117,7 @@ def _activity(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Sectio
     for name, buckets in found["domains"].items():
         groups[name] = {_bucket_label(number, bucket): bucket["lines"] for number, bucket in enumerate(buckets)}
         for number, bucket in enumerate(buckets):
-            rows += _group_rows([name, str(number + 1), _span(bucket["train_events"])], bucket["num_users"], bucket)
+            rows += group_rows([name, str(number + 1), span(bucket["train_events"])], bucket["num_users"], bucket)
     header = ["domain", "group", "train events", "users", "model", *BUCKET_METRICS]
     figure = group_bars(groups, "Test metrics by user activity (1 = fewest train events)", colours=colours)
     return Section("Active and less active users", paragraphs, [PageTable(header, rows, INTERVALS)], [figure])
@@ -137,7 +137,7 @@ def _popularity(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Sect
         rows = []
         for name, groups in found[kind].items():
             for label, group in groups.items():
-                rows += _group_rows([name, label, _span(group["train_count"])], group["num_cases"], group)
+                rows += group_rows([name, label, span(group["train_count"])], group["num_cases"], group)
         header = ["domain", "group", "train count of the target", "test cases", "model", *BUCKET_METRICS]
         tables.append(PageTable(header, rows, f"{title}. {INTERVALS}"))
         drawn = {
@@ -236,7 +236,7 @@ def _timing(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section:
     return Section("Time and convergence", [text], [table], [figure])
 
 
-def _group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> list[list[str]]:
+def group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> list[list[str]]:
     """One row for each model; the group is named in the first one only."""
     return [
         [*(start if number == 0 else [""] * len(start)), str(size) if number == 0 else "", label]
@@ -246,10 +246,10 @@ def _group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> li
 
 
 def _bucket_label(number: int, bucket: Mapping[str, Any]) -> str:
-    return f"{number + 1} ({_span(bucket['train_events'])})"
+    return f"{number + 1} ({span(bucket['train_events'])})"
 
 
-def _span(bounds: Sequence[int] | None) -> str:
+def span(bounds: Sequence[int] | None) -> str:
     if bounds is None:
         return "-"
     return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]} to {bounds[1]}"

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from fedecider.federation.record import write_text
 from fedecider.report.figures import PlotFigure
-from fedecider.report.page_style import SCRIPT, STYLE
+from fedecider.report.glossary import Words, term_list
+from fedecider.report.page_style import PRINT_SCRIPT, STYLE, TERM_SCRIPT
 
 
 class PageTable(NamedTuple):
@@ -24,13 +26,30 @@ class PageTable(NamedTuple):
     caption: str = ""
 
 
+class Download(NamedTuple):
+    """A file that the page holds, such as a table as CSV."""
+
+    name: str
+    text: str
+
+
 class Section(NamedTuple):
-    """One part of the page; in the page it is a heading, the paragraphs, the tables, then the figures."""
+    """One part of the page: a heading, the paragraphs, the tables, the figures, the files."""
 
     title: str
     paragraphs: Sequence[str] = ()
     tables: Sequence[PageTable] = ()
     figures: Sequence[PlotFigure] = ()
+    downloads: Sequence[Download] = ()
+
+
+class Opening(NamedTuple):
+    """What stands first on a page; see `fedecider.report.verdict`."""
+
+    question: str
+    answer: str
+    paragraphs: Sequence[str] = ()
+    reservations: Sequence[str] = ()
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
@@ -49,19 +68,27 @@ def write_page(
     subtitle: str,
     sections: Sequence[Section],
     warnings: Sequence[str] = (),
-    opening: Sequence[str] = (),
+    opening: Opening | None = None,
 ) -> Path:
     """Write one HTML file that needs nothing else: plotly.js is inside once, about 5 MB; returns ``path``.
 
-    ``opening``: paragraphs that stand first, before warnings and contents. Every text is escaped: titles and names come
-    from foreign data. The same input gives the same bytes. The file is written beside its place and renamed.
+    ``opening`` stands first, before warnings and contents; a glossary of the words that occur stands last. Every text
+    is escaped: titles and names come from foreign data. The same input gives the same bytes. The file is written
+    beside its place and renamed.
 
     Raises:
         ValueError: no section, or a table row whose length is not that of the header.
     """
     if not sections:
         raise ValueError("got no sections, expected at least one: a page needs something to show")
-    body = [_section(section, number) for number, section in enumerate(sections, 1)]
+    words = Words()
+    above = [_opening(opening, words), _warnings(warnings, words)]
+    body = [_section(section, number, words) for number, section in enumerate(sections, 1)]
+    titles = [section.title for section in sections]
+    if terms := words.met():
+        titles.append("Glossary")
+        body.append(_part(len(titles), titles[-1], [term_list(terms)]))
+    script = (TERM_SCRIPT if terms else "") + (PRINT_SCRIPT if any(section.figures for section in sections) else "")
     drawn = any(section.figures for section in sections)
     html = f"""<!DOCTYPE html>
 <html lang="en">
@@ -79,13 +106,12 @@ def write_page(
 <h1>{escape(title)}</h1>
 <p class="subtitle">{escape(subtitle)}</p>
 </header>
-{_opening(opening)}
-{_warnings(warnings)}
-{_contents(sections)}
+{"".join(above)}
+{_contents(titles)}
 <main id="main">
 {"".join(body)}</main>
 <footer><p>One file: it loads nothing, so it can be kept, sent and printed as it is.</p></footer>
-{f"<script>{SCRIPT}</script>" if drawn else ""}
+{f"<script>{script}</script>" if script else ""}
 </body>
 </html>
 """
@@ -94,58 +120,88 @@ def write_page(
     return path
 
 
-def _opening(paragraphs: Sequence[str]) -> str:
-    text = "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
-    return f'<section class="opening" aria-label="In short">\n{text}\n</section>' if text else ""
+def _opening(opening: Opening | None, words: Words) -> str:
+    if opening is None:
+        return ""
+    words.new_part()
+    parts = [
+        f'<h2 id="opening">{escape(opening.question)}</h2>',
+        f'<p class="answer">{words.mark(opening.answer)}</p>',
+        *(f"<p>{words.mark(paragraph)}</p>" for paragraph in opening.paragraphs),
+    ]
+    if opening.reservations:
+        items = "\n".join(f"<li>{words.mark(text)}</li>" for text in opening.reservations)
+        parts.append(f'<h3>Before you believe it</h3>\n<ul class="reservations">\n{items}\n</ul>')
+    return "\n".join(['<section class="opening" aria-labelledby="opening">', *parts, "</section>\n"])
 
 
-def _warnings(warnings: Sequence[str]) -> str:
+def _warnings(warnings: Sequence[str], words: Words) -> str:
     if not warnings:
         return ""
-    items = "".join(f"<li>{escape(warning)}</li>\n" for warning in warnings)
+    words.new_part()
+    items = "".join(f"<li>{words.mark(warning)}</li>\n" for warning in warnings)
     heading = '<h2 id="warnings">Warnings</h2>'
-    return f'<section class="warnings" aria-labelledby="warnings">\n{heading}\n<ul>\n{items}</ul>\n</section>'
+    return f'<section class="warnings" aria-labelledby="warnings">\n{heading}\n<ul>\n{items}</ul>\n</section>\n'
 
 
-def _contents(sections: Sequence[Section]) -> str:
+def _contents(titles: Sequence[str]) -> str:
     items = "".join(
-        f'<li><a href="#section-{number}">{escape(section.title)}</a></li>\n'
-        for number, section in enumerate(sections, 1)
+        f'<li><a href="#section-{number}">{escape(title)}</a></li>\n' for number, title in enumerate(titles, 1)
     )
     heading = '<h2 id="contents">Contents</h2>'
     return f'<nav class="contents" aria-labelledby="contents">\n{heading}\n<ol>\n{items}</ol>\n</nav>'
 
 
-def _section(section: Section, number: int) -> str:
-    name = f"section-{number}"
-    parts = [f"<p>{escape(paragraph)}</p>" for paragraph in section.paragraphs]
-    parts += [_table(table, section.title) for table in section.tables]
+def _section(section: Section, number: int, words: Words) -> str:
+    words.new_part()
+    parts = [f"<p>{words.mark(paragraph)}</p>" for paragraph in section.paragraphs]
+    parts += [_table(table, section.title, place, words) for place, table in enumerate(section.tables, 1)]
     parts += [_figure(drawn.figure, f"figure-{number}-{place}") for place, drawn in enumerate(section.figures, 1)]
-    heading = f'<h2 id="{name}">{escape(section.title)}</h2>'
+    if section.downloads:
+        parts.append(f'<p class="downloads">{" ".join(map(_link, section.downloads))}</p>')
+    return _part(number, section.title, parts)
+
+
+def _part(number: int, title: str, parts: Sequence[str]) -> str:
+    name = f"section-{number}"
+    heading = f'<h2 id="{name}">{escape(title)}</h2>'
     return "\n".join([f'<section aria-labelledby="{name}">', heading, *parts, "</section>\n"])
 
 
-def _table(table: PageTable, title: str) -> str:
+def _link(file: Download) -> str:
+    """A link that saves the file; it is in the page, so that this works without a server."""
+    kind = "text/csv" if file.name.endswith(".csv") else "text/plain"
+    address = f"data:{kind};charset=utf-8,{quote(file.text, safe=',;:@+[]()')}"
+    return f'<a download="{escape(file.name)}" href="{escape(address)}">Download {escape(file.name)}</a>'
+
+
+def _table(table: PageTable, title: str, number: int, words: Words) -> str:
     """A table in a box of its own, which scrolls (also by keyboard) where the page is too narrow."""
     wrong = [len(row) for row in table.rows if len(row) != len(table.header)]
     if wrong:
         raise ValueError(f"got a row of {wrong[0]} cells in {title!r}, expected {len(table.header)} as in the header")
     columns = [all(NUMBER.fullmatch(row[column]) for row in table.rows) for column in range(len(table.header))]
     classes = [' class="number"' if column and right else "" for column, right in enumerate(columns)]
-    head = "".join(f'<th scope="col"{css}>{escape(cell)}</th>' for cell, css in zip(table.header, classes, strict=True))
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    rows = "".join(_row(row, classes) for row in table.rows)
-    label = escape(table.caption or title)
+    cells = zip(table.header, classes, strict=True)
+    head = "".join(f'<th scope="col"{css}>{words.mark(cell)}</th>' for cell, css in cells)
+    caption = f"<caption><span>{escape(table.caption)}</span></caption>" if table.caption else ""
+    rows = "".join(_row(row, classes, words) for row in table.rows)
+    label = escape(f"{title}, table {number}")  # no two regions of a page may have one name
     return (
         f'<div class="table" role="region" tabindex="0" aria-label="{label}">\n<table>{caption}\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>"
     )
 
 
-def _row(row: Sequence[str], classes: Sequence[str]) -> str:
-    name = re.sub(r"([_.])", r"\1<wbr>", escape(row[0]))  # setting names and labels break where a reader would
+def _breakable(name: str) -> str:
+    """Escaped; setting names and labels break where a reader would."""
+    return re.sub(r"([_.])", r"\1<wbr>", escape(name))
+
+
+def _row(row: Sequence[str], classes: Sequence[str], words: Words) -> str:
     wide = ' class="long"' if len(row[0]) > LONG_NAME else ""
-    cells = [f'<th scope="row"{wide}>{name}</th>']
+    name = words.mark(row[0], _breakable)
+    cells = [f'<th scope="row"{wide}>{name}</th>' if name else "<td></td>"]  # nothing: the row above goes on
     for cell, css in zip(row[1:], classes[1:], strict=True):
         css = css or (' class="long"' if len(cell) > LONG else "")
         cells.append(f"<td{css}>{_cell(cell)}</td>")
@@ -177,7 +233,8 @@ def _figure(figure: go.Figure, name: str) -> str:
     named = f' aria-labelledby="{name}-caption"' if label else f' aria-label="{escape(_plain(caption))}"'
     width = PANEL_WIDTH * _num_columns(figure)
     inner = f'<div style="min-width:{width}px">\n{html}\n</div>'
-    return f'<figure{named}>\n{label}\n<div class="plot">\n{inner}\n</div>\n</figure>'
+    box = f'<div class="plot" role="group" tabindex="0"{named}>'  # scrolls by keyboard too
+    return f"<figure{named}>\n{label}\n{box}\n{inner}\n</div>\n</figure>"
 
 
 def _fitted(figure: go.Figure) -> go.Figure:

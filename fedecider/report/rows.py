@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedecider.evaluation.statistics import Interval, PerDomain, Persons, table_intervals
+from fedecider.evaluation.statistics import Comparison, Interval, PerDomain, Persons, table_intervals
 from fedecider.federation.streams import stream
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
@@ -44,6 +44,11 @@ def result_rows(
 def rows_data(rows: Sequence[ResultRow], domain: str) -> dict[str, dict[str, dict[str, float]]]:
     """The rows of one domain as plain data: label -> metric -> mean, low, high."""
     return {row.label: {name: value._asdict() for name, value in row.values[domain].items()} for row in rows}
+
+
+def comparisons_data(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Paired tests as plain data, for JSON and for `fedecider.report.verdict`."""
+    return [{**one._asdict(), "difference": one.difference._asdict()} for one in comparisons]
 
 
 def view_labels(method: str, views: Sequence[str]) -> dict[str, str]:

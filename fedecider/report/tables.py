@@ -19,6 +19,8 @@ from fedecider.evaluation.protocols import Protocol, stamp
 from fedecider.evaluation.statistics import Interval
 from fedecider.report.rows import METRICS, ResultRow, rows_data
 
+ENDS = ("mean", "low", "high")
+
 
 class ResultTable(NamedTuple):
     """All rows of a table with what must be said under it."""
@@ -83,12 +85,34 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
+def values_csv(rows: Sequence[ResultRow]) -> str:
+    """Every number of every row as CSV, unrounded."""
+    cells = (
+        [domain, row.label, row.kind, name, *value]
+        for row in rows
+        for domain in shown_domains(rows)
+        for name, value in row.values[domain].items()
+    )
+    return csv_text(["domain", "row", "kind", "metric", "mean", "low", "high"], cells)
+
+
+def comparisons_csv(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """Paired tests (``rows.comparisons_data``) as CSV, unrounded."""
+    names = ("domain", "metric", "first", "second")
+    found = ("p_value", "p_holm", "effect_size")
+    cells = (
+        [*(one[name] for name in names), *(one["difference"][end] for end in ENDS), *(one[name] for name in found)]
+        for one in comparisons
+    )
+    return csv_text([*names, "difference", *ENDS[1:], *found], cells)
+
+
 def interval_text(value: Interval | Mapping[str, Any] | None, digits: int = 4, bold: bool = False) -> str:
     """``0.1234 [0.1100, 0.1400]``; a dash for what there is none of."""
     if value is None:
         return "-"
     found = value._asdict() if isinstance(value, Interval) else value
-    mean, low, high = (number_text(found[name], digits) for name in ("mean", "low", "high"))
+    mean, low, high = (number_text(found[name], digits) for name in ENDS)
     return f"{f'**{mean}**' if bold else mean} [{low}, {high}]"
 
 

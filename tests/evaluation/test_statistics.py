@@ -22,6 +22,7 @@ from fedecider.evaluation.statistics import (
     holm,
     metric_intervals,
     paired_permutation_test,
+    shared_persons,
     table_intervals,
     verdict,
 )
@@ -201,6 +202,25 @@ def test_compare_table_finds_the_winner_and_says_so():
     assert {name for _, _, name in winners} == {"fedecider"}
     assert len(winners) == 6
     assert compare_table(table_of_three(), generator(12), num_permutations=2000, num_resamples=300) == rows
+
+
+def test_the_mean_over_domains_alone_is_a_smaller_family():
+    pairs = [("local", "fedecider")]
+    whole = compare_table(table_of_three(), generator(12), pairs=pairs, each_domain=False, num_resamples=300)
+    assert [(row.domain, row.metric) for row in whole] == [("macro", "hit@10"), ("macro", "ndcg@10")]
+    every = compare_table(table_of_three(), generator(12), pairs=pairs, num_resamples=300)
+    means = {(row.domain, row.metric): row.difference.mean for row in every}
+    assert [row.difference.mean for row in whole] == [means[row.domain, row.metric] for row in whole]
+    single = {name: {"crime": positions["crime"]} for name, positions in table_of_three().items()}
+    alone = compare_table(single, generator(12), pairs=pairs, each_domain=False, num_resamples=300)
+    assert [row.domain for row in alone] == ["crime", "crime"]
+
+
+def test_persons_are_units_only_where_somebody_is_in_two_domains():
+    users = {"crime": ["a", "b"], "comics": ["c", "b"]}
+    assert shared_persons(users) is users
+    assert shared_persons({"crime": ["a", "b"], "comics": ["c", "d"]}) is None
+    assert shared_persons({"crime": ["a"]}) is None
 
 
 def test_a_winner_must_beat_every_other_method():

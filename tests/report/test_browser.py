@@ -1,43 +1,34 @@
-"""The report page in a real browser: it draws, fits a phone, prints, and its sliders move."""
+"""The report page in a real browser: it draws, fits a phone, prints, explains its words, and hands out its numbers."""
 
-import shutil
+import csv
+import time
 
 import plotly.graph_objects as go
 import pytest
+from analysis_toys import toy_domains, toy_run
+from browser import axe_script, axe_violations, chromium, console_lines, open_at
+from run_toys import write_run
 
+from fedecider.llm.run_analysis import run_analysis
+from fedecider.llm.run_page import run_page
+from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import PlotFigure, validation_curves
-from fedecider.report.page import PageTable, Section, write_page
+from fedecider.report.page import Download, Opening, PageTable, Section, write_page
 from fedecider.report.page_style import PRINT_WIDTH
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
-DRIVER = shutil.which("chromedriver")
-OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 PAPER = 680  # pixels between the margins of A4
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium or no chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
-    driver.set_page_load_timeout(60)
-    yield driver
-    driver.quit()
+def saved(tmp_path_factory):
+    """Where the browser saves what it downloads."""
+    return tmp_path_factory.mktemp("browser")
+
+
+@pytest.fixture(scope="module")
+def browser(saved):
+    with chromium(saved) as driver:
+        yield driver
 
 
 def slider_figure() -> PlotFigure:
@@ -55,30 +46,27 @@ def slider_figure() -> PlotFigure:
     return PlotFigure(figure, {})
 
 
+NUMBERS = Download("numbers.csv", f'row,mean\n"a, b",{0.1 + 0.2!r}\n#%&,1e-17\n')
+SCORES = PageTable(["row", "hit@10"], [["zero-shot student", "0.1"], ["", "0.2"]], "a caption " * 30)
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """A page with everything that is hard on a phone: a wide table, a long word, three panels, a slider."""
     curves = {"after": {name: [0.1, 0.2, 0.15] for name in ("crime", "comics", "children")}}
     wide = PageTable([f"column {n}" for n in range(12)], [["word" * 5] * 12] * 3, "wide")
     sections = [
-        Section("Curves", ["A" * 200], [wide], [validation_curves(curves, [1, 2, 3], selected_round=2)]),
-        Section("Slider", ["x"], [], [slider_figure()]),
+        Section("Curves", ["A" * 200], [wide], [validation_curves(curves, [1, 2, 3], selected_round=2)], [NUMBERS]),
+        Section("Slider", ["The end of the line has a canary", "seed"], [SCORES], [slider_figure()]),
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    return write_page(path, "Run toy <b>", "fedecider on three domains", sections, ["a warning"])
-
-
-def open_at(browser, page, width: int, height: int = 800):
-    """``page`` on a screen of ``width`` pixels; windows themselves do not get narrower than about 500."""
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get_log("browser")  # what earlier pages left
-    browser.get(page.as_uri())
+    opening = Opening("Would one switch it on?", "No: the canary sings.", ["hit@10 " * 40, "ndcg@10"], ["One seed."])
+    return write_page(path, "Run toy <b>", "fedecider on three domains", sections, ["a leak"], opening)
 
 
 def test_everything_is_drawn_and_nothing_is_loaded(browser, page):
-    open_at(browser, page, 1200)
-    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
+    open_at(browser, page.as_uri(), 1200)
+    assert console_lines(browser) == []
     drawn = browser.execute_script(
         "return [...document.querySelectorAll('figure')].map(f => f.querySelectorAll('svg.main-svg').length)"
     )
@@ -89,7 +77,7 @@ def test_everything_is_drawn_and_nothing_is_loaded(browser, page):
 
 
 def test_the_page_fits_a_phone(browser, page):
-    open_at(browser, page, 375)
+    open_at(browser, page.as_uri(), 375)
     assert browser.execute_script("return window.innerWidth") == 375
     assert browser.execute_script("return document.scrollingElement.scrollWidth") <= 375
     wide = "const box = document.querySelector('.table'); return [box.scrollWidth, box.clientWidth]"
@@ -104,7 +92,7 @@ def test_the_page_fits_a_phone(browser, page):
 def test_a_slider_moves(browser, page):
     from selenium.webdriver.common.action_chains import ActionChains
 
-    open_at(browser, page, 1200)
+    open_at(browser, page.as_uri(), 1200)
     state = """const plot = document.getElementById('figure-2-1');
         return [plot.layout.title.text, plot.data[0].y, plot.layout.sliders[0].active]"""
     assert browser.execute_script(state) == ["round 1", [1, -2], 0]
@@ -115,8 +103,9 @@ def test_a_slider_moves(browser, page):
 
 
 def test_print_hides_nothing_and_fits_the_paper(browser, page):
-    open_at(browser, page, PAPER)
-    hidden = """return [...document.querySelectorAll('h1, h2, p, th, td, figcaption, .main-svg, .warnings li, nav a')]
+    open_at(browser, page.as_uri(), PAPER)
+    hidden = """return [...document.querySelectorAll(
+        'h1, h2, p:not(.downloads), dfn, dd, th, td, figcaption, .main-svg, .warnings li, nav a')]
         .filter(e => getComputedStyle(e).display === 'none' || getComputedStyle(e).visibility === 'hidden'
                      || e.getBoundingClientRect().width === 0).map(e => e.outerHTML.slice(0, 80))"""
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -131,10 +120,126 @@ def test_print_hides_nothing_and_fits_the_paper(browser, page):
 
 
 def test_drawings_take_the_width_of_the_paper_and_go_back(browser, page):
-    open_at(browser, page, 1200)
+    open_at(browser, page.as_uri(), 1200)
     width = "return document.querySelector('#figure-1-1 .main-svg').getBoundingClientRect().width"
     before = browser.execute_script(width)
     browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     assert browser.execute_script(width) == PRINT_WIDTH
     browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
     assert browser.execute_script(width) == before > PRINT_WIDTH
+
+
+SHOWN = """const tip = document.querySelectorAll('dfn')[arguments[0]].querySelector('.tip');
+    const box = tip.getBoundingClientRect();
+    return [getComputedStyle(tip).visibility, box.left >= 0 && box.right <= innerWidth && box.bottom <= innerHeight]"""
+
+
+def shown(browser, number: int) -> list:
+    time.sleep(0.4)  # a tip stays for a moment, so that a pointer can reach it
+    return browser.execute_script(SHOWN, number)
+
+
+@pytest.mark.parametrize("width", [375, 800, 1200])
+def test_every_word_is_explained_on_focus_within_the_screen(browser, page, width):
+    open_at(browser, page.as_uri(), width)
+    num = browser.execute_script("return document.querySelectorAll('dfn').length")
+    assert num >= 8
+    for number in range(num):
+        focus = (
+            "const e = document.querySelectorAll('dfn')[arguments[0]]; e.scrollIntoView({block: 'center'}); e.focus()"
+        )
+        browser.execute_script(focus, number)
+        assert browser.execute_script(SHOWN, number) == ["visible", True], (width, number)
+    assert browser.execute_script("return document.scrollingElement.scrollWidth") <= width
+    described = """return [...document.querySelectorAll('dfn')].every(e => e.querySelector('.tip').textContent
+        === document.getElementById(e.getAttribute('aria-describedby')).textContent)"""
+    assert browser.execute_script(described)
+
+
+def test_words_are_reached_by_keyboard_and_pointer_and_put_away_by_escape(browser, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    open_at(browser, page.as_uri(), 1200)
+    assert shown(browser, 0)[0] == "hidden"
+    keys = ActionChains(browser)
+    keys.send_keys(Keys.TAB, Keys.TAB).perform()  # past the link that skips
+    assert browser.execute_script("return document.activeElement === document.querySelector('dfn')")
+    assert shown(browser, 0)[0] == "visible"
+    ActionChains(browser).send_keys(Keys.ESCAPE).perform()
+    assert shown(browser, 0)[0] == "hidden"
+    ActionChains(browser).send_keys(Keys.TAB).perform()
+    assert shown(browser, 1)[0] == "visible"
+    browser.execute_script("document.activeElement.blur()")
+    assert shown(browser, 1)[0] == "hidden"
+    ActionChains(browser).move_to_element(browser.find_element("css selector", "dfn")).perform()
+    assert shown(browser, 0)[0] == "visible"
+    ActionChains(browser).move_to_element(browser.find_element("css selector", "dfn .tip")).perform()
+    assert shown(browser, 0)[0] == "visible"  # the pointer may rest on it
+
+
+def test_a_touch_explains_a_word(browser, page):
+    open_at(browser, page.as_uri(), 375)
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        box = browser.execute_script(
+            """const e = document.querySelectorAll('dfn')[1]; e.scrollIntoView({block: 'center'});
+            const box = e.getBoundingClientRect(); return [box.left + 3, box.top + 3]"""
+        )
+        point = {"x": box[0], "y": box[1]}
+        browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [point]})
+        browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        assert shown(browser, 1) == ["visible", True]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_a_caption_stays_in_sight_where_its_table_scrolls(browser, page):
+    open_at(browser, page.as_uri(), 375)
+    right = (
+        "return Math.max(...[...document.querySelectorAll('caption span')].map(e => e.getBoundingClientRect().right))"
+    )
+    assert browser.execute_script(right) <= 375
+
+
+def test_a_table_is_saved_from_a_file_without_a_server(browser, page, saved):
+    open_at(browser, page.as_uri(), 1200)
+    browser.execute_script("document.querySelector('a[download]').scrollIntoView({block: 'center'})")
+    browser.find_element("css selector", "a[download]").click()
+    path, deadline = saved / "numbers.csv", time.monotonic() + 20
+    while not path.is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert path.read_text(encoding="utf-8") == NUMBERS.text
+    assert [float(row[1]) for row in list(csv.reader(path.open()))[1:]] == [0.1 + 0.2, 1e-17]
+    assert browser.current_url == page.as_uri()
+    assert console_lines(browser) == []
+
+
+SCREENS = [(1200, False), (1200, True), (375, False), (375, True)]
+
+
+@pytest.mark.parametrize(("width", "dark"), SCREENS)
+def test_axe_finds_nothing(browser, page, width, dark):
+    script = axe_script()
+    open_at(browser, page.as_uri(), width, dark=dark)
+    assert axe_violations(browser, script) == []
+    browser.execute_script("document.querySelector('dfn').focus()")  # with a tip open
+    assert axe_violations(browser, script) == []
+
+
+@pytest.fixture(scope="module")
+def whole_page(tmp_path_factory):
+    """The page of a run with all that it can have: examples, memory aside, and every analysis."""
+    root = tmp_path_factory.mktemp("run")
+    analysis = run_analysis(toy_run(root / "analysed"), toy_domains(), {}, "tfidf")
+    return run_page(write_run(root / "run"), sections_of(analysis))
+
+
+@pytest.mark.parametrize(("width", "dark"), SCREENS)
+def test_the_page_of_a_run_is_whole_quiet_and_accessible(browser, whole_page, width, dark):
+    open_at(browser, whole_page.as_uri(), width, dark=dark)
+    assert console_lines(browser) == []
+    assert browser.execute_script("return document.scrollingElement.scrollWidth") <= width
+    undrawn = "return [...document.querySelectorAll('figure')].filter(f => !f.querySelector('svg.main-svg')).length"
+    assert browser.execute_script(undrawn) == 0
+    assert axe_violations(browser, axe_script()) == []

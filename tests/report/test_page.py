@@ -2,12 +2,13 @@
 
 import re
 from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import plotly.graph_objects as go
 import pytest
 
 from fedecider.report.figures import PlotFigure, validation_curves
-from fedecider.report.page import PageTable, Section, write_page
+from fedecider.report.page import Download, Opening, PageTable, Section, write_page
 
 HOSTILE = "<script>alert(1)</script> & \"quoted\" 'x' </td>"
 
@@ -51,7 +52,9 @@ def example(path, title="Run toy"):
         Section("Results", ["First.", HOSTILE], [PageTable(["row", "hit@10", "note"], rows, "crime")], [curves()]),
         Section(HOSTILE, figures=[curves(), PlotFigure(go.Figure(go.Scatter(x=[HOSTILE], y=[-2])), {})]),
     ]
-    return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE])
+    sections[0] = sections[0]._replace(downloads=[Download('a"b.csv', "row,x\n<&>#%,0.1\n")])
+    opening = Opening("Would one?", f"No: {HOSTILE}", ["A canary."], [HOSTILE])
+    return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE], opening)
 
 
 def test_structure_that_a_screen_reader_can_follow(tmp_path):
@@ -60,9 +63,9 @@ def test_structure_that_a_screen_reader_can_follow(tmp_path):
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.of("meta")
     assert len(page.of("h1")) == 1
     headings = [attrs["id"] for attrs in page.of("h2")]
-    assert headings == ["warnings", "contents", "section-1", "section-2"]
-    links = [attrs["href"] for attrs in page.of("a")]
-    assert links == ["#main", "#section-1", "#section-2"]
+    assert headings == ["opening", "warnings", "contents", "section-1", "section-2", "section-3"]
+    links = [attrs["href"] for attrs in page.of("a") if "download" not in attrs]
+    assert links == ["#main", "#section-1", "#section-2", "#section-3"]
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
     assert {link[1:] for link in links} <= set(ids)
@@ -70,7 +73,7 @@ def test_structure_that_a_screen_reader_can_follow(tmp_path):
     assert [attrs.get("class") for attrs in page.of("td")] == ["number", None, "number", "long"]
     assert len(page.of("figcaption")) == len(page.of("figure")) == 3
     assert all(
-        attrs.get("aria-labelledby", attrs.get("aria-label", "missing")) in [*ids, "crime"]
+        attrs.get("aria-labelledby", attrs.get("aria-label", "missing")) in [*ids, "Results, table 1"]
         for tag, attrs in page.tags
         if tag in ("section", "nav", "figure") or attrs.get("role") == "region"
     )
@@ -81,7 +84,7 @@ def test_foreign_texts_are_text(tmp_path):
     page, text = outline(path), path.read_text(encoding="utf-8")
     assert "<script>alert" not in text
     shown = [tag for tag, data in page.texts if data == HOSTILE]
-    assert shown == ["title", "h1", "li", "a", "p", "th", "td", "h2"]
+    assert shown == ["title", "h1", "li", "li", "a", "p", "th", "td", "h2"]
     assert next(data for tag, data in page.texts if tag == "p") == "two <domains>"
     assert len(page.of("script")) == 1 + 3 + 1  # plotly.js, one per figure, ours
 
@@ -100,13 +103,41 @@ def test_the_library_is_there_once_and_only_where_it_is_needed(tmp_path):
     assert "<script" not in plain.read_text(encoding="utf-8")
 
 
+def test_words_are_explained_where_they_stand_and_in_a_list_of_those_that_occur(tmp_path):
+    text = example(tmp_path).read_text(encoding="utf-8")
+    page = outline(tmp_path / "page.html")
+    marked = [attrs["aria-describedby"] for attrs in page.of("dfn")]
+    assert marked == ["meaning-canary", "meaning-leak", "meaning-hit-k"]
+    assert all(attrs["tabindex"] == "0" for attrs in page.of("dfn"))
+    assert sorted(attrs["id"] for attrs in page.of("dd")) == sorted(marked)
+    assert text.index("<dl") > text.rindex("<table")
+    assert '<a href="#section-3">Glossary</a>' in text
+    none = write_page(tmp_path / "plain.html", "t", "s", [Section("only text", ["x"])]).read_text(encoding="utf-8")
+    assert "Glossary" not in none
+
+
+def test_files_can_be_saved_from_the_page(tmp_path):
+    (link,) = [attrs for attrs in outline(example(tmp_path)).of("a") if "download" in attrs]
+    assert link["download"] == 'a"b.csv'
+    kind, _, data = link["href"].partition(",")
+    assert kind == "data:text/csv;charset=utf-8"
+    assert not set(data) & set('\n <>#&"')
+    assert unquote(data) == "row,x\n<&>#%,0.1\n"
+
+
+def test_a_row_without_a_name_has_no_empty_heading(tmp_path):
+    table = PageTable(["a", "b"], [["x", "1"], ["", "2"]])
+    path = write_page(tmp_path / "p.html", "t", "s", [Section("s", tables=[table])])
+    assert '<tr><td></td><td class="number">2</td></tr>' in path.read_text(encoding="utf-8")
+
+
 def test_nothing_is_loaded(tmp_path):
     page = outline(example(tmp_path))
     policy = [attrs["content"] for attrs in page.of("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
     assert policy[0].startswith("default-src 'none';")
     assert "http" not in policy[0]
     assert not [attrs for _, attrs in page.tags if {"src", "srcset", "data", "poster"} & set(attrs)]
-    assert all(attrs["href"].startswith("#") for _, attrs in page.tags if "href" in attrs)
+    assert all(attrs["href"].startswith(("#", "data:text/csv;")) for _, attrs in page.tags if "href" in attrs)
     assert not {"link", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
     style = "".join(data for tag, data in page.texts if tag == "style")
     assert "prefers-color-scheme: dark" in style

@@ -1,130 +1,30 @@
 """The page of a run folder made of hand-written files: what it says, what it warns of, what it refuses."""
 
+import csv
+import io
 import json
 import re
 import runpy
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, intervals, write_run
 
 from fedecider.llm import run_report
-from fedecider.llm.run_page import interval_bars, page_colours, read_files, run_page
+from fedecider.llm.run_page import interval_bars, page_colours, read_files, results_csv, run_page
 from fedecider.llm.run_report import ReportConfig, cached_user_texts, finish_report
-from fedecider.llm.run_warnings import run_warnings
-from fedecider.llm.run_words import GLOSSARY, opening
+from fedecider.llm.run_warnings import canary_alarms, run_warnings
+from fedecider.llm.run_words import run_evidence, run_opening
 from fedecider.report.figures import COLOURS, DOMAIN_COLOURS
 from fedecider.report.page import Section
-from fedecider.running.run_folder import RunFolder
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
-REPORTED = "fedecider (post_broadcast)"
-HOSTILE = "<script>alert('a title')</script>"
-
-
-def intervals(mean, low=None, high=None):
-    names = [f"{kind}@{k}" for kind in ("hit", "ndcg", "mrr") for k in (5, 10, 20)]
-    return {
-        name: {"mean": mean, "low": mean - 0.02 if low is None else low, "high": high or mean + 0.03} for name in names
-    }
-
-
-def domain(model, popularity, canary=0.04):
-    test = {REPORTED: intervals(model), "popularity": intervals(popularity), "memoriser": intervals(canary)}
-    return {"num_users": 9, "num_items": 7, "chance_hit@10": 0.05, "test": test}
-
-
-METRICS = {
-    "protocol": "strict",
-    "method": "fedecider",
-    "reported": REPORTED,
-    "best_round": 2,
-    "best_valid_ndcg@10": 0.25,
-    "num_beams": 20,
-    "length_penalty": 0.0,
-    "domains": {"crime": domain(0.3125, 0.11), "comics": domain(0.07, 0.0625)},
-    "macro": {"test": {REPORTED: intervals(0.19125), "popularity": intervals(0.08625)}},
-}
-CONFIG = {
-    "run": {
-        "domains": "crime,comics",
-        "data": "/home/someone/prepared",
-        "output": "",
-        "cache": ".cache",
-        "participation": 0.5,
-        "lora_rank": 4,
-        "seed": 11,
-        "pretrain": {"vocab_size": 77},
-    },
-    "training": {"local_epochs": 2, "learning_rate": 0.003},
-    "ranking": {"num_beams": 20},
-    "method": {"alpha_init": 2.0},
-}
-RECORD = {
-    "config": CONFIG,
-    "protocol": "strict",
-    "data": {"crime": "aa11", "comics": "bb22"},
-    "python": "3.11.0",
-    "versions": {"torch": "2.9.0"},
-    "machine": {"system": "Linux"},
-    "commit": "c0ffee",
-    "command": "federate.py --data /home/someone/prepared",
-}
-
-
-def round_record(number, finite=True, num_untrained=0):
-    valid = {"post_broadcast": [{"ndcg@10": 0.1 * number}, {"ndcg@10": 0.4 - 0.1 * number}]}
-    clients = [{"client": 0, "finite": finite}, {"client": 1, "finite": True, "num_untrained": num_untrained}]
-    return {
-        "round": number,
-        "valid": valid,
-        "clients": clients,
-        "train_s": 2.0 * number,
-        "wall_s": 3.0,
-        "evaluate_s": 1.0,
-    }
-
-
-ROUNDS = [round_record(1, num_untrained=3), round_record(2, finite=False), round_record(3, num_untrained=1)]
-
-
-def card(**clients):
-    events = {"users": 9, "events": 1234, "length": {"mean": 5.25}, "timestamps": "known", "tied_last_two_share": 0.0}
-    return {"items": {"count": 7}, "clients": {**events, **clients}, "public": {"users": 40}}
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A finished run of two domains and three rounds."""
-    root = tmp_path / "toy"
-    root.mkdir()
-    sizes = [{"crime": {"down": 100, "up": 10}, "comics": {"down": 200, "up": 20}}, {"crime": {"down": 3000, "up": 10}}]
-    example = {
-        "history": ["Old", HOSTILE],
-        "num_history": 6,
-        "held_out": "Wanted",
-        "position": 1,
-        "recommended": [{"title": "Other", "held_out": False}, {"title": "Wanted", "held_out": True}],
-    }
-    content = {
-        "run.json": RECORD,
-        "metrics.json": METRICS,
-        "communication.json": {
-            "unit": "bytes",
-            "adapter_scalars": 5,
-            "rounds": [{"round": n, "clients": clients} for n, clients in enumerate(sizes, 1)],
-        },
-        "fusion_weights.json": {
-            "domains": ["crime", "comics"],
-            "rounds": [1, 2, 3],
-            "alpha": [[[2.0, 2.0], [2.0, 2.0]], [[1.5, -0.25], [0.75, None]], [[1.0, 1.0], [1.0, 1.0]]],
-        },
-        "data_cards.json": {"crime": card(tied_last_two_share=0.125), "comics": card()},
-        "examples.json": {"crime": [example, {**example, "position": None, "recommended": []}]},
-    }
-    for name, value in content.items():
-        (root / name).write_text(json.dumps(value))
-    (root / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in ROUNDS))
-    return RunFolder(root)
+    return write_run(tmp_path / "toy")
 
 
 def body(folder) -> str:
@@ -144,69 +44,116 @@ def test_the_page_says_what_the_files_say(folder):
     for said in ("50% of the clients", "c0ffee", "aa11", "1,234", "12.5%", "vocab_<wbr>size", "77"):
         assert said in text
     titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
-    assert text.index("macro (mean over domains)</caption>") < text.index(
-        "crime</caption>"
+    assert text.index("macro (mean over domains)</span></caption>") < text.index(
+        "crime</span></caption>"
     )  # the shortest answer first
-    assert titles[:3] == ["Results", "Convergence", "Fusion weights"]
+    assert titles[:4] == ["Examples", "Results", "Convergence", "Fusion weights"]
     assert titles[-4:] == ["What was run", "Where it comes from", "All settings", "Glossary"]
 
 
-def test_the_page_opens_with_what_came_out_in_plain_words(folder):
+def test_the_page_opens_with_a_verdict(folder):
     text = body(folder)
-    first = text[text.index('class="opening"') : text.index('id="warnings"')]
-    assert "The method fedecider trained a recommender for each of 2 domains (crime, comics)" in first
-    assert "in 3 rounds" in first
-    assert "For 19.1% of the users, mean over domains," in first
-    assert "guessing would find it for 5.0%" in first
-    assert (
-        "It is better than what needs no training (ndcg@10, mean over domains: 0.1913 against 0.0862 of popularity"
-        in first
-    )
+    first = re.sub(r"<span class=\"tip\".*?</span>|<[^>]*>", "", text[: text.index('id="warnings"')])
+    for said in (
+        f"Would one switch {REPORTED} on?",
+        "Perhaps: it is better than popularity, the best simple rule, with reservations.",
+        f"{REPORTED} ranks the item that a user took next into the first ten for 19.1 [17.1, 22.1] of 100 users, mean",
+        "the best simple rule (popularity) for 8.6 [6.6, 11.6] of 100; guessing for 5.0",
+        "No paired test of these two was made; their 95 % intervals do not overlap.",
+        "the method fedecider trained a recommender for each of 2 domains (crime, comics)",
+        "in 3 rounds",
+        "One seed:",
+    ):
+        assert said in first
+    assert text.index('id="opening"') < text.index('id="warnings"') < text.index('id="contents"')
+    titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
+    assert titles[:2] == ["Examples", "Results"]
 
 
-@pytest.mark.parametrize(
-    ("model", "count", "said"),
-    [
-        (
-            0.30,
-            0.20,
-            "It is better than what needs no training (ndcg@10: 0.3000 against 0.2000 of popularity, the best of these "
-            "rows); the 95 % intervals do not overlap.",
-        ),
-        (
-            0.30,
-            0.29,
-            "It is better than what needs no training (ndcg@10: 0.3000 against 0.2900 of popularity, the best of these "
-            "rows); but the 95 % intervals overlap, so it may be chance.",
-        ),
-        (
-            0.10,
-            0.20,
-            "It is not better than what needs no training (ndcg@10: 0.1000 against 0.2000 of popularity, the best of "
-            "these rows); the 95 % intervals do not overlap.",
-        ),
-    ],
-)
-def test_the_opening_says_whether_the_training_was_worth_it(model, count, said):
-    metrics = {**METRICS, "domains": {"crime": domain(model, count)}}
+def test_what_is_handed_over_is_what_the_verdict_is_about():
+    both = {"fedecider + memory": intervals(0.25), "memory": intervals(0.2), "zero-shot student": intervals(0.1)}
+    rows = {REPORTED: intervals(0.3), **both, "text neighbours + counts": intervals(0.28)}
+    valid = {label: {"hit@10": {"mean": 0.5}} for label in rows}
+    crime = {**domain(0.3, 0.2), "test": rows, "valid": valid}
+    metrics = {**METRICS, "domains": {"crime": crime}}
     del metrics["macro"]
-    assert opening(metrics, 1)[-1] == said
-    assert "the domain crime in 1 round." in opening(metrics, 1)[0]
-    for words in ("hit@10", "ndcg@10", "baseline", "canary", "fusion weights"):
-        assert any(words in term for term, _ in GLOSSARY)
+    evidence = run_evidence({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics)
+    assert evidence.subject == "fedecider + memory"
+    assert list(evidence.beside) == [REPORTED, "memory", "zero-shot student"]
+    assert evidence.num_clients == 1
+    assert evidence.domains == {}
+    assert evidence.valid["text neighbours + counts"] == 0.5
+    assert evidence.alarms == ["Rounds were chosen on 40 users a domain."]
+    assert not evidence.planted
+    said = run_opening(RECORD, metrics, 1)
+    assert "the domain crime in 1 round." in said.paragraphs[-1]
+    sample = {**RECORD, "config": {**CONFIG, "run": {**CONFIG["run"], "data": ""}}}
+    assert run_opening(sample, metrics, 1).answer.startswith("Cannot be said: the data are planted.")
 
 
-def test_text_neighbours_are_among_what_a_model_is_held_to(folder):
-    crime = domain(0.30, 0.20)
-    crime["test"]["text neighbours + counts"] = intervals(0.40)
-    metrics = {**METRICS, "domains": {"crime": crime}, "text_encoder": "TF-IDF + SVD"}
-    del metrics["macro"]
-    assert "0.3000 against 0.4000 of text neighbours + counts" in opening(metrics, 1)[-1]
-    said = "crime: text neighbours + counts has a higher test ndcg@10 (0.4000) than the model (0.3000)"
-    assert said in run_warnings(RECORD, metrics, QUIET, {})
+def test_the_encoder_of_text_neighbours_is_named(folder):
     assert "as vectors of" not in body(folder)  # runs of before
     folder.metrics.write_text(json.dumps({**METRICS, "text_encoder": "TF-IDF <SVD>"}))
-    assert "Text neighbours: item texts as vectors of TF-IDF &lt;SVD&gt;." in body(folder)
+    plain = re.sub(r"<span class=\"tip\".*?</span>|</?dfn[^>]*>", "", body(folder))
+    assert "Text neighbours: item texts as vectors of TF-IDF &lt;SVD&gt;." in plain
+
+
+def test_numbers_to_download_are_those_of_the_files(folder):
+    tests = [
+        {
+            "domain": "macro",
+            "metric": "hit@10",
+            "first": REPORTED,
+            "second": "popularity",
+            "difference": {"mean": 0.10500000000000001, "low": 0.1, "high": 0.2},
+            "p_value": 1 / 3,
+            "p_holm": None,
+            "effect_size": 0.5,
+        }
+    ]
+    changed = {**json.loads(json.dumps(METRICS)), "comparisons": tests}
+    changed["domains"]["crime"]["valid"] = {REPORTED: {"ndcg@10": {"mean": 1 / 7, "low": None, "high": 0.5}}}
+    folder.metrics.write_text(json.dumps(changed))
+    files = saved(body(folder))
+    assert list(files) == ["results.csv", "tests.csv", "validation.csv", "bytes.csv", "seconds.csv"]
+    assert files["results.csv"] == results_csv(json.loads(folder.metrics.read_text()))
+    rows = list(csv.DictReader(io.StringIO(files["results.csv"])))
+    test = {(row["domain"], row["row"], row["metric"]): row for row in rows if row["split"] == "test"}
+    assert len(test) == 9 * (3 + 3 + 2)
+    for name, scope in (*METRICS["domains"].items(), ("macro", METRICS["macro"])):
+        for label, values in scope["test"].items():
+            for metric, value in values.items():
+                found = test[name, label, metric]
+                assert {end: float(found[end]) for end in value} == value  # to the last bit
+    valid = [row for row in rows if row["split"] == "valid"]
+    assert valid == [
+        {
+            "split": "valid",
+            "domain": "crime",
+            "row": REPORTED,
+            "metric": "ndcg@10",
+            "mean": str(1 / 7),
+            "low": "",
+            "high": "0.5",
+        }
+    ]
+    assert files["tests.csv"].splitlines()[1].split(",")[4:] == [
+        "0.10500000000000001",
+        "0.1",
+        "0.2",
+        str(1 / 3),
+        "",
+        "0.5",
+    ]
+    assert f"post_broadcast,comics,3,{0.4 - 0.1 * 3}" in files["validation.csv"].splitlines()
+    assert "1,comics,200,20" in files["bytes.csv"].splitlines()
+    assert "2,4.0,3.0,1.0" in files["seconds.csv"].splitlines()
+
+
+def saved(text: str) -> dict[str, str]:
+    """Name -> text of every file that a page holds."""
+    links = re.findall(r'<a download="([^"]*)" href="data:text/csv;charset=utf-8,([^"]*)"', text)
+    return {name: unquote(address) for name, address in links}
 
 
 def test_one_thing_has_one_colour_on_the_page(folder):
@@ -223,11 +170,12 @@ def test_one_thing_has_one_colour_on_the_page(folder):
 
 def test_examples_mark_the_held_out_item_and_are_escaped(folder):
     text = body(folder)
-    assert "crime, reader 1: the held-out item is at place 2" in text
-    assert "crime, reader 2: the held-out item is not among the returned items" in text
-    assert '<th scope="row">2 ✓</th><td>Wanted</td>' in text
-    assert '<th scope="row">1</th><td>Other</td>' in text
-    assert "(4 older)" in text
+    assert "crime, user 1 took “Wanted” next: found at place 2" in text
+    assert "crime, user 2 took “Wanted” next: not among the returned items" in text
+    assert '<th scope="row">1</th><td>Old</td><td>Other</td>' in text
+    assert "<td>✓ Wanted</td>" in text
+    assert "had (and 4 before)" in text
+    assert text.index("Old</td>") < text.index('id="section-2"')  # before the tables
     assert "&lt;script&gt;alert(&#x27;a title&#x27;)" in text
     assert "<script>alert" not in text
 
@@ -252,11 +200,15 @@ def test_warnings_name_what_is_wrong():
     expected = [
         ("crime", "refused in round 2;"),
         ("comics", "1 adapted modules"),  # the newest count, not the one of round 1
-        ("crime", "12.5%"),
+        ("crime", "the last two events of 12.5% of the users"),
         ("crime", "50.0% of the users had their test item before"),
         ("comics", "group of public users is empty"),
     ]
     found = run_warnings(RECORD, METRICS, ROUNDS, cards)
+    both = {name: card(tied_last_two_share=0.25) for name in METRICS["domains"]}
+    assert (
+        "crime, comics: the last two events of 25.0%, 25.0% of the users" in run_warnings(RECORD, METRICS, [], both)[0]
+    )
     for said, (name, words) in zip(found, expected, strict=True):
         assert said.startswith(f"{name}: ")
         assert words in said
@@ -269,14 +221,16 @@ def changed(**changes):
 QUIET = [{"round": 1, "clients": []}]
 
 
-def test_a_leak_a_beaten_model_and_an_unclear_origin_are_said():
+def test_a_leak_and_an_unclear_origin_are_said():
     leaking = run_warnings(RECORD, changed(protocol="paper"), QUIET, {})
     assert leaking[0] == "paper protocol: LEAKS the held-out item; the memoriser scores hit@10 0.040"
     above = changed(domains={"crime": domain(0.2, 0.25, canary=0.5)})
-    found = run_warnings({**RECORD, "commit": None}, above, QUIET, {})
-    assert "crime: the memoriser, which knows nothing about items, is above chance" in found[0]
-    assert "popularity has a higher test ndcg@10 (0.2500) than the model (0.2000)" in found[1]
-    assert "commit is not known" in found[2]
+    (alarm,) = canary_alarms(above)
+    assert "crime: the memoriser, which knows nothing about items, is above chance" in alarm
+    assert canary_alarms({**above, "protocol": "strict/keep_seen"}) == []  # it knows what the user had before
+    assert run_evidence(RECORD, above, [alarm]).alarms == [alarm]
+    (found,) = run_warnings({**RECORD, "commit": None}, above, QUIET, {})
+    assert "commit is not known" in found
     dirty = run_warnings(
         {**RECORD, "commit": "c0ffee-dirty"}, changed(best_round=3), [*QUIET, {"round": 3, "clients": []}], {}
     )
@@ -342,7 +296,6 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
     broken = {
         "do not fit together": ("metrics.json", json.dumps({**METRICS, "reported": "other"})),
         "got a damaged": ("metrics.json", "{"),
-        "embedding track": ("run.json", json.dumps({"config": {"run": {}}, "data": {}})),
     }
     for expected, (name, content) in broken.items():
         (folder.root / name).write_text(content)
@@ -350,6 +303,9 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
         error = capsys.readouterr().err
         assert expected in error
         assert "Traceback" not in error
+    (folder.root / "run.json").write_text(json.dumps({"config": {"run": {}}, "data": {}}))
+    assert call("--run", str(folder.root), "--data", "somewhere") == 2
+    assert "a run of the embedding track, expected none: leave it out" in capsys.readouterr().err
     (folder.root / "run.json").write_text(json.dumps(RECORD))
     (folder.root / "metrics.json").unlink()
     assert call("--run", str(folder.root)) == 2

@@ -1,0 +1,82 @@
+"""The words with which the page of a comparison begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from fedecider.comparison.baselines import SASREC, SASREC_TEXT
+from fedecider.comparison.collect import Collected
+from fedecider.comparison.plan import CompareConfig, RowRuns
+from fedecider.evaluation.metrics import MACRO
+from fedecider.llm.baselines import STUDENT, UNTRAINED
+from fedecider.llm.run_warnings import canary_alarms
+from fedecider.llm.run_words import valid_hits
+from fedecider.report.page import Opening
+from fedecider.report.rows import comparisons_data, rows_data
+from fedecider.report.tables import shown_domains
+from fedecider.report.verdict import Evidence, opening
+from fedecider.running.damage import read_object
+
+BESIDE = {"local": "the same training without any exchange", "centralised": "all data in one place"}
+"""Methods that say what an exchange can be worth."""
+
+
+def chosen_row(collected: Collected) -> str:
+    """The method that one would take: the best one on validation items, whatever the test says."""
+    return max(collected.valid, key=lambda label: collected.valid[label])
+
+
+def comparison_opening(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Opening:
+    """About the row that is best on validation, beside simple rules, local training and models of one client."""
+    chosen = chosen_row(collected)
+    about = (
+        f"What was compared: {len(methods)} method{'s' if len(methods) > 1 else ''} with {config.seeds} "
+        f"seed{'s' if config.seeds > 1 else ''} each. {chosen} is the one with the best validation ndcg@10."
+    )
+    return opening(comparison_evidence(config, methods, collected), [about])
+
+
+def comparison_evidence(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Evidence:
+    chosen = chosen_row(collected)
+    runs = next(row.runs for row in methods if row.label == chosen)
+    metrics = [read_object(run.folder.metrics) for run in runs]
+    *domains, scope = shown_domains(collected.rows)
+    rows = rows_data(collected.rows, scope)
+    beside = {row.label: BESIDE[row.method] for row in methods if row.method in BESIDE and row.label != chosen}
+    beside |= {SASREC: "SASRec of one domain", SASREC_TEXT: "SASRec that starts from texts"}
+    settings = runs[0].settings.run
+    return Evidence(
+        subject=chosen,
+        rows=rows,
+        simple=UNTRAINED,
+        protocol=settings.protocol,
+        tests=[one for one in comparisons_data(collected.comparisons) if one["domain"] == scope],
+        beside={**beside, STUDENT: "the shared model before the rounds"},
+        domains={name: rows_data(collected.rows, name) for name in domains},
+        valid=_valid([valid_hits(one) for one in metrics], metrics[0]["reported"], chosen),
+        num_seeds=config.seeds,
+        num_clients=len(metrics[0]["domains"]),
+        chance=fmean(domain["chance_hit@10"] for domain in metrics[0]["domains"].values()),
+        planted=not settings.data,
+        alarms=[*canary_alarms(metrics[0]), *_better_on_test(chosen, collected, scope)],
+    )
+
+
+def _valid(per_seed: Sequence[dict[str, float]], reported: str, chosen: str) -> dict[str, float]:
+    """Means over the seeds; the reported model of the runs goes by the name of its row."""
+    common = set.intersection(*(set(one) for one in per_seed))
+    means = {label: fmean(one[label] for one in per_seed) for label in common}
+    return {chosen if label == reported else label: mean for label, mean in means.items()}
+
+
+def _better_on_test(chosen: str, collected: Collected, scope: str) -> list[str]:
+    means = {row.label: row.values[scope]["hit@10"].mean for row in collected.rows if row.label in collected.valid}
+    best = max(means, key=lambda label: means[label])
+    if best == chosen:
+        return []
+    where = "mean over domains" if scope == MACRO else scope
+    return [
+        f"{chosen} was chosen on validation items; on test items {best} has more: {100 * means[best]:.1f} against "
+        f"{100 * means[chosen]:.1f} of 100 users ({where})."
+    ]

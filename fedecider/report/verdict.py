@@ -1,0 +1,254 @@
+"""The first words of a page: would one switch it on? From intervals, paired tests and circumstances, in plain words.
+
+A number that is not finite is None in a run's files, and None or NaN here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.report.page import Opening
+from fedecider.report.rows import COMPARED
+
+Values = Mapping[str, Mapping[str, Any]]
+"""Metric -> ``mean``, ``low``, ``high``."""
+Side = Literal["above", "below", "level", "overlap", "unknown"]
+"""Of a first row beside a second: ``level`` is tested and not distinguishable, ``overlap`` is not tested, with
+intervals that have a part in common, ``unknown`` has no number."""
+LEVEL = 0.05
+FEW_SEEDS = 3
+
+
+class Evidence(NamedTuple):
+    """What a page knows of the row that one would switch on, and of what stands beside it."""
+
+    subject: str
+    """Label of that row."""
+    rows: Mapping[str, Values]
+    """Test values of every row, the mean over domains where there are several."""
+    simple: Sequence[str]
+    """Labels of the rows that need no training; those that ``rows`` lacks are left out."""
+    protocol: str
+    tests: Sequence[Mapping[str, Any]] = ()
+    """Paired tests of the same means as plain data (``statistics.Comparison``), corrected together."""
+    beside: Mapping[str, str] = {}
+    """Other rows that the reader will ask for -> what each is, in words."""
+    domains: Mapping[str, Mapping[str, Values]] = {}
+    """Domain -> test values of every row, where there are several domains."""
+    valid: Mapping[str, float] = {}
+    """Validation hit@10 of rows, the same mean."""
+    num_seeds: int = 1
+    num_clients: int = 2
+    chance: float | None = None
+    """Test hit@10 of random scores."""
+    planted: bool = False
+    alarms: Sequence[str] = ()
+    """Other sentences that a reader must know before believing the numbers, such as a canary above chance."""
+
+
+def opening(evidence: Evidence, about: Sequence[str] = ()) -> Opening:
+    """Question, answer, sentences with the numbers, ``about`` (what was run), and what speaks against the answer."""
+    held = _reservations(evidence)
+    return Opening(
+        f"Would one switch {evidence.subject} on?", _answer(evidence, bool(held)), [*_sentences(evidence), *about], held
+    )
+
+
+def side(evidence: Evidence, first: str, second: str, metric: str) -> Side:
+    """On which side of ``second`` the row ``first`` lies: by the paired test where there is one, else by intervals."""
+    one, other = (evidence.rows[label][metric] for label in (first, second))
+    if not all(_finite(value[name]) for value in (one, other) for name in ("mean", "low", "high")):
+        return "unknown"
+    test = _test(evidence, first, second, metric)
+    if test is not None:
+        above = (test["difference"]["mean"] > 0) == (test["first"] == first)
+        return "level" if test["p_holm"] >= LEVEL else "above" if above else "below"
+    if one["low"] > other["high"]:
+        return "above"
+    return "below" if one["high"] < other["low"] else "overlap"
+
+
+def best_of(evidence: Evidence, metric: str = "hit@10") -> str | None:
+    """The simple rule with the highest test ``metric``: the hardest one to beat, whichever that is."""
+    found = {label: evidence.rows[label][metric]["mean"] for label in evidence.simple if label in evidence.rows}
+    return max((label for label in found if _finite(found[label])), key=lambda label: found[label], default=None)
+
+
+def _answer(evidence: Evidence, held: bool) -> str:
+    best = best_of(evidence)
+    mean = evidence.rows[evidence.subject]["hit@10"]["mean"]
+    if get_protocol(evidence.protocol).leaks:
+        return f"Cannot be said: the protocol {evidence.protocol} leaks the held-out item, so no number here counts."
+    if not _finite(mean):
+        return f"No: the result of {evidence.subject} is not a number."
+    if best is None:
+        return "Cannot be said: no simple rule stands beside it."
+    sides = _sides(evidence)
+    kinds = {found for _, found in sides.values()}
+    if kinds >= {"above", "below"}:
+        found = f"there is no clear answer: by one metric it is better than {best}, the best simple rule, by one worse"
+    elif "below" in kinds:
+        found = f"no: it is worse than {_named(sides, 'below')}, which needs no training"
+    elif "above" in kinds:
+        found = f"it is better than {_named(sides, 'above')}, the best simple rule"
+    elif "overlap" in kinds:
+        found = f"there is no answer yet: its interval overlaps with that of {best}, the best simple rule"
+    else:
+        found = f"there is no reason to: it is not distinguishable from {best}, the best simple rule"
+    if evidence.planted:
+        return f"Cannot be said: the data are planted. On them, {found}."
+    if "above" in kinds and "below" not in kinds:
+        return f"{'Perhaps' if held else 'By these numbers, yes'}: {found}{', with reservations' if held else ''}."
+    return f"{found[0].upper()}{found[1:]}."
+
+
+def _sides(evidence: Evidence) -> dict[str, tuple[str, Side]]:
+    """Metric -> the rule that is best in it, and the subject's side of that one."""
+    best = {metric: best_of(evidence, metric) for metric in COMPARED}
+    return {
+        metric: (label, side(evidence, evidence.subject, label, metric))
+        for metric, label in best.items()
+        if label is not None
+    }
+
+
+def _named(sides: Mapping[str, tuple[str, Side]], wanted: Side) -> str:
+    """The rule on that side, and the metric where not all of them agree."""
+    metrics = [metric for metric, (_, found) in sides.items() if found == wanted]
+    label = sides[metrics[0]][0]
+    return label if len(metrics) == len(sides) else f"{label} by {metrics[0]}"
+
+
+def _sentences(evidence: Evidence) -> list[str]:
+    subject, best = evidence.subject, best_of(evidence)
+    value = evidence.rows[subject]["hit@10"]
+    if not _finite(value["mean"]):
+        return [f"{subject} has no hit@10: the number is missing or not finite. See the warnings and rounds.jsonl."]
+    where = ", mean over domains" if evidence.domains else ""
+    first = f"{subject} ranks the item that a user took next into the first ten for {_of_100(value)} users{where}"
+    others = [f"the best simple rule ({best}) for {_of_100(evidence.rows[best]['hit@10'])}"] if best else []
+    others += [] if evidence.chance is None else [f"guessing for {100 * evidence.chance:.1f}"]
+    sentences = ["; ".join([first, *others]) + " (hit@10, with 95 % intervals)."]
+    if best is not None:
+        sentences += [_difference(evidence, subject, best, "hit@10")]
+        sides = _sides(evidence)
+        other, by_place = sides.get("ndcg@10", ("", "unknown"))
+        if by_place not in ("unknown", sides["hit@10"][1]):
+            one, two = (evidence.rows[label]["ndcg@10"]["mean"] for label in (subject, other))
+            numbers = f"({one:.3f} against {two:.3f} of {other})"
+            sentences.append(f"By ndcg@10, which looks at the place too, it is {_WORDS[by_place]} {numbers}.")
+    found = [_beside(evidence, label, what) for label, what in evidence.beside.items() if label in evidence.rows]
+    return [*sentences, *([f"Beside it: {'; '.join(found)}."] if found else [])]
+
+
+_WORDS: Mapping[Side, str] = {
+    "above": "better",
+    "below": "worse",
+    "level": "not distinguishable",
+    "overlap": "not tested, and the intervals overlap",
+    "unknown": "not a number",
+}
+
+
+def _difference(evidence: Evidence, first: str, second: str, metric: str) -> str:
+    found, test = side(evidence, first, second, metric), _test(evidence, first, second, metric)
+    if test is None:
+        words = {"overlap": "overlap, so the difference may be chance", "unknown": "cannot be read"}
+        return f"No paired test of these two was made; their 95 % intervals {words.get(found, 'do not overlap')}."
+    sign = 1.0 if test["first"] == first else -1.0
+    mean, *ends = (sign * 100 * test["difference"][name] for name in ("mean", "low", "high"))
+    size = f"The difference of {mean:+.1f} of 100 users [{min(ends):+.1f}, {max(ends):+.1f}]"
+    what = "is not distinguishable from chance" if found == "level" else "is more than chance"
+    return f"{size} {what} (paired permutation test, Holm p = {test['p_holm']:.2g})."
+
+
+def _beside(evidence: Evidence, label: str, what: str) -> str:
+    value, found = evidence.rows[label]["hit@10"]["mean"], side(evidence, evidence.subject, label, "hit@10")
+    words = {"above": "less", "below": "more", "level": "not distinguishable", "overlap": "intervals overlap"}
+    if not _finite(value) or found not in words:
+        return f"{what}, not a number"
+    test = _test(evidence, evidence.subject, label, "hit@10")
+    p_value = f", p = {test['p_holm']:.2g}" if test is not None else ""
+    return f"{what}, {100 * value:.1f} ({words[found]}{p_value})"
+
+
+def _reservations(evidence: Evidence) -> list[str]:
+    """What must be known before the answer is believed, in plain sentences."""
+    protocol, best, subject = get_protocol(evidence.protocol), best_of(evidence), evidence.subject
+    found = list(evidence.alarms)
+    if evidence.planted:
+        found.append("The data are planted: a program made users and items, with a pattern for the model to find.")
+    if protocol.num_sampled is not None:
+        found.append(
+            f"Not the strict protocol: the item had to be found among {protocol.num_sampled} sampled candidates, not "
+            "in the catalogue. Shares are far higher so, and the order of rows can be another one."
+        )
+    if not protocol.drop_seen:
+        found.append("Not the strict protocol: items that a user already had are recommended as well.")
+    if evidence.num_seeds == 1:
+        found.append(
+            "One seed: interval and test are about other users, not about what another run would give. Several seeds "
+            "stand in a comparison or a leaderboard."
+        )
+    elif evidence.num_seeds < FEW_SEEDS:
+        found.append(f"{evidence.num_seeds} seeds: too few to know how much runs differ.")
+    if evidence.num_clients == 1:
+        found.append("One client: nothing was exchanged, so this says nothing about federation.")
+    if best is not None:
+        found += [*_disagreement(evidence, subject, best), *_elsewhere(evidence, subject, best)]
+    return found
+
+
+def _disagreement(evidence: Evidence, subject: str, best: str) -> list[str]:
+    labels = (subject, best)
+    if not all(_finite(evidence.valid.get(label)) for label in labels):
+        return []
+    valid, valid_best = (evidence.valid[label] for label in labels)
+    test, test_best = (evidence.rows[label]["hit@10"]["mean"] for label in labels)
+    if not _finite(test) or (valid - valid_best) * (test - test_best) >= 0:
+        return []
+    return [
+        f"Validation and test disagree: on validation items {subject} has {100 * valid:.1f} and {best} "
+        f"{100 * valid_best:.1f}, the other way round than on test items."
+    ]
+
+
+def _elsewhere(evidence: Evidence, subject: str, best: str) -> list[str]:
+    """Domains in which the means stand the other way round than in the mean over domains."""
+    above, found = _gap(evidence, subject, best) > 0, []
+    for name, rows in evidence.domains.items():
+        there = evidence._replace(rows=rows)
+        other = best_of(there)
+        if other is not None and (gap := _gap(there, subject, other)) and (gap > 0) != above:
+            own, rule = (rows[label]["hit@10"]["mean"] for label in (subject, other))
+            found.append(f"{name} ({100 * own:.1f} against {100 * rule:.1f} of {other})")
+    if not found:
+        return []
+    which = "a simple rule has the higher mean" if above else "it has a higher mean than every simple rule"
+    return [f"Not alike in all domains: {which} (not tested) in {', '.join(found)}."]
+
+
+def _gap(evidence: Evidence, first: str, second: str) -> float:
+    """Difference of the means of hit@10; 0 where one is not a number."""
+    one, other = (evidence.rows[label]["hit@10"]["mean"] for label in (first, second))
+    return one - other if _finite(one) and _finite(other) else 0.0
+
+
+def _test(evidence: Evidence, first: str, second: str, metric: str) -> Mapping[str, Any] | None:
+    for test in evidence.tests:
+        if test["metric"] == metric and {test["first"], test["second"]} == {first, second}:
+            return test if _finite(test["p_holm"]) and _finite(test["difference"]["mean"]) else None
+    return None
+
+
+def _of_100(value: Mapping[str, Any]) -> str:
+    ends = [value["low"], value["high"]]
+    interval = f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]" if all(map(_finite, ends)) else ""
+    return f"{100 * value['mean']:.1f}{interval} of 100"
+
+
+def _finite(number: float | None) -> bool:
+    return number is not None and math.isfinite(number)

@@ -1,0 +1,191 @@
+"""The first words of a page, for results that are better, level, worse, mixed, alone, missing or not to be believed."""
+
+import math
+
+import pytest
+
+from fedecider.report.verdict import Evidence, best_of, opening, side
+
+RULES = ("popularity", "text neighbours + counts")
+
+
+def values(mean, width=0.01):
+    return {metric: {"mean": mean, "low": mean - width, "high": mean + width} for metric in ("hit@10", "ndcg@10")}
+
+
+def paired(first, second, mean, p_holm, metric="hit@10"):
+    difference = {"mean": mean, "low": mean - 0.005, "high": mean + 0.005}
+    return {"metric": metric, "first": first, "second": second, "difference": difference, "p_holm": p_holm}
+
+
+def both(first, second, mean, p_holm):
+    return [paired(first, second, mean, p_holm, metric) for metric in ("hit@10", "ndcg@10")]
+
+
+def evidence(model=0.159, rule=0.133, tests=(), **changes):
+    rows = {"ours": values(model), "popularity": values(0.05), "text neighbours + counts": values(rule)}
+    known = {"num_seeds": 3, "num_clients": 3, "chance": 0.003, **changes}
+    return Evidence(**{"subject": "ours", "rows": rows, "simple": RULES, "protocol": "strict", "tests": tests, **known})
+
+
+def test_better_tested_and_without_reservations():
+    said = opening(evidence(tests=both("ours", "text neighbours + counts", 0.026, 0.01)), ["It ran."])
+    assert said.question == "Would one switch ours on?"
+    assert said.answer == "By these numbers, yes: it is better than text neighbours + counts, the best simple rule."
+    assert said.paragraphs == [
+        "ours ranks the item that a user took next into the first ten for 15.9 [14.9, 16.9] of 100 users; the best "
+        "simple rule (text neighbours + counts) for 13.3 [12.3, 14.3] of 100; guessing for 0.3 (hit@10, with 95 % "
+        "intervals).",
+        "The difference of +2.6 of 100 users [+2.1, +3.1] is more than chance (paired permutation test, Holm p = "
+        "0.01).",
+        "It ran.",
+    ]
+    assert said.reservations == []
+
+
+def test_a_test_that_names_the_rows_the_other_way_round_says_the_same():
+    turned = opening(evidence(tests=both("text neighbours + counts", "ours", -0.026, 0.01)))
+    assert turned == opening(evidence(tests=both("ours", "text neighbours + counts", 0.026, 0.01)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        (
+            {"tests": both("ours", RULES[1], 0.026, 0.2)},
+            "There is no reason to: it is not distinguishable from text neighbours + counts, the best simple rule.",
+        ),
+        (
+            {"model": 0.1, "tests": both("ours", RULES[1], -0.033, 0.01)},
+            "No: it is worse than text neighbours + counts, which needs no training.",
+        ),
+        (
+            {"tests": [paired("ours", RULES[1], 0.026, 0.01), paired("ours", RULES[1], -0.02, 0.01, "ndcg@10")]},
+            "There is no clear answer: by one metric it is better than text neighbours + counts, the best simple rule, "
+            "by one worse.",
+        ),
+        (
+            {"tests": [paired("ours", RULES[1], 0.026, 0.2), paired("ours", RULES[1], -0.02, 0.01, "ndcg@10")]},
+            "No: it is worse than text neighbours + counts by ndcg@10, which needs no training.",
+        ),
+        (
+            {"tests": [paired("ours", RULES[1], 0.026, 0.01), paired("ours", RULES[1], 0.01, 0.3, "ndcg@10")]},
+            "By these numbers, yes: it is better than text neighbours + counts by hit@10, the best simple rule.",
+        ),
+        (
+            {"model": 0.135},
+            "There is no answer yet: its interval overlaps with that of text neighbours + counts, the best simple "
+            "rule.",
+        ),
+        ({"model": 0.05}, "No: it is worse than text neighbours + counts, which needs no training."),
+        ({"simple": ()}, "Cannot be said: no simple rule stands beside it."),
+        ({"model": math.nan}, "No: the result of ours is not a number."),
+        (
+            {"rule": math.nan, "model": 0.2},
+            "By these numbers, yes: it is better than popularity, the best simple rule.",
+        ),
+        (
+            {"num_seeds": 1},
+            "Perhaps: it is better than text neighbours + counts, the best simple rule, with reservations.",
+        ),
+        (
+            {"planted": True, "model": 0.05},
+            "Cannot be said: the data are planted. On them, no: it is worse than text neighbours + counts, which needs "
+            "no training.",
+        ),
+        (
+            {"protocol": "paper"},
+            "Cannot be said: the protocol paper leaks the held-out item, so no number here counts.",
+        ),
+    ],
+)
+def test_the_answer_in_every_case(changes, answer):
+    assert opening(evidence(**changes)).answer == answer
+
+
+def test_sentences_of_missing_and_untested_numbers():
+    (missing,) = opening(evidence(model=math.nan)).paragraphs
+    assert missing.startswith("ours has no hit@10: the number is missing or not finite.")
+    rows = {"ours": {metric: dict.fromkeys(("mean", "low", "high")) for metric in ("hit@10", "ndcg@10")}}
+    assert opening(evidence(rows=rows)).answer == "No: the result of ours is not a number."  # as JSON has it
+    assert side(evidence(model=math.nan), "ours", "popularity", "hit@10") == "unknown"
+    overlap = opening(evidence(model=0.135)).paragraphs
+    assert "their 95 % intervals overlap, so the difference may be chance." in overlap[1]
+    apart = opening(evidence()).paragraphs
+    assert "No paired test of these two was made; their 95 % intervals do not overlap." in apart
+    untested = evidence(tests=both("ours", RULES[1], 0.026, math.nan))
+    assert opening(untested).paragraphs == apart  # a p that is not a number is no test
+    alone = opening(evidence(simple=())).paragraphs
+    assert "simple rule" not in " ".join(alone)
+
+
+def test_by_place_is_said_where_it_differs():
+    tests = [paired("ours", RULES[1], 0.026, 0.01), paired("ours", RULES[1], 0.01, 0.3, "ndcg@10")]
+    assert opening(evidence(tests=tests)).paragraphs[2] == (
+        "By ndcg@10, which looks at the place too, it is not distinguishable (0.159 against 0.133 of text neighbours + "
+        "counts)."
+    )
+
+
+def test_the_hardest_rule_is_the_one_that_is_named():
+    assert best_of(evidence()) == "text neighbours + counts"
+    assert best_of(evidence(rule=0.01)) == "popularity"
+    assert best_of(evidence(rule=math.nan)) == "popularity"
+    assert best_of(evidence(simple=("not there",))) is None
+
+
+def test_rows_beside_it():
+    rows = {**evidence().rows, "memory": values(0.15), "local": values(0.2), "broken": values(math.nan)}
+    tests = [paired("ours", "memory", 0.009, 0.03), paired("local", "ours", 0.041, 0.2)]
+    beside = {"memory": "the memory alone", "local": "training alone", "broken": "a broken one", "absent": "nobody"}
+    said = opening(evidence(rows=rows, tests=tests, beside=beside)).paragraphs[-1]
+    assert said == (
+        "Beside it: the memory alone, 15.0 (less, p = 0.03); training alone, 20.0 (not distinguishable, p = 0.2); a "
+        "broken one, not a number."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_seeds": 1}, "One seed: interval and test are about other users"),
+        ({"num_seeds": 2}, "2 seeds: too few"),
+        ({"num_clients": 1}, "One client: nothing was exchanged"),
+        ({"planted": True}, "The data are planted:"),
+        ({"protocol": "strict/sampled99"}, "Not the strict protocol: the item had to be found among 99 sampled"),
+        ({"protocol": "strict/keep_seen"}, "Not the strict protocol: items that a user already had"),
+        ({"alarms": ["The canary sings."]}, "The canary sings."),
+        (
+            {"valid": {"ours": 0.12, RULES[1]: 0.14}},
+            "Validation and test disagree: on validation items ours has 12.0 and text neighbours + counts 14.0",
+        ),
+    ],
+)
+def test_every_reservation_is_said_and_turns_yes_into_perhaps(changes, said):
+    found = opening(evidence(**changes))
+    assert [line.startswith(said) for line in found.reservations] == [True]
+    assert not found.answer.startswith("By these numbers")
+
+
+def test_agreement_needs_no_reservation():
+    assert opening(evidence(valid={"ours": 0.16, RULES[1]: 0.14})).reservations == []
+    assert opening(evidence(valid={"ours": 0.12})).reservations == []  # the rule was not ranked on validation items
+    assert opening(evidence(valid={"ours": 0.12, RULES[1]: math.nan})).reservations == []
+
+
+def test_domains_that_go_the_other_way_are_named():
+    crime = {"ours": values(0.2), "popularity": values(0.05), RULES[1]: values(0.1)}
+    comics = {"ours": values(0.1), "popularity": values(0.15), RULES[1]: values(0.12)}
+    said = opening(evidence(domains={"crime": crime, "comics": comics}))
+    assert "users, mean over domains; the best" in said.paragraphs[0]
+    assert said.reservations == [
+        "Not alike in all domains: a simple rule has the higher mean (not tested) in comics (10.0 against 15.0 of "
+        "popularity)."
+    ]
+    below = opening(evidence(model=0.1, domains={"crime": crime, "comics": comics})).reservations
+    assert below == [
+        "Not alike in all domains: it has a higher mean than every simple rule (not tested) in crime (20.0 against "
+        "10.0 of text neighbours + counts)."
+    ]
+    broken = {**comics, "ours": values(math.nan)}
+    assert opening(evidence(domains={"crime": crime, "comics": broken})).reservations == []

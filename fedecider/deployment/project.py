@@ -116,6 +116,7 @@ def read_project(root: Path) -> Project:
     content = read_object(path, {"format": int, "run": str, "clients": list, "settings": dict})
     if content["format"] != FORMAT:
         raise ValueError(f"got format {content['format']} in {path}, expected {FORMAT}: another version wrote it")
+    METHODS.check_recorded(content["settings"], str(path), exact=True)
     with damage_names(path):
         settings = _placed(settings_from_plain(content["settings"], str(path)), root)
     check_deployable(settings)

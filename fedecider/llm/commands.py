@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,12 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     default = DEMO if demo else None
     parser = build_parser(description, *classes, default_config=default, common=COMMON, texts=texts)
     blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
+    options = {field.name for one in classes for field in fields(one)}
+    if method in options:
+        raise ValueError(f"got a method with the name {method}, expected another name: an option is called so")
     for name in METHODS:
+        if name in options:
+            continue  # such a method has no block in a file, and is refused when it is asked for
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
     settings = Settings(*parse(parser, words, *classes))
@@ -86,6 +92,8 @@ def _method_blocks(config: Path) -> dict[str, dict]:
     content = load_yaml(config) if settings_file(config).is_file() else None
     blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
     for name, block in blocks.items():
+        if METHODS.problem(name):
+            continue  # a package that is out of order is told to those who ask for its method
         from_plain(METHODS[name].config, block, f"{name} in {config}")
     return blocks
 
@@ -93,6 +101,7 @@ def _method_blocks(config: Path) -> dict[str, dict]:
 def recorded_settings(run: Path, data: str = "") -> Settings:
     """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
     path, config = RunFolder(run).record, read_llm_run(run)["config"]
+    METHODS.check_recorded(config, str(path))
     with damage_names(path):
         config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
         return settings_from_plain(config, str(path))

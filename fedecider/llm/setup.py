@@ -23,6 +23,7 @@ from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
 from fedecider.lora.adapters import attach_lora, layer_names
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.contexts import calibration_users
+from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
@@ -45,7 +46,9 @@ class Settings(NamedTuple):
     """The method's own frozen dataclass."""
 
     def as_record(self) -> dict[str, Any]:
-        return {name: as_plain(value) for name, value in self._asdict().items()}
+        """By block, and ``package`` where an installed package brings the method."""
+        blocks = {name: as_plain(value) for name, value in self._asdict().items()}
+        return {**blocks, **METHODS.as_record(self.run.method)}
 
 
 class Foundation(NamedTuple):

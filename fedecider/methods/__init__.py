@@ -1,4 +1,4 @@
-"""Federated methods of the LLM track; one file and one entry here for each."""
+"""Federated methods of the LLM track; one file and one entry here for each, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
+from fedecider.federation.registry import LLM_METHODS, Registry
 from fedecider.lora.adapters import Shapes
 from fedecider.methods import (
     centralised,
@@ -57,7 +58,7 @@ class Method(NamedTuple):
 
 
 PULL = "a proximal term asks for the mean gradient, which depends on the number of users"
-METHODS = {
+BUILT_IN = {
     "fedecider": Method(
         fedecider.FedeciderConfig,
         fedecider.fedecider,
@@ -101,3 +102,4 @@ METHODS = {
         beside_training="the data of all clients are pooled",
     ),
 }
+METHODS: Registry[Method] = Registry(LLM_METHODS, Method, BUILT_IN)

@@ -129,9 +129,10 @@ class Registry(Mapping[str, Entry]):
                 f"be a {self._expected}. Repair or uninstall {package.name}"
             )
         if not isinstance(found, self.kind) or not is_dataclass(found.config):
-            what = "without a dataclass of settings" if isinstance(found, self.kind) else f"a {type(found).__name__}"
+            kind = type(found)
+            what = "has no dataclass of settings" if isinstance(found, self.kind) else _is_a(kind)
             return (
-                f"got the method {name} of {package}, where {point.value} is {what}, expected a {self._expected}. "
+                f"got the method {name} of {package}, where {point.value} {what}, expected a {self._expected}. "
                 f"Repair or uninstall {package.name}"
             )
         return cast(Entry, found)
@@ -156,6 +157,10 @@ class Registry(Mapping[str, Entry]):
                 "options and blocks of settings are called after it"
             )
         return ""
+
+
+def _is_a(kind: type) -> str:
+    return f"is of the type {kind.__module__}.{kind.__qualname__}"
 
 
 @cache

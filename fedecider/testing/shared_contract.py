@@ -291,6 +291,11 @@ def bytes_counted(bench: Bench) -> None:
         if not download.payload:
             down = len(save(_plain(message(download, 0)))) if message(download, 0) else 0
             require(traffic.bytes_down == down, f"{traffic.bytes_down} bytes down are counted, and {down} are sent")
+        for name, size_C in upload.payload.items():
+            counted = (
+                size_C.shape == upload.clients.shape and not size_C.is_floating_point() and bool((size_C >= 0).all())
+            )
+            require(counted and name in upload.tensors, f"the payload of {name} is no number of bytes for each client")
         if not upload.payload:
             one = dense(upload_of(upload, 0), download)
             marks = take_row(one.sent_rows, 0)

@@ -23,12 +23,12 @@ BROKEN = {
     "function": (
         "def METHOD(): ...",
         "function:METHOD",
-        "is of the type builtins.function, expected a fedecider.methods.Method",
+        r"is of the type builtins\.function, expected a fedecider\.meth",
     ),
     "other_track": (
         GOOD_EMBEDDING,
         "other_track:METHOD",
-        "is of the type embedding_fr.methods.Method, expected a fedecider.methods.Method",
+        r"is of the type embedding_fr\.methods\.Method, expected a fedec",
     ),
     "no_config": (
         f"{GOOD_LLM}METHOD = METHOD._replace(config=dict)",

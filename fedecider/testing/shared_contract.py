@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedecider.federation.method import RowUpdate, Tree, Upload
-from fedecider.federation.wire import check_upload, dense, measure, message, only_rows, take_row, upload_of
+from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of
 from fedecider.testing.bench import Bench, alike, differing, global_generators, require, require_same, updated
 
 Contract = Callable[[Bench], None]
@@ -299,13 +299,12 @@ def bytes_counted(bench: Bench) -> None:
         if not upload.payload:
             one = dense(upload_of(upload, 0), download)
             marks = take_row(one.sent_rows, 0)
-            tree = {name: tensor[marks[name]] if name in marks else tensor for name, tensor in _row(one).items()}
+            tree = {
+                name: tensor[marks[name]] if name in marks else tensor
+                for name, tensor in take_row(one.tensors, 0).items()
+            }
             up = len(save(_plain(tree))) if tree else 0
             require(traffic.bytes_up == up, f"{traffic.bytes_up} bytes up are counted, and {up} are sent")
-
-
-def _row(upload: Upload) -> Tree:
-    return {name: only_rows(tensor, None)[0] for name, tensor in upload.tensors.items()}
 
 
 def _plain(tree: Tree) -> Tree:

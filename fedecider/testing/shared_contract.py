@@ -241,11 +241,11 @@ def _tensors(data: Any) -> list[Tensor]:
 def one_stream(bench: Bench) -> None:
     """The server reads the uploads once, as a stream: it asks neither for their number nor for a second look."""
     method = bench.build()
-    state, _ = bench.reference(1)
-    sent = [updated(method, 2, block, state.server, state.local)[1] for block in _in_order(bench)]
-    listed = method.server_aggregate(2, state.server, list(sent))  # a list can be read twice
+    server, local = method.init()
+    sent = [updated(method, 1, block, server, local)[1] for block in _in_order(bench)]
+    listed = method.server_aggregate(1, server, list(sent))  # a list can be read twice
     try:
-        streamed = method.server_aggregate(2, state.server, (upload for upload in sent))
+        streamed = method.server_aggregate(1, server, (upload for upload in sent))
     except TypeError as error:
         raise AssertionError(f"server_aggregate cannot read the uploads as a stream ({error})") from error
     wrong = differing(listed, streamed)
@@ -287,15 +287,15 @@ def bytes_counted(bench: Bench) -> None:
     server, local = method.init()
     for block in bench.blocks(1):
         download, upload, _, _ = updated(method, 1, block, server, local)
-        (traffic,) = measure(download, upload)
-        if not download.payload:
-            down = len(save(_plain(message(download, 0)))) if message(download, 0) else 0
-            require(traffic.bytes_down == down, f"{traffic.bytes_down} bytes down are counted, and {down} are sent")
         for name, size_C in upload.payload.items():
             counted = (
                 size_C.shape == upload.clients.shape and not size_C.is_floating_point() and bool((size_C >= 0).all())
             )
             require(counted and name in upload.tensors, f"the payload of {name} is no number of bytes for each client")
+        (traffic,) = measure(download, upload)
+        if not download.payload:
+            down = len(save(_plain(message(download, 0)))) if message(download, 0) else 0
+            require(traffic.bytes_down == down, f"{traffic.bytes_down} bytes down are counted, and {down} are sent")
         if not upload.payload:
             one = dense(upload_of(upload, 0), download)
             marks = take_row(one.sent_rows, 0)
@@ -314,12 +314,11 @@ def _plain(tree: Tree) -> Tree:
 def positions(bench: Bench) -> None:
     """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits."""
     method = bench.build()
-    state, records = bench.reference(1)
-    require(list(records[0]["valid"]) == list(method.views), "other views are logged than the method has")
+    server, local = method.init()
     for size in (1, bench.num_clients):
         for block in bench.blocks(size):
-            download = method.broadcast(2, state.server, block.clients)
-            own = {name: tensor[block.clients] for name, tensor in state.local.items()}
+            download = method.broadcast(1, server, block.clients)
+            own = {name: tensor[block.clients] for name, tensor in local.items()}
             for view in method.views:
                 for split in ("valid", "test"):
                     found = method.positions(view, download, own, block, split)
@@ -339,15 +338,15 @@ SHARED: tuple[Contract, ...] = (
     trees,
     uploads,
     upload_like,
-    same_seed_same_bits,
-    no_hidden_state,
-    resume,
-    block_size,
-    own_data_alone,
-    absent_clients,
-    arguments_stay,
+    positions,
+    bytes_counted,
     one_stream,
     non_finite_uploads,
-    bytes_counted,
-    positions,
+    same_seed_same_bits,
+    no_hidden_state,
+    arguments_stay,
+    own_data_alone,
+    block_size,
+    absent_clients,
+    resume,
 )

@@ -23,7 +23,7 @@ class FedbiasConfig:
     """Settings of FedMF with item biases.
 
     Args:
-        bias_learning_rate: Learning rate of the biases; 0 leaves them at 0, which is FedMF.
+        bias_learning_rate: The learning rate of the biases; 0 leaves them at 0, which is FedMF.
     """
 
     bias_learning_rate: NotNegative = 0.1

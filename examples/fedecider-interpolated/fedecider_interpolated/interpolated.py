@@ -33,7 +33,7 @@ class InterpolatedConfig:
     """Settings of interpolation.
 
     Args:
-        share: Share of the mean adapters in a client's model; 0 is local training, 1 is FedAvg.
+        share: The share of the mean adapters in a client's model; 0 is local training, 1 is FedAvg.
     """
 
     share: Share = 0.5

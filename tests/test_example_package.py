@@ -130,7 +130,18 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
     assert main(again) == 0
     whole, parts = (read_json(tmp_path / name / "metrics.json") for name in ("whole", "parts"))
     assert whole["test"] == parts["test"]
-    board = ["leaderboard", "--methods", "popularity,fedbias,fedbias/local", *data, "--num_rounds", "1", "--tune", "3"]
+    board = [
+        "leaderboard",
+        "--methods",
+        "popularity,fedbias,fedbias/local",
+        *data,
+        "--num_rounds",
+        "1",
+        "--tune",
+        "3",
+        "--protocol",
+        "strict",
+    ]
     assert main([*board, "--seeds", "1", "--output", str(tmp_path / "board")]) == 0
     rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
     assert {row["method"] for row in rows} == {"popularity", "fedbias", "fedbias/local"}
@@ -142,7 +153,7 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
         look_again(installed)
         assert main(again) == 2
         assert "package.version: got '0.2.0', expected '0.1.0'" in capsys.readouterr().err
-        assert main([*board, "--seeds", "1", "--output", str(tmp_path / "board")]) == 0
+        assert main(board) == 0
         made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
         assert made_again
         assert all(line.startswith("fedbias") for line in made_again)
@@ -150,7 +161,8 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
         (info / "METADATA").write_text(metadata)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(installed)])
     look_again(installed)
-    assert main(["audit", "--run", str(tmp_path / "whole"), "--raw", str(tmp_path)]) == 2
+    assert main(["audit", "--run", str(tmp_path / "whole"), "--data", str(tmp_path)]) == 2
+    assert "got the method fedbias of fedecider-interpolated 0.1.0 in" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("installed")
@@ -175,7 +187,7 @@ def test_a_run_of_the_llm_track_is_reported_evaluated_resumed_and_compared(site,
     assert record["config"]["package"] == PACKAGE_RECORD
     assert record["config"]["method"] == {"share": 0.4}
     metrics = read_json(tmp_path / "run" / "metrics.json")
-    assert (metrics["method"], metrics["reported"]) == ("interpolated", "mixed")
+    assert (metrics["method"], metrics["reported"]) == ("interpolated", "interpolated (mixed)")
     assert "fedecider-interpolated" in (tmp_path / "run" / "report.html").read_text()
     (tmp_path / "run" / "report.html").unlink()
     assert main(["report", "--run", "run"]) == 0

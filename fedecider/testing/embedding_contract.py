@@ -101,7 +101,7 @@ def tables_in_files(bench: EmbeddingBench) -> None:
         method = bench.within(tiny_federation()._replace(table_bytes=table_bytes))
         participation = 1.0 if bench.needs_everyone else 0.5
         states.append(bench.run(method, 3, block_size=3, participation=participation)[0])
-    require_same(*states, "personal tables in files give other results than in memory")
+    require_same(states[0], states[1], "personal tables in files give other results than in memory")
 
 
 def federation_off(bench: EmbeddingBench) -> None:

@@ -43,7 +43,7 @@ def tiny_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
         num_decoder_layers=1,
         num_heads=2,
         dropout_rate=dropout,
-        decoder_start_token_id=0,
+        decoder_start_token_id=0,  # type: ignore[call-arg]
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -25,7 +25,8 @@ Contract = Callable[[Bench], None]
 def settings(bench: Bench) -> None:
     """The settings are a frozen dataclass with a default and a help text for each, and the grid is made of settings."""
     config, entry = bench.entry.config, bench.entry
-    require(is_dataclass(config) and config.__dataclass_params__.frozen, f"{config.__name__} is no frozen dataclass")
+    frozen = is_dataclass(config) and getattr(config, "__dataclass_params__").frozen  # noqa: B009 (mypy lacks it)
+    require(frozen, f"{config.__name__} is no frozen dataclass")
     own = {field.name for field in fields(config)}
     told = set(re.findall(r"\n    (\w+): \S", inspect.getdoc(config) or ""))
     require(own <= told, f"{config.__name__} has no help text for {sorted(own - told)}: give them below Args:")
@@ -112,7 +113,9 @@ def same_seed_same_bits(bench: Bench) -> None:
             f"it draws from the global generator of {', '.join(found)}: draw from "
             'fedecider.federation.streams.stream(seed, "purpose", ..., round)',
         )
-    require_same(*states, "two runs with the same seed are not equal: it draws from something else than the seed")
+    require_same(
+        states[0], states[1], "two runs with the same seed are not equal: it draws from something else than the seed"
+    )
     if bench.trains_on_draws:
         other, _ = bench.run(bench.build(seed=4, **bench.random), 2)
         moved = differing(states[0].server, other.server) + differing(states[0].local, other.local)
@@ -173,7 +176,7 @@ def own_data_alone(bench: Bench) -> None:
         state, _ = bench.run(bench.build(), 1)
         (together,) = bench.blocks(bench.num_clients)
         method = bench.build()
-        sent = {}
+        sent: dict[int, list[Tree]] = {}
         for blocks in ([together], bench.blocks(1)):
             for block in blocks:
                 download, upload, _, _ = updated(method, 2, block, state.server, state.local)

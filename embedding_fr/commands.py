@@ -56,6 +56,7 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
 
 def recorded_settings(config: Mapping[str, Any], source: str, data: str = "") -> EmbeddingSettings:
     """The settings in ``run.json``; ``data`` replaces the place of the raw files."""
+    EMBEDDING_METHODS.check_recorded(config, source)
     with damage_names(Path(source)):
         blocks = {**config, "run": {**config["run"], "resume": False, "output": "", "tracker": ""}}
         blocks["data"] = {**config["data"], **({"raw": data} if data else {})}

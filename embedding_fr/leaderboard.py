@@ -127,7 +127,7 @@ class BoardRow(NamedTuple):
 
 def all_methods() -> list[str]:
     """What ``all`` stands for: centralised baselines, federated methods (not the plug-ins), two with federation off."""
-    plain = [name for name, entry in METHODS.items() if not entry.plug_in]
+    plain = [name for name in METHODS if not METHODS.problem(name) and not METHODS[name].plug_in]
     return [*BASELINES, *plain, f"fedmf{LOCAL}", f"pfedrec{LOCAL}"]
 
 
@@ -259,7 +259,8 @@ def _resolved(
         return {"setting": as_plain(from_plain(BASELINES[method].config, dict(setting)))}
     whole = run_settings(config, data, method, group[0], setting, seed, _patience(config, group))
     run = {name: getattr(whole.run, name) for name in ("num_rounds", "patience", "participation", "federation")}
-    return {"setting": {**run, **as_plain(whole.training), "method": as_plain(whole.method)}}
+    setting = {**run, **as_plain(whole.training), "method": as_plain(whole.method)}
+    return {"setting": setting, **METHODS.as_record(whole.run.method)}
 
 
 def _patience(config: LeaderboardConfig, group: Sequence[str]) -> int:

@@ -115,7 +115,9 @@ class EmbeddingSettings(NamedTuple):
     """The method's own frozen dataclass."""
 
     def as_record(self) -> dict[str, Any]:
-        return {name: as_plain(value) for name, value in self._asdict().items()}
+        """By block, and ``package`` where an installed package brings the method."""
+        blocks = {name: as_plain(value) for name, value in self._asdict().items()}
+        return {**blocks, **METHODS.as_record(self.run.method)}
 
 
 class Setup(NamedTuple):

@@ -27,6 +27,7 @@ ALLOWED = {
     "fedecider.llm": LLM,
     "fedecider.comparison": {*LLM, "fedecider.llm"},
     "fedecider.deployment": {*LLM, "fedecider.llm", "embedding_fr"},  # above both tracks, as scripts are
+    "fedecider.testing": {*LLM, "fedecider.llm", "embedding_fr"},  # holds methods of both tracks to their contracts
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": TRACK,

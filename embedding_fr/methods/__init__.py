@@ -1,4 +1,4 @@
-"""Federated methods of the embedding track; one file and one line here for each."""
+"""Federated methods of the embedding track; one file and one line here for each, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from embedding_fr.methods import (
     plug_ins,
 )
 from fedecider.federation.method import FederatedMethod
+from fedecider.federation.registry import EMBEDDING_METHODS, Registry
 
 
 def never(config: Any) -> bool:
@@ -67,7 +68,7 @@ class Method(NamedTuple):
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
 
 
-METHODS: dict[str, Method] = {
+BUILT_IN: dict[str, Method] = {
     "fedease": Method(
         fedease.FedeaseConfig,
         fedease.fedease,
@@ -129,3 +130,4 @@ METHODS: dict[str, Method] = {
         Merging, plug_ins.fedrap_em, fedrap.DEFAULTS, plug_ins.GRID, whole_tables=2, passing_tables=3, plug_in=True
     ),
 }
+METHODS: Registry[Method] = Registry(EMBEDDING_METHODS, Method, BUILT_IN)

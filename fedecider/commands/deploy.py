@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from fedecider.running.cli import run
+from fedecider.commands.federate import taken_name
+from fedecider.running.cli import peek, run
 
 COMMANDS = {
     "provision": "make the project folder that all parties share, and a startup kit with certificates for each",
@@ -26,11 +27,13 @@ def work_of(words: Sequence[str]) -> Callable[[], None]:
     """What a command line asks for.
 
     Raises:
-        ValueError: the command is not known, or its extra is not installed.
+        ValueError: the command is not known, its extra is not installed, or both tracks have the method it names.
     """
     command, *options = words
     if command not in COMMANDS:
         raise ValueError(f"got the command {command!r}, expected one of {', '.join(COMMANDS)}")
+    if reason := taken_name(peek(options, "method")):
+        raise ValueError(reason)
     try:
         from fedecider.deployment import commands
     except ImportError as error:

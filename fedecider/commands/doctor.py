@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from rich.markup import escape
 from rich.table import Table
 
+from fedecider.commands.federate import taken_name
+from fedecider.federation.registry import TRACKS, outside_methods
 from fedecider.running.cli import run
 
 DESCRIPTION = "Say what is installed, which devices and data are there, what is missing and how to get it."
@@ -72,6 +74,7 @@ def examined() -> Iterator[Finding]:
         lacking = [one.name for one in packages if _package(one).missing]
         found = f"lacks {', '.join(lacking)}" if lacking else "installed" if packages else "not known"
         yield Finding(f"extra {extra}", found, f"for {purpose}: pip install '.[{extra}]'" if lacking else "")
+    yield from _methods()
     yield from _data()
 
 
@@ -100,6 +103,19 @@ def _devices() -> Iterator[Finding]:
             yield Finding(f"cuda:{number}", torch.cuda.get_device_name(number))
     else:
         yield Finding("cuda", "none: everything runs on the processor")
+
+
+def _methods() -> Iterator[Finding]:
+    """Methods that installed packages bring, and why one of them cannot be used."""
+    if not any(outside_methods(group) for group in TRACKS):
+        return  # what is built in takes seconds to import
+    from embedding_fr.methods import METHODS as EMBEDDING
+    from fedecider.methods import METHODS as LLM
+
+    for registry in (LLM, EMBEDDING):
+        for name in registry.outside:
+            found = f"{registry.package(name)}, of {TRACKS[registry.group]}"
+            yield Finding(f"method {name}", found, registry.problem(name) or taken_name(name))
 
 
 def _data() -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
+from fedecider.federation.registry import LLM_METHODS, of_fedecider, outside_methods
 from fedecider.running.cli import peek, run
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
@@ -22,9 +23,11 @@ def track_of(words: Sequence[str]) -> Literal["llm", "embedding"]:
     """The track of the chosen method; nothing of the LLM track is imported, which takes seconds.
 
     Raises:
-        ValueError: the data are those of the other track.
+        ValueError: the data are those of the other track, or both tracks have a method of that name.
     """
     method = peek(words, "method", "fedecider")
+    if reason := taken_name(method):
+        raise ValueError(reason)
     if method in EMBEDDING_METHODS:
         return "embedding"
     if peek(words, "dataset"):
@@ -33,6 +36,22 @@ def track_of(words: Sequence[str]) -> Literal["llm", "embedding"]:
             f"{', '.join(EMBEDDING_METHODS)}"
         )
     return "llm"
+
+
+def taken_name(method: str) -> str:
+    """Why a method of an installed package cannot have its name, where a built-in one of the other track has it.
+
+    Empty where none has. What a track refuses by itself is not looked at (`fedecider.federation.registry`).
+    """
+    if method in EMBEDDING_METHODS.built_in:
+        points = outside_methods(LLM_METHODS).get(method)
+    elif method in EMBEDDING_METHODS:
+        from fedecider.methods import BUILT_IN  # takes seconds, which only methods from outside cost
+
+        points = outside_methods(EMBEDDING_METHODS.group)[method] if method in BUILT_IN else None
+    else:
+        points = None
+    return of_fedecider(method, points[0]) if points else ""
 
 
 def run_embedding(words: Sequence[str]) -> None:

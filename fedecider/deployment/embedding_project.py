@@ -164,6 +164,7 @@ def read_embedding_project(root: Path) -> EmbeddingProject:
     content = read_object(path, kinds)
     if (content["format"], content["track"]) != (FORMAT, TRACK):
         raise ValueError(f"got format {content['format']} in {path}, expected {FORMAT}: another version wrote it")
+    METHODS.check_recorded(content["settings"], str(path), exact=True)
     settings = recorded_settings(content["settings"], str(path))
     check_embedding_deployable(settings)
     check_hosts(settings, content["hosts"])

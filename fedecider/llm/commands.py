@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,24 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     method = peek(words, "method", RunConfig.method)
     if method not in METHODS:
         raise ValueError(f"got method {method!r}, expected one of the LLM track: {', '.join(sorted(METHODS))}")
-    prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in {f"--{name}" for name in METHODS}]
+    classes = (RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
+    options = {field.name for one in classes for field in fields(one)}
+    if method in options:
+        raise ValueError(f"got a method with the name {method}, expected another name: an option is called so")
+    blocks_of = [name for name in METHODS if name not in options]  # who has such a name is refused when asked for
+    starts = {f"--{name}" for name in blocks_of}
+    prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in starts]
     if prefixed:
         raise ValueError(
             f"got {prefixed[0]}, expected the option of the chosen method without a prefix, such as --alpha_init 0.2: "
             "blocks named after methods belong in a config file"
         )
     demo = not peek(words, "config") and not peek(words, "data")
-    classes = (RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
     texts = {"method": f"The federated method: {', '.join(METHODS)}."}
     default = DEMO if demo else None
     parser = build_parser(description, *classes, default_config=default, common=COMMON, texts=texts)
     blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
-    for name in METHODS:
+    for name in blocks_of:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
     settings = Settings(*parse(parser, words, *classes))
@@ -86,6 +92,8 @@ def _method_blocks(config: Path) -> dict[str, dict]:
     content = load_yaml(config) if settings_file(config).is_file() else None
     blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
     for name, block in blocks.items():
+        if METHODS.problem(name):
+            continue  # a package that is out of order is told to those who ask for its method
         from_plain(METHODS[name].config, block, f"{name} in {config}")
     return blocks
 
@@ -93,6 +101,7 @@ def _method_blocks(config: Path) -> dict[str, dict]:
 def recorded_settings(run: Path, data: str = "") -> Settings:
     """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
     path, config = RunFolder(run).record, read_llm_run(run)["config"]
+    METHODS.check_recorded(config, str(path))
     with damage_names(path):
         config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
         return settings_from_plain(config, str(path))

@@ -63,6 +63,7 @@ def run_analysis(
         ValueError: the domains are not those of the run, or ``compare`` ranked other users.
     """
     metrics, record, records = read_json(folder.metrics), read_run(folder.root), read_records(folder.rounds)
+    METHODS.check_recorded(record["config"], str(folder.record))
     names, selected = list(domains), metrics["best_round"]
     if names != list(metrics["domains"]):
         raise ValueError(f"got domains {names}, expected those of the run in its order: {list(metrics['domains'])}")

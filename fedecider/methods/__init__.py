@@ -1,4 +1,4 @@
-"""Federated methods of the LLM track; one file and one entry here for each."""
+"""Federated methods of the LLM track; one file and one entry here for each, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
+from fedecider.federation.registry import LLM_METHODS, Registry
 from fedecider.lora.adapters import Shapes
 from fedecider.methods import (
     centralised,
@@ -23,7 +24,7 @@ from fedecider.methods import (
 )
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.own_rows import sends_own_rows
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 
 class Method(NamedTuple):
@@ -50,14 +51,14 @@ class Method(NamedTuple):
     fusion_weights: FusionWeights | None = None
     """Where its fusion weights are found; None for a method without."""
 
-    def build(self, recommender: Recommender, config: Any) -> FederatedMethod:
+    def build(self, recommender: ClientModels, config: Any) -> FederatedMethod:
         """The method; of tables only rows of the own catalogue travel, where training changes no others."""
         method = self.algorithm(recommender, config)
         return method if self.pooled else sends_own_rows(method, recommender.own_rows)
 
 
 PULL = "a proximal term asks for the mean gradient, which depends on the number of users"
-METHODS = {
+BUILT_IN = {
     "fedecider": Method(
         fedecider.FedeciderConfig,
         fedecider.fedecider,
@@ -101,3 +102,4 @@ METHODS = {
         beside_training="the data of all clients are pooled",
     ),
 }
+METHODS: Registry[Method] = Registry(LLM_METHODS, Method, BUILT_IN)

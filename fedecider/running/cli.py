@@ -39,7 +39,18 @@ def build_parser(
     """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``.
 
     ``common`` names the options that ``--help`` shows first; ``texts`` replaces help texts, by option.
+
+    Raises:
+        ValueError: two classes have a field of the same name, such as one of a method from outside.
     """
+    owners: dict[str, type] = {}
+    for config_class in config_classes:
+        for name in config_class.__dataclass_fields__:  # type: ignore[attr-defined]
+            if owners.setdefault(name, config_class) is not config_class:
+                raise ValueError(
+                    f"got the setting {name} in {config_class.__name__}, expected another name: "
+                    f"{owners[name].__name__} has it already"
+                )
     parser = ArgumentParser(
         description=description,
         usage="%(prog)s [--config FILE] [--OPTION VALUE ...]",

@@ -1,16 +1,14 @@
-"""What every method of the embedding track owes to the shared runner, in every variant."""
+"""What every method of the embedding track owes to the runner, in every variant: `fedecider.testing` and more."""
 
-import dataclasses
+import functools
 
 import pytest
-import torch
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.reference import REFERENCES
-from embedding_fr.reference.loop import run_reference
-from fedecider.evaluation.protocols import PROTOCOLS
 from fedecider.federation.state import is_mapped
+from fedecider.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
 
 VARIANTS: dict[str, list[dict]] = {
     "fedmf": [{"weighting": "uniform"}],
@@ -59,79 +57,26 @@ REFERENCE_CASES += [(name, variant, {"compiled": False}) for name, variant in CA
 identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731
 
 
-@pytest.fixture
-def double():
-    """Adam turns rounding errors of gradients near zero into steps; double precision leaves only real differences."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+@functools.cache
+def bench(name, variant, changes=()):
+    """Runs that several parts of the contract compare with are made once."""
+    return EmbeddingBench(METHODS[name], METHODS[name].config(**dict(variant)), **dict(changes))
 
 
-def close(left, right, tolerance=1e-5):
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].shape == right[name].shape, name
-        assert torch.allclose(left[name], right[name], rtol=tolerance, atol=tolerance), (
-            f"{name}: largest difference {float((left[name] - right[name]).abs().max())}"
-        )
+@pytest.mark.parametrize("part", EMBEDDING_CONTRACT, ids=lambda part: part.__name__)
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
+def test_contract(name, variant, part):
+    part(bench(name, tuple(variant.items())))
 
 
 @pytest.mark.parametrize(("name", "variant", "changes"), REFERENCE_CASES, ids=identify)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.usefixtures("double")
 def test_the_batched_runtime_equals_the_per_user_loop(name, variant, changes, participation):
-    federation, training, population = toy_federation(), toy_training(name, **changes), toy_population()
-    method = toy_method(name, federation, training, **variant)
-    reference = REFERENCES[name](federation, training, METHODS[name].config(**variant))
-    server, local = run_reference(method, reference, federation, training, population, 3, participation)
-    state, _ = run(method, population, 3, participation=participation)
-    close(state.server, server, 1e-7)
-    close(state.local, local, 1e-7)
-    start = method.init()
-    moved = [
-        not torch.equal(tensor, start[side][key])
-        for side, tree in enumerate((state.server, state.local))
-        for key, tensor in tree.items()
-        if tensor.shape == start[side][key].shape
-    ]
-    assert any(moved)
+    check_reference(bench(name, tuple(variant.items()), tuple(changes.items())), REFERENCES[name], participation)
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
-@pytest.mark.usefixtures("double")
-def test_block_size_does_not_matter(name, variant):
-    method = toy_method(name, **variant)
-    alone, first = run(method, block_clients=1)
-    together, second = run(method, block_clients=7)
-    close(alone.server, together.server, 1e-9)
-    close(alone.local, together.local, 1e-9)
-    for one, other in zip(first, second, strict=True):
-        assert one["score"] == pytest.approx(other["score"], abs=1e-6)
-        assert one["traffic"] == other["traffic"]
-        for left, right in zip(one["clients"], other["clients"], strict=True):
-            assert left["client"] == right["client"]
-            assert left.keys() == right.keys()
-            assert list(left.values()) == pytest.approx(list(right.values()), rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
-def test_same_seed_same_bits_another_seed_other_ones(name, variant):
-    first, _ = run(toy_method(name, **variant))
-    with torch.random.fork_rng():
-        torch.manual_seed(99)  # the global generator has no influence
-        second, _ = run(toy_method(name, **variant))
-    for left, right in ((first.server, second.server), (first.local, second.local)):
-        assert all(torch.equal(left[key], right[key]) for key in left)
-    if name in REFERENCES:  # the others solve, and draw nothing
-        other, _ = run(toy_method(name, toy_federation(seed=1), **variant), toy_population(seed=1), seed=1)
-        moved = [key for key in first.server if not torch.equal(first.server[key], other.server[key])]
-        moved += [key for key in first.local if not torch.equal(first.local[key], other.local[key])]
-        assert moved
-
-
-@pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
-def test_personal_tables_in_files_give_the_same_bits(name, variant):
-    """With no memory for them every personal table is mapped from a file, and read when its client is at work."""
+def test_personal_tables_are_mapped_from_files_where_they_are_too_large(name, variant):
     states = []
     for table_bytes in (1 << 20, 1):
         method = toy_method(name, toy_federation()._replace(table_bytes=table_bytes), **variant)
@@ -140,35 +85,6 @@ def test_personal_tables_in_files_give_the_same_bits(name, variant):
     assert not any(is_mapped(tensor) for tensor in memory.local.values())
     large = {key for key, one in memory.local.items() if one.dim() == 3 and one.shape[1] == NUM_ITEMS}
     assert {key for key, one in mapped.local.items() if is_mapped(one)} == large
-    for left, right in ((memory.server, mapped.server), (memory.local, mapped.local)):
-        assert all(torch.equal(left[key], right[key]) for key in left)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_absent_clients_are_untouched(name):
-    method = toy_method(name)
-    before = {key: tensor.clone() for key, tensor in method.init()[1].items()}
-    after, records = run(method, rounds=1, participation=0.3)
-    present = {client["client"] for client in records[0]["clients"]}
-    assert len(present) == 3
-    for key, tensor in after.local.items():
-        for client in set(range(7)) - present:
-            assert torch.equal(tensor[client], before[key][client]), (key, client)
-
-
-@pytest.mark.parametrize("protocol", ["strict", "paper"])
-@pytest.mark.parametrize("name", METHODS)
-def test_held_out_items_reach_training_under_paper_only(name, protocol):
-    """Swapping a client's two held-out items with other unseen ones changes nothing that is trained under strict."""
-    chosen = dataclasses.replace(PROTOCOLS[protocol], num_sampled=None)
-    sequences = [[3, 1, 4, 0, 5, 9, 2], [2, 7, 8, 0, 1], [6, 0, 13, 11, 3]]
-    other = [[3, 1, 4, 0, 5, 7, 10], *sequences[1:]]
-    federation = toy_federation(chosen, num_clients=3)
-    states = [run(toy_method(name, federation), toy_population(chosen, s), 2)[0] for s in (sequences, other)]
-    same = all(torch.equal(tensor, states[1].server[key]) for key, tensor in states[0].server.items()) and all(
-        torch.equal(tensor, states[1].local[key]) for key, tensor in states[0].local.items()
-    )
-    assert same == (protocol == "strict" or not METHODS[name].negatives)
 
 
 NOT_ON_THE_BOARD = {"fedrap_em"}  # FedRAP's personal table remembers each client's own items; no setting leaves it out
@@ -213,9 +129,7 @@ CHECKERBOARD_ROUNDS: dict[str, int] = {"pfedclr": 30, "fedrap": 16}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_nothing_local_is_uploaded_and_every_upload_is_counted(name):
-    method = toy_method(name)
-    _, records = run(method, rounds=1)
+def test_every_client_sends_something_which_is_counted(name):
+    _, records = run(toy_method(name), rounds=1)
     for group in records[0]["traffic"]:
-        assert not set(group["up"]) & set(method.init()[1])
         assert sum(group["up"].values()) > 0

@@ -3,34 +3,25 @@
 import dataclasses
 
 import pytest
-from test_embedding_contract import CASES, identify
-from toy_federation import run, toy_federation, toy_method
 
-from embedding_fr.local_only import local_only
 from embedding_fr.merging import Merging
-from embedding_fr.methods import METHODS
-
-FORMS = [*CASES, ("fedease", {"secure": True}), ("fednear", {"secure": True})]
-
-
-@pytest.mark.parametrize(("name", "variant"), FORMS, ids=identify)
-def test_without_a_server_nothing_is_left_of_those_that_say_so(name, variant):
-    entry, method = METHODS[name], local_only(toy_method(name, **variant), toy_federation())
-    if entry.needs_server(entry.config(**variant)):
-        with pytest.raises(ValueError, match="this method does not run with federation off"):
-            run(method, rounds=1)
-    else:
-        run(method, rounds=1)
+from embedding_fr.methods import BUILT_IN as METHODS
+from fedecider.testing import EmbeddingBench
+from fedecider.testing.embedding_contract import federation_off
+from fedecider.testing.shared_contract import absent_clients
 
 
-@pytest.mark.parametrize(("name", "variant"), FORMS, ids=identify)
-def test_a_missing_client_ends_those_that_need_everyone(name, variant):
+@pytest.mark.parametrize("part", [federation_off, absent_clients], ids=lambda part: part.__name__)
+@pytest.mark.parametrize("name", ["fedease", "fednear"])
+def test_sums_of_strangers_need_a_server_and_everyone(name, part):
+    """What other forms say is held by the contract."""
     entry = METHODS[name]
-    if entry.needs_everyone(entry.config(**variant)):
-        with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum"):
-            run(toy_method(name, **variant), rounds=1, participation=0.5)
-    else:
-        run(toy_method(name, **variant), rounds=1, participation=0.5)
+    bench = EmbeddingBench(entry, entry.config(secure=True))
+    assert bench.needs_everyone
+    assert entry.needs_server(bench.config)
+    part(bench)
+    with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum"):
+        bench.run(bench.build(), 1, participation=0.5)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,45 +1,27 @@
-"""A recommender over a backbone of a few thousand weights and invented sequences; domains differ in size and taste."""
-
-from __future__ import annotations
+"""The tiny setting of `fedecider.testing.llm_setting`, over backbones of several families."""
 
 from functools import partial
 
-import torch
 from tiny_causal import tiny_causal
-from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import PreTrainedModel
 
-from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.federation.method import Block
-from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
-from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.methods.recommender import LocalTraining, Recommender
-from idgen.backbones.families import family_of, unwrap
-from idgen.ranking import RankingConfig
-
-SIZES = {"crime": 7, "comics": 5, "children": 9}
-SHIFTS = {"crime": 1, "comics": -2, "children": 5}
-CATALOGUES = {"crime": (3, 12), "comics": (12, 22)}
-"""First and last token of silos' items; other tokens are words, padding, or of a catalogue without clients."""
-WORDING = [0, 2]
-SILO_SIZES = {"crime.1": 21, "comics.1": 17, "crime.2": 30, "comics.2": 13}
-SILOS = tuple(SILO_SIZES)
-
-
-def toy_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
-    config = T5Config(
-        vocab_size=24,
-        d_model=12,
-        d_kv=5,
-        d_ff=20,
-        num_layers=1,
-        num_decoder_layers=1,
-        num_heads=2,
-        dropout_rate=dropout,
-        decoder_start_token_id=0,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return T5ForConditionalGeneration(config).eval()
+from fedecider.methods.recommender import ClientModels
+from fedecider.testing.llm_setting import (  # noqa: F401 (tests take them from here)
+    NAMES,
+    SHIFTS,
+    SILO_SIZES,
+    SILOS,
+    SIZES,
+    WORDING,
+    blocks,
+    positions_of,
+    run,
+    summarise,
+    tiny_models,
+    tiny_silos,
+)
+from fedecider.testing.llm_setting import tiny_data as toy_data  # noqa: F401
+from fedecider.testing.llm_setting import tiny_t5 as toy_t5
 
 
 def toy_causal(dropout: float = 0.0, family: str = "llama", tied: bool = False) -> PreTrainedModel:
@@ -56,116 +38,9 @@ BACKBONE = "t5"
 """The one in use; tests that are for all of them change it."""
 
 
-def toy_data(name: str) -> dict[str, torch.Tensor]:
-    """The next token is the last one plus the domain's shift: learnable, and different in each domain."""
-    size, shift = SIZES[name], SHIFTS[name]
-    generator = torch.Generator().manual_seed(size)
-    input_ids = torch.randint(3, 24, (size, 5), generator=generator)
-    target = (input_ids[:, -1:] - 3 + shift) % 21 + 3
-    return {
-        "input_ids": input_ids,
-        "attention_mask": torch.ones_like(input_ids),
-        "labels": torch.cat([target, torch.ones_like(target)], 1),
-    }
+def toy_recommender(names=NAMES, *, dropout: float = 0.0, **options) -> ClientModels:
+    return tiny_models(names, base=BACKBONES[BACKBONE](dropout), **options)
 
 
-def toy_recommender(
-    names=("crime", "comics", "children"),
-    *,
-    data=None,
-    seed: int = 3,
-    rank: int = 2,
-    local_epochs: int = 1,
-    learning_rate: float = 1e-2,
-    dropout: float = 0.0,
-) -> Recommender:
-    """``data`` overrides the invented data per client."""
-    model = attach_lora(BACKBONES[BACKBONE](dropout), LoraSettings(rank=rank))
-    data = [toy_data(name) for name in names] if data is None else data
-
-    def batches(client, generator):
-        order = torch.randperm(len(data[client]["labels"]), generator=generator)
-        for rows in order.split(4):
-            yield {key: tensor[rows] for key, tensor in data[client].items()}
-
-    def positions(client, split):
-        family, base = family_of(model), unwrap(model)
-        with torch.no_grad():
-            hidden_RD, target_R = family.predictions(base, data[client])
-            logit_BV = family.token_logits(base, hidden_RD[::2])  # every other target is the end token
-        target_B = target_R[::2]
-        place_B = (logit_BV > logit_BV.gather(1, target_B[:, None])).sum(1)
-        return torch.where(place_B < 20, place_B, NOT_RANKED)
-
-    return Recommender(
-        model=model,
-        tokenizer=None,
-        tasks=data,
-        names=list(names),
-        device=torch.device("cpu"),
-        seed=seed,
-        training=LocalTraining(local_epochs=local_epochs, batch_size=4, learning_rate=learning_rate),
-        ranking=RankingConfig(),
-        batches=batches,
-        positions=positions,
-        num_examples=lambda client: len(data[client]["labels"]),
-    )
-
-
-def catalogue_recommender(names=SILOS, *, targets=("table", "attention"), learning_rate: float = 1e-2) -> Recommender:
-    """Silos of catalogues that share no item, with adapters of the table; a target is compared with its catalogue."""
-    model = attach_lora(tied_backbone(), LoraSettings(2, tuple(targets)))
-    tokens = [torch.arange(*CATALOGUES[name.split(".")[0]]) for name in names]
-    data = [catalogue_data(token_I, SILO_SIZES[name]) for token_I, name in zip(tokens, names, strict=True)]
-    own_KV = torch.zeros(len(names), 24, dtype=torch.bool)
-    for row_V, token_I in zip(own_KV, tokens, strict=True):
-        row_V[token_I] = True
-        row_V[WORDING] = True
-
-    def batches(client, generator):
-        order = torch.randperm(len(data[client]["labels"]), generator=generator)
-        for rows in order.split(4):
-            yield {**{key: tensor[rows] for key, tensor in data[client].items()}, "catalogue": tokens[client]}
-
-    def positions(client, split):
-        family, base = family_of(model), unwrap(model)
-        with torch.no_grad():
-            hidden_BD, target_B = family.predictions(base, data[client])
-            logit_BI = family.token_logits(base, hidden_BD, tokens[client])
-        return (logit_BI > logit_BI.gather(1, (target_B - tokens[client][0])[:, None])).sum(1)
-
-    return toy_recommender(names, data=data)._replace(
-        model=model,
-        batches=batches,
-        positions=positions,
-        training=LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate, softmax="catalogue"),
-        own_rows={"lm_head.lora_b": own_KV},
-    )
-
-
-def catalogue_data(token_I: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
-    """A word, then items; the next item is the one behind the last one."""
-    place = torch.randint(len(token_I), (size, 4), generator=torch.Generator().manual_seed(size))
-    input_ids = torch.cat([torch.tensor(WORDING).repeat(size, 1), token_I[place]], 1)
-    target = token_I[(place[:, -1:] + 1) % len(token_I)]
-    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "labels": target}
-
-
-def blocks(num_clients: int, size: int = 1) -> list[Block]:
-    return [Block(clients, None) for clients in torch.arange(num_clients).split(size)]
-
-
-def summarise(positions):
-    return [{"ndcg@10": float((1.0 / torch.log2(place_U.double() + 2.0)).mean())} for place_U in positions]
-
-
-def run(method, num_clients: int, rounds: int, *, block_size: int = 1, **options):
-    """The final state after ``rounds`` rounds of the real loop, and the records."""
-    records: list[dict] = []
-    settings = RoundSettings(num_rounds=rounds, seed=0, participation=options.pop("participation", 1.0))
-    state = run_rounds(method, blocks(num_clients, block_size), settings, summarise, on_round=records.append, **options)
-    return state, records
-
-
-def positions_of(method, state, view, num_clients):
-    return evaluate(method, state.round, view, "valid", state.server, state.local, blocks(num_clients))
+def catalogue_recommender(names=SILOS, **options) -> ClientModels:
+    return tiny_silos(names, base=tied_backbone(), **options)

@@ -1,0 +1,1 @@
+"""Two federated methods for FeDecider: one for each of its tracks."""

@@ -1,0 +1,186 @@
+"""The methods of a track by name: those of this package, and those that installed packages add by an entry point."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+LLM_METHODS = "fedecider.methods"
+"""The entry point group of the LLM track."""
+EMBEDDING_METHODS = "fedecider.embedding_methods"
+"""The entry point group of the embedding track. There are two groups, so that the track of a method is known before its
+module is imported: the embedding track starts without the libraries of language models, which take seconds."""
+TRACKS = {LLM_METHODS: "the LLM track", EMBEDDING_METHODS: "the embedding track"}
+
+
+class HasConfig(Protocol):
+    """What an entry of either track has."""
+
+    @property
+    def config(self) -> type: ...
+
+
+Entry = TypeVar("Entry", bound=HasConfig)
+
+
+class Package(NamedTuple):
+    """An installed distribution."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+class Registry(Mapping[str, Entry]):
+    """Method name -> entry, the built-in ones first, then those of other packages in the order of their names.
+
+    Installed packages are looked through once, when a name is first asked for; a module of theirs is imported when its
+    method is. A name that cannot be used is in the mapping and raises ``ValueError`` with the reason when its entry is
+    asked for, so that one bad package leaves all other methods as they are.
+    """
+
+    def __init__(self, group: str, kind: type[Entry], built_in: dict[str, Entry]):
+        self.group, self.kind, self.built_in = group, kind, built_in
+        self._loaded: dict[str, Entry | str] = {}
+
+    @property
+    def _outside(self) -> dict[str, list[EntryPoint]]:
+        return outside_methods(self.group)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.built_in
+        yield from (name for name in self._outside if name not in self.built_in)
+
+    def __len__(self) -> int:
+        return len({*self.built_in, *self._outside})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in self._outside
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._outside:
+            return self.built_in[name]
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        found = self._loaded[name]
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+    def problem(self, name: str) -> str:
+        """Why the method cannot be used, in one sentence; empty where it can."""
+        try:
+            self[name]
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    @property
+    def outside(self) -> list[str]:
+        """Names that installed packages bring, whether they can be used or not."""
+        return list(self._outside)
+
+    def package(self, name: str) -> Package | None:
+        """The package that brings the method; None for a built-in one."""
+        return package_of(self._outside[name][0]) if name in self._outside else None
+
+    def as_record(self, name: str) -> dict[str, dict[str, str]]:
+        """What the record of a run says of a method from outside: ``package`` with ``name`` and ``version``."""
+        package = self.package(name)
+        return {"package": package._asdict()} if package else {}
+
+    def check_recorded(self, config: Mapping[str, Any], source: str, exact: bool = False) -> None:
+        """Refuse settings of a record whose method comes from a package that is not installed here.
+
+        Raises:
+            ValueError: it is absent, or not the recorded version and ``exact`` is true; ``source`` is named.
+        """
+        run, package = config.get("run"), config.get("package")
+        name = run.get("method") if isinstance(run, dict) else None
+        if not isinstance(name, str) or not isinstance(package, dict):
+            return
+        wanted, found = Package(str(package.get("name")), str(package.get("version"))), self.package(name)
+        if found is None or (exact and found != wanted):
+            raise ValueError(
+                f"got the method {name} of {wanted} in {source}, expected that package to be installed here, where "
+                f"there is {found or 'none'}. Run: pip install '{wanted.name}=={wanted.version}'"
+            )
+
+    def _load(self, name: str) -> Entry | str:
+        """The entry, or why it cannot be used."""
+        points = self._outside[name]
+        refusal = self._refused_name(name, points)
+        if refusal:
+            return refusal
+        (point,) = points
+        package = package_of(point)
+        try:
+            found = point.load()
+        except (Exception, SystemExit) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return (
+                f"got the method {name} of {package}, which cannot be imported ({reason}), expected {point.value} to "
+                f"be a {self._expected}. Repair or uninstall {package.name}"
+            )
+        if not isinstance(found, self.kind) or not is_dataclass(found.config):
+            kind = type(found)
+            what = "has no dataclass of settings" if isinstance(found, self.kind) else _is_a(kind)
+            return (
+                f"got the method {name} of {package}, where {point.value} {what}, expected a {self._expected}. "
+                f"Repair or uninstall {package.name}"
+            )
+        return cast(Entry, found)
+
+    @property
+    def _expected(self) -> str:
+        return f"{self.kind.__module__}.{self.kind.__qualname__}"
+
+    def _refused_name(self, name: str, points: list[EntryPoint]) -> str:
+        if name in self.built_in:
+            return of_fedecider(name, points[0])
+        if len(points) > 1:
+            first, second = points[:2]
+            tracks = [f" ({TRACKS[one.group]})" if first.group != second.group else "" for one in (first, second)]
+            return (
+                f"got the method {name} from {package_of(first)}{tracks[0]} and from {package_of(second)}{tracks[1]}, "
+                "expected different names. Uninstall one of them, or rename its method"
+            )
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            return (
+                f"got the method {name!r} of {package_of(points[0])}, expected a name of small letters, digits and _: "
+                "options and blocks of settings are called after it"
+            )
+        return ""
+
+
+def _is_a(kind: type) -> str:
+    return f"is of the type {kind.__module__}.{kind.__qualname__}"
+
+
+@cache
+def outside_methods(group: str) -> dict[str, list[EntryPoint]]:
+    """Name of each method that an installed package brings to a track -> its entry points, those of both tracks."""
+    found = [one for track in TRACKS for one in sorted(entry_points(group=track))]
+    names = sorted({one.name for one in found if one.group == group})
+    return {name: [one for one in found if one.name == name] for name in names}
+
+
+def of_fedecider(name: str, point: EntryPoint) -> str:
+    """What is told where a package brings a method under the name of a built-in one."""
+    package = package_of(point)
+    return (
+        f"got the method {name} from {package} and from fedecider itself, expected different names. Uninstall "
+        f"{package.name}, or rename its method"
+    )
+
+
+def package_of(point: EntryPoint) -> Package:
+    """The distribution that declares an entry point."""
+    dist = point.dist
+    return Package(dist.metadata["Name"], dist.version) if dist is not None else Package("an unknown package", "?")

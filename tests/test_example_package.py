@@ -1,0 +1,213 @@
+"""The example package, installed as pip installs it: its methods are methods like the built-in ones."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import test_pipeline
+import yaml
+from outside import EXAMPLE, install_example, look_again, use
+
+from embedding_fr.methods import METHODS as EMBEDDING
+from fedecider.commands import doctor
+from fedecider.commands.main import main
+from fedecider.federation.record import read_json
+from fedecider.methods import METHODS as LLM
+from fedecider.running.yaml_file import PACKAGE
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROGRAM = """
+import sys
+from fedecider.commands.main import main
+from fedecider.testing import check_method
+assert main(sys.argv[1:]) == 0
+check_method("fedbias")
+try:
+    main(["federate", "--help"])
+except SystemExit as stop:
+    assert stop.code == 0
+print("checked")
+"""
+"""Of one process, since each of them takes seconds to start."""
+PACKAGE_RECORD = {"name": "fedecider-interpolated", "version": "0.1.0"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return install_example(tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture
+def installed(site, monkeypatch):
+    use(monkeypatch, site)
+    yield site
+    monkeypatch.undo()
+    look_again(site)
+
+
+@pytest.fixture
+def data(tmp_path):
+    lines = [f"u{u},i{(7 * u + 3 * n) % 20}" for u in range(9) for n in range(4 + u % 3)]
+    (tmp_path / "toy.csv").write_text("\n".join(["user,item", *lines, ""]))
+    return ["--dataset", "toy", "--source", "csv", "--raw", str(tmp_path), "--min_user_events", "3"]
+
+
+def cut_short(run, copy):
+    """A copy of a run folder as it was when the last round was not done yet."""
+    shutil.copytree(run, copy)
+    shutil.rmtree(max((copy / "checkpoints").iterdir()))
+    (copy / "metrics.json").unlink()
+
+
+def ran(site, *words, cwd):
+    """What a new process prints that has the example package on its path."""
+    paths = os.pathsep.join([str(site), str(REPOSITORY)])
+    env = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def shown(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_new_process_lists_the_methods_runs_one_and_checks_it(site, data, tmp_path):
+    words = ["federate", "--method", "fedbias", *data, "--num_rounds", "1", "--local_epochs", "1", "--output", "run"]
+    text = ran(site, "-c", PROGRAM, *words, cwd=tmp_path)
+    assert "lora_sim, centralised, interpolated." in text
+    assert text.endswith("checked")
+    assert read_json(tmp_path / "run" / "metrics.json")["method"] == "fedbias"
+    assert read_json(tmp_path / "run" / "run.json")["config"]["package"] == PACKAGE_RECORD
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_package_pass(site, tmp_path):
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(EXAMPLE / "tests")]
+    assert "8 passed" in ran(site, *words, cwd=tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_their_settings_are_shown_as_those_of_built_in_methods(capsys):
+    text = shown(capsys, "federate", "--help", "--method", "interpolated")
+    assert "Settings of interpolation: --share" in text
+    assert "The share of the mean adapters in a client's model; 0 is local training, 1 is" in text
+    text = shown(capsys, "federate", "--help", "--method", "fedbias")
+    assert "fedrap_em, fedbias." in text
+    assert "Settings of FedMF with item biases: --bias_learning_rate" in text
+    text = shown(capsys, "federate", "--print_config", "--method", "interpolated", "--share", "0.25")
+    assert "method: interpolated" in text
+    assert "share: 0.25" in text
+    assert main(["federate", "--method", "interpolated", "--share", "1.5"]) == 2
+    assert "got share 1.5, expected 0 to 1" in capsys.readouterr().err
+    assert main(["federate", "--method", "fedbias", "--bias_learning_rate", "-1"]) == 2
+    assert "got bias_learning_rate -1.0, expected 0 or more" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_doctor_lists_them():
+    found = {one.what: (one.found, one.missing) for one in doctor.examined()}
+    assert found["method interpolated"] == ("fedecider-interpolated 0.1.0, of the LLM track", "")
+    assert found["method fedbias"] == ("fedecider-interpolated 0.1.0, of the embedding track", "")
+
+
+def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard(
+    installed, data, tmp_path, capsys, monkeypatch
+):
+    words = ["federate", "--method", "fedbias", *data, "--local_epochs", "1"]
+    assert main([*words, "--num_rounds", "2", "--federation", "false", "--output", str(tmp_path / "off")]) == 0
+    assert read_json(tmp_path / "off" / "metrics.json")["bytes"]["up"] == 0
+    words += ["--num_rounds", "2", "--checkpoint_every", "1"]
+    assert main([*words, "--output", str(tmp_path / "whole")]) == 0
+    cut_short(tmp_path / "whole", tmp_path / "parts")
+    again = [*words, "--output", str(tmp_path / "parts"), "--resume", "true"]
+    assert main(again) == 0
+    whole, parts = (read_json(tmp_path / name / "metrics.json") for name in ("whole", "parts"))
+    assert whole["test"] == parts["test"]
+    board = [
+        "leaderboard",
+        "--methods",
+        "popularity,fedbias,fedbias/local",
+        *data,
+        "--num_rounds",
+        "1",
+        "--tune",
+        "3",
+        "--protocol",
+        "strict",
+    ]
+    assert main([*board, "--seeds", "1", "--output", str(tmp_path / "board")]) == 0
+    rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
+    assert {row["method"] for row in rows} == {"popularity", "fedbias", "fedbias/local"}
+    capsys.readouterr()
+    (info,) = installed.glob("*.dist-info")
+    metadata = (info / "METADATA").read_text()
+    try:
+        (info / "METADATA").write_text(metadata.replace("Version: 0.1.0", "Version: 0.2.0"))
+        look_again(installed)
+        assert main(again) == 2
+        assert "package.version: got '0.2.0', expected '0.1.0'" in capsys.readouterr().err
+        assert main(board) == 0
+        made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
+        assert made_again
+        assert all(line.startswith("fedbias") for line in made_again)
+    finally:
+        (info / "METADATA").write_text(metadata)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(installed)])
+    look_again(installed)
+    assert main(["audit", "--run", str(tmp_path / "whole"), "--data", str(tmp_path)]) == 2
+    assert "got the method fedbias of fedecider-interpolated 0.1.0 in" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_documented_file_of_settings_is_read(tmp_path, capsys):
+    settings = (PACKAGE / "configs" / "demo.yaml").read_text() + (EXAMPLE / "interpolated.yaml").read_text()
+    (tmp_path / "interpolated.yaml").write_text(settings)
+    text = shown(capsys, "federate", "--config", str(tmp_path / "interpolated.yaml"), "--print_config")
+    assert yaml.safe_load((EXAMPLE / "interpolated.yaml").read_text())["interpolated"] == {"share": 0.3}
+    assert "method: interpolated" in text
+    assert "share: 0.3" in text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("installed")
+def test_a_run_of_the_llm_track_is_reported_evaluated_resumed_and_compared(site, tmp_path, capsys, monkeypatch):
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**test_pipeline.SETTINGS, "num_rounds": 2}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(REPOSITORY)]))
+    words = ["federate", "--config", "toy.yaml", "--method", "interpolated", "--share", "0.4"]
+    assert main([*words, "--output", "run"]) == 0
+    record = read_json(tmp_path / "run" / "run.json")
+    assert record["config"]["package"] == PACKAGE_RECORD
+    assert record["config"]["method"] == {"share": 0.4}
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    assert (metrics["method"], metrics["reported"]) == ("interpolated", "interpolated (mixed)")
+    assert "fedecider-interpolated" in (tmp_path / "run" / "report.html").read_text()
+    (tmp_path / "run" / "report.html").unlink()
+    assert main(["report", "--run", "run"]) == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert main(["evaluate", "--run", "run"]) == 0
+    cut_short(tmp_path / "run", tmp_path / "parts")
+    assert main([*words, "--output", "parts", "--resume", "true"]) == 0
+    assert read_json(tmp_path / "parts" / "metrics.json")["domains"] == metrics["domains"]
+    table = {"runs": "toy.yaml", "rows": {"interpolated": {"share": 0.4}, "local": {}}, "seeds": 1, "output": "table"}
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump({**table, "baselines": ["popularity"], "num_threads": 1}))
+    assert main(["compare", "--config", "table.yaml"]) == 0, capsys.readouterr().err
+    assert "interpolated" in (tmp_path / "table" / "table.md").read_text()
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(site)])
+    look_again(site)
+    capsys.readouterr()
+    for command in ("report", "evaluate"):
+        assert main([command, "--run", "run"]) == 2
+        assert "got the method interpolated of fedecider-interpolated 0.1.0 in run/run.json" in capsys.readouterr().err
+
+
+def test_nobody_else_has_them():
+    assert "interpolated" not in LLM
+    assert "fedbias" not in EMBEDDING

@@ -25,8 +25,9 @@ from fedecider.llm import results, setup
 from fedecider.llm.manifest import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.llm.recommend import load, recommend
 from fedecider.running.cli import run
-from fedecider.running.launch import check_tracker, checked_device
+from fedecider.running.launch import checked_device
 from fedecider.running.run_folder import check_output
+from fedecider.running.trackers import check_trackers
 from fedecider.running.yaml_file import load_yaml
 from idgen.backbone import BackboneConfig, linear_layers, load_backbone
 from idgen.tokenizer import load_tokenizer
@@ -224,7 +225,9 @@ LINE = {
     "layers of another kind": ("federate", ("--config", "tiny.yaml", "--lora_targets", "wi_0"), "wi_0"),
     "layers of a student": ("distill_student", ("--config", "tiny.yaml", "--lora_targets", "query"), "query"),
     "tracker without package": ("federate", ("--config", "tiny.yaml", "--tracker", "clearml"), "pip install clearml"),
+    "tracker of the extra": ("federate", ("--tracker", "tensorboard,wandb"), "pip install 'fedecider[track]'"),
     "unknown tracker": ("federate", ("--tracker", "excel"), "tensorboard"),
+    "unknown tracker among others": ("federate", ("--tracker", "tensorboard,excel"), "got tracker 'excel'"),
     "all trackers": ("federate", ("--tracker", "all"), "tensorboard"),
     "tracker of an embedding run": ("federate", ("--method", "fedmf", "--tracker", "excel"), "tensorboard"),
     "a list as method": ("compare", ("--rows", "{a: {method: [1]}}", "--seeds", "1"), "method [1]"),
@@ -271,8 +274,9 @@ def test_a_method_in_a_file_after_the_option_is_not_mixed_with_it(inside, tmp_pa
 
 def test_trackers_and_devices_that_are_there_pass(monkeypatch):
     monkeypatch.setattr("accelerate.tracking._available_trackers", ["tensorboard"])
-    check_tracker("")
-    check_tracker("tensorboard")
+    check_trackers("")
+    check_trackers("tensorboard")
+    check_trackers(" tensorboard,, tensorboard")
     assert checked_device("cpu") == torch.device("cpu")
     assert checked_device(torch.device("cpu")) == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

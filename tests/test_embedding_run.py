@@ -1,7 +1,6 @@
 """Commands of the embedding track on a small csv: what a run leaves behind, resuming, bad input, the leaderboard."""
 
 import csv
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
 from embedding_fr.leaderboard import all_methods, kind_of, protocol_groups
@@ -20,42 +20,15 @@ from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-def script(name: str):
-    path = REPOSITORY / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"script_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    first = sys.path[0]
-    spec.loader.exec_module(module)
-    sys.path[0] = first
-    return module
-
 
 @pytest.fixture(scope="module")
 def ratings(tmp_path_factory):
-    """30 users over 130 items in two tastes: enough for 99 sampled candidates."""
-    folder = tmp_path_factory.mktemp("raw")
-    generator = stream(1, "csv")
-    rows = []
-    for user in range(30):
-        taste = torch.randperm(65, generator=generator)[:8] * 2 + user % 2
-        rows += [(f"u{user}", f"i{int(item):03d}", time) for time, item in enumerate(taste)]
-    rows += [(f"x{item}", f"i{other:03d}", 0) for item in range(40) for other in range(item * 3, item * 3 + 10)]
-    with (folder / "toy.csv").open("w") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "time"])
-        writer.writerows(rows)
-    return folder
+    return write_ratings(tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture
 def data(ratings):
-    return ["--dataset", "toy", "--source", "csv", "--raw", str(ratings), "--time_column", "time"]
-
-
-FAST = ["--local_epochs", "1", "--embedding_size", "4", "--num_threads", "1"]
+    return options_of(ratings)
 
 
 def federate(*words) -> int:

@@ -26,7 +26,7 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint
 from fedecider.running.stages import content_key
-from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller
+from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller, track_results
 from fedecider.running.yaml_file import load_yaml
 
 
@@ -63,14 +63,13 @@ def federate(settings: Settings, launch: Launch) -> Path:
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
     with opened_together(root, record, launch) as folder:
-        tracked = {"method": config.method, "seed": config.seed}
         with round_progress(config.num_rounds, launch.is_main) as on_clients:
             state = run_rounds(
                 method,
                 blocks,
                 RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=fingerprint(record)),
                 metrics_per_client,
-                recorder=round_recorder(folder, launch, config.tracker, tracked, recommender.names),
+                recorder=round_recorder(folder, launch, config.tracker, record, recommender.names),
                 checkpoints=folder.checkpoints,
                 resume=config.resume,
                 protect=protector(method, config.privacy, config.seed),
@@ -82,6 +81,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
                 on_clients=on_clients,
             )
         write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
+        track_results(folder, launch, state.round)
     return root
 
 

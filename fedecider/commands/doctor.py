@@ -22,6 +22,7 @@ EXTRAS = {
     "deploy": "runs between machines on NVIDIA FLARE",
     "dp": "guarantees of integer sums and of Laplace noise",
     "track": "settings, curves and results in TensorBoard, MLflow, W&B and trackio",
+    "tune": "searches of settings",
     "gpu": "quantised bases and DeepSpeed",
 }
 """Extra -> what it is for."""

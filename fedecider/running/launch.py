@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psutil
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 
-from fedecider.federation.parties import Processes
+from fedecider.federation.parties import Placement, Processes
 from fedecider.running.trackers import check_trackers, end_trackers
+
+Kept = TypeVar("Kept")
 
 
 class Launch(NamedTuple):
@@ -35,6 +38,18 @@ class Launch(NamedTuple):
     def deepspeed(self) -> Accelerator | None:
         """The accelerator, when it was launched with a DeepSpeed config."""
         return self.accelerator if self.accelerator.state.deepspeed_plugin is not None else None
+
+    def placed(self, placement: Placement) -> Launch:
+        """The same processes, which share out ``placement``."""
+        return self._replace(processes=replace(self.processes, placement=placement))
+
+    def from_main(self, value: Kept) -> Kept:
+        """What the first process gives, in every process; Python objects of a moderate size."""
+        if self.processes.count == 1:
+            return value
+        box = [value]
+        broadcast_object_list(box)
+        return box[0]
 
     def __enter__(self) -> Launch:
         return self

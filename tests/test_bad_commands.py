@@ -18,7 +18,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.comparison.plan import _valid_score
+from fedecider.comparison.plan import Run, _valid_score
 from fedecider.data.store import file_sha256
 from fedecider.federation.checksums import write_sums
 from fedecider.llm import results, setup
@@ -26,7 +26,7 @@ from fedecider.llm.manifest import MANIFEST_FILE, verify_manifest, write_manifes
 from fedecider.llm.recommend import load, recommend
 from fedecider.running.cli import run
 from fedecider.running.launch import checked_device
-from fedecider.running.run_folder import check_output
+from fedecider.running.run_folder import RunFolder, check_output
 from fedecider.running.trackers import check_trackers
 from fedecider.running.yaml_file import load_yaml
 from idgen.backbone import BackboneConfig, linear_layers, load_backbone
@@ -592,8 +592,9 @@ def test_a_pickle_is_never_loaded(copy, capsys):
 @pytest.mark.parametrize("content", ["{}", "[]", '{"best_valid_ndcg@10": null}', '{"best_val'])
 def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
     (tmp_path / "metrics.json").write_text(content)
+    (tmp_path / "results.md").touch()
     with pytest.raises(ValueError, match=r"damaged .*metrics\.json"):
-        _valid_score(tmp_path / "metrics.json")
+        _valid_score(Run("", 0, {}, None, RunFolder(tmp_path)))
 
 
 def test_every_model_is_loaded_from_safetensors():

@@ -12,10 +12,13 @@ import torch
 from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
-from embedding_fr.leaderboard import all_methods, kind_of, protocol_groups
+from embedding_fr.leaderboard import LeaderboardConfig, all_methods, kind_of, protocol_groups
+from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingRunConfig, eval_users
+from fedecider.baselines import BASELINES
+from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
@@ -361,6 +364,26 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
     assert made_again
     assert all(line.startswith("fedmf") for line in made_again)
+
+
+def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):
+    words = ["--methods", "fedmf,decayed_cooccurrence,popularity", *data, "--num_rounds", 2, "--seeds", 1]
+    words += ["--protocol", "strict", "--tune", 7, "--output", tmp_path / "board", "--only_cells", "true"]
+    assert leaderboard(*words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
+    counts = [sum(line.startswith(name) for line in lines) for name in ("fedmf", "decayed_cooccurrence", "popularity")]
+    assert counts == [7, 7, 1], "an equal budget, but for what has no settings"
+    assert leaderboard(*words) == 0
+    assert "validation ndcg@10" not in capsys.readouterr().out
+
+
+def test_the_candidates_of_the_leaderboard_are_those_of_the_grids():
+    """Tables of earlier versions knew nothing but grids, and are made again with the same cells."""
+    config = LeaderboardConfig(methods="all")
+    for name in config.method_names:
+        entry = METHODS.get(name.removesuffix("/local")) or BASELINES[name]
+        grid = ({"num_rounds": 100},) if name == "memoriser" else entry.grid
+        assert leaderboard_search(config, InteractionsConfig(), name, ["strict"]).firsts == grid
 
 
 def test_names_and_groups_of_the_leaderboard(capsys):

@@ -75,5 +75,5 @@ def trial_page(
 
 def write_settings(path: Path, values: Mapping[str, Any], comments: Sequence[str]) -> None:
     """A file that ``--config`` takes, with ``comments`` at its top."""
-    text = yaml.safe_dump(as_plain(dict(values)), sort_keys=False, allow_unicode=True, default_flow_style=None)
+    text = yaml.safe_dump(as_plain(dict(values)), sort_keys=False, allow_unicode=True)
     write_text(path, "".join(f"# {line}\n" for line in comments) + text)

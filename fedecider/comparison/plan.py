@@ -177,7 +177,11 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
             search = _search(first)
             check_budget(search, config.tune)
             settings = search.firsts[: config.tune]
-        planned[label] = [_runs(config, label, {**start, **setting}, hashes) for setting in settings]
+        planned[label] = []
+        for setting in settings:
+            options = {**start, **setting}
+            parsed = _parsed(config, label, options) if setting else first
+            planned[label].append(_runs(config, label, options, parsed, hashes))
     return planned
 
 
@@ -214,7 +218,8 @@ def _searched(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> 
             if setting is None:
                 continue
             try:
-                runs = _runs(config, label, {**first.options, **setting}, _hashes(first.settings))
+                options = {**first.options, **setting}
+                runs = _runs(config, label, options, _parsed(config, label, options), _hashes(first.settings))
             except ValueError as error:
                 say(f"{label} {setting}: {error}")
                 failed[label].append(Tried(setting, None))
@@ -271,9 +276,11 @@ def _hashes(settings: Settings) -> dict[str, str]:
     return {name: domain.content_hash() for name, domain in load_data(settings.run).items()}
 
 
-def _runs(config: CompareConfig, label: str, options: dict[str, Any], hashes: Mapping[str, str]) -> list[Run]:
+def _runs(
+    config: CompareConfig, label: str, options: dict[str, Any], parsed: Settings, hashes: Mapping[str, str]
+) -> list[Run]:
     """One row's runs with these options, by seed."""
-    parsed, found = _parsed(config, label, options), []
+    found = []
     for seed in range(config.seeds):
         settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed))
         key = fingerprint({"config": settings.as_record(), "data": hashes})

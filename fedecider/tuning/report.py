@@ -16,7 +16,7 @@ from fedecider.tuning.journal import Trial
 from fedecider.tuning.search import Search, best_of
 from fedecider.tuning.space import Setting
 
-HEADER = ("trial", "validation ndcg@10", "best round", "seconds", "setting")
+HEADER = ("trial", "validation ndcg@10", "best / last round", "seconds", "setting")
 
 
 def setting_text(setting: Setting) -> str:

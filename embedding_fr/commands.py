@@ -11,7 +11,7 @@ from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.running.cli import build_parser, from_plain, parse, peek
+from fedecider.running.cli import build_parser, field_names, from_plain, parse, peek
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import check_output
 
@@ -39,19 +39,28 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     Raises:
         ValueError: an option of the LLM track, or a setting that cannot be.
     """
+    return parse_embedding_settings_and(description, words, method)[0]
+
+
+def parse_embedding_settings_and(
+    description: str, words: Sequence[str], method: str, *beside: type
+) -> tuple[EmbeddingSettings, list[Any]]:
+    """The same, with what the same command line says of the dataclasses ``beside``."""
     foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
     if foreign:
         raise ValueError(f"got {foreign[0]} with the method {method} of the embedding track, expected --dataset")
     entry = EMBEDDING_METHODS[method]
     privacy = () if entry.guarantee else (PrivacyConfig,)
-    classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
+    classes = (*beside, EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
     texts = {"method": f"The federated method: {', '.join(EMBEDDING_METHODS)}."}
-    parser = build_parser(description, *classes, common=COMMON, texts=texts)
+    common = (*COMMON, *(name for one in beside for name in field_names(one)))
+    parser = build_parser(description, *classes, common=common, texts=texts)
     parser.set_defaults(dict(entry.defaults))
-    run, data, training, *common, own = parse(parser, words, *classes)
+    found = parse(parser, words, *classes)
+    others, (run, data, training, *hidden, own) = found[: len(beside)], found[len(beside) :]
     if run.output:
         check_output(Path(run.output))  # before a large data set is read
-    return EmbeddingSettings(run, data, training, common[0] if common else PrivacyConfig(), own)
+    return EmbeddingSettings(run, data, training, hidden[0] if hidden else PrivacyConfig(), own), others
 
 
 def recorded_settings(config: Mapping[str, Any], source: str, data: str = "") -> EmbeddingSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedecider.bounds import Epochs, NotNegative, OneOrMore, Positive, Width, check
+from fedecider.tuning.space import Real, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -42,3 +43,11 @@ class EmbeddingTraining:
     def item_rate(self) -> float:
         """The learning rate of item tables."""
         return self.item_learning_rate or self.learning_rate
+
+
+TRAINING_SPACE: Space = {
+    "learning_rate": Real(0.001, 1.0, log=True),
+    "init_std": Real(0.01, 1.0, log=True),
+    "local_epochs": Whole(1, 10),
+}
+"""What a search may set of local training, for methods that train embeddings."""

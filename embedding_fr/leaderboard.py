@@ -37,6 +37,7 @@ from fedecider.report.rows import CANARY
 from fedecider.running.cli import from_plain
 from fedecider.running.progress import say
 from fedecider.running.stages import as_plain, cached_stage
+from fedecider.tuning.search import Search, best_of, check_budget, search_of, tune
 
 LOCAL = "/local"
 """``fedmf/local`` is FedMF with federation off."""
@@ -54,8 +55,9 @@ class LeaderboardConfig:
             off, NAME/code does what the authors' public code does.
         protocol: The names of evaluation protocols, separated by commas.
         seeds: The number of runs of every row, with the seeds 0, 1, ...
-        tune: The number of settings of each method's grid that are tried on validation with seed 0; 1 takes the first
-            one, which for a federated method is the paper's. Under the protocol paper nothing is tuned.
+        tune: The number of settings of each method that are tried on validation with seed 0: those of its grid, then
+            drawn ones (docs/tune.md); 1 takes the first one, which for a federated method is the paper's. Under the
+            protocol paper nothing is tuned.
         num_rounds: The largest number of rounds of a federated method.
         patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under
             the protocol paper, which reports the last round, all rounds are run.
@@ -146,8 +148,11 @@ def fill(
     config: LeaderboardConfig, data: InteractionsConfig, interactions: Interactions, root: Path
 ) -> Iterator[BoardRow]:
     """Run what is missing and yield the rows, method by method."""
+    groups = protocol_groups(config.protocol_names)
     for method in config.method_names:
-        for group in protocol_groups(config.protocol_names):
+        check_budget(_search(config, data, method, groups[0]), config.tune)
+    for method in config.method_names:
+        for group in groups:
             try:
                 setting = _tuned(config, data, interactions, root, method, group)
                 cells = [
@@ -178,31 +183,35 @@ def _tuned(
     method: str,
     group: Sequence[str],
 ) -> dict[str, Any]:
-    """The setting with the best validation ndcg@10 at seed 0 among the first ``tune`` of the method's grid."""
-    grid = _grid(config, method)
-    if get_protocol(group[0]).leaks:
-        return grid[0] if kind_of(method) == "central" else {}
-    best: tuple[float, dict[str, Any]] = (-1.0, {})
-    for setting in grid[: config.tune]:
-        try:
-            cell = _cell(config, data, interactions, root, method, group, setting, 0)
-        except ValueError as error:  # a diverged trial is a trial that lost
-            say(f"{method} {setting}: {error}")
-            continue
-        if cell.info["valid"] > best[0]:
-            best = (cell.info["valid"], setting)
-    if best[0] < 0.0:
+    """The setting with the best validation ndcg@10 at seed 0 among ``tune`` trials of the method's search."""
+    leaks = get_protocol(group[0]).leaks
+    if leaks and kind_of(method) != "central":
+        return {}
+    search = _search(config, data, method, group)
+    if leaks:
+        return search.firsts[0]
+
+    def score(setting: dict[str, Any]) -> float:
+        return _cell(config, data, interactions, root, method, group, setting, 0).info["valid"]
+
+    tried = tune(search, config.tune, score, method)
+    best = best_of(tried)
+    if best is None:
         raise ValueError(f"no setting of {method} could be trained on {interactions.name}: see the messages above")
-    return best[1]
+    return tried[best].setting
 
 
-def _grid(config: LeaderboardConfig, method: str) -> tuple[dict[str, Any], ...]:
+def _search(config: LeaderboardConfig, data: InteractionsConfig, method: str, group: Sequence[str]) -> Search:
     if method == CANARY:  # nothing to tune: it sees as many rounds as the methods
-        return ({"num_rounds": config.num_rounds},)
+        return Search({}, {}, ({"num_rounds": config.num_rounds},), 0)
     if method.endswith(CODE):
-        return ({},)
-    name = method.removesuffix(LOCAL)
-    return (BASELINES[name].grid if name in BASELINES else METHODS[name].grid) or ({},)
+        return Search({}, {}, ({},), 0)
+    if method in BASELINES:
+        baseline = BASELINES[method]
+        return search_of([baseline.config()], baseline.space, baseline.grid, 0)
+    entry = METHODS[method.removesuffix(LOCAL)]
+    whole = run_settings(config, data, method, group[0], {}, 0, _patience(config, group))
+    return search_of(whole, entry.space, entry.grid, 0)
 
 
 def _cell(

@@ -13,7 +13,7 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint, forget_unstarted
 from fedecider.running.stages import content_key
-from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller
+from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller, track_results
 from fedecider.running.yaml_file import load_yaml
 
 
@@ -34,7 +34,7 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
                 state = train(
                     settings,
                     setup,
-                    recorder=round_recorder(folder, launch, run.tracker, {"method": run.method, "seed": run.seed}),
+                    recorder=round_recorder(folder, launch, run.tracker, record),
                     checkpoints=folder.checkpoints,
                     key=fingerprint(record),
                     processes=launch.processes,
@@ -47,4 +47,5 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
                 forget_unstarted(folder)
             raise
         write_embedding_results(settings, setup, interactions, state, folder, launch)
+        track_results(folder, launch, state.round)
     return root

@@ -66,7 +66,8 @@ class EmbeddingRunConfig:
             keys or numbers; if empty, nothing does.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             of every number, or norm_clip, a mean of changes bounded to their median size, against hostile uploads.
-        tracker: The accelerate tracker that gets the scores of the rounds, such as tensorboard; empty for none.
+        tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
+            such as tensorboard,mlflow; empty for none. They write into the run folder.
     """
 
     method: str = "fedmf"

@@ -8,7 +8,7 @@ from rooms import REPOSITORY, imported_names, mermaid, module_graph, modules, or
 BOUNDS = "fedecider.bounds"
 """One file that imports nothing of ours: settings of every room are checked in the same words."""
 BASE = {BOUNDS, "fedecider.federation", "fedecider.data", "fedecider.evaluation"}
-SHARED = {*BASE, "fedecider.running", "fedecider.baselines", "fedecider.report"}
+SHARED = {*BASE, "fedecider.running", "fedecider.baselines", "fedecider.report", "fedecider.tuning"}
 TRACK = {*SHARED, "fedecider.audit"}
 LLM = {*TRACK, "fedecider.lora", "fedecider.memory", "fedecider.methods", "idgen", "distill"}
 # room -> other rooms that it may import
@@ -18,11 +18,12 @@ ALLOWED = {
     "fedecider.data": {BOUNDS, "fedecider.evaluation", "fedecider.federation"},
     "fedecider.evaluation": set(),
     "fedecider.running": BASE,
-    "fedecider.baselines": BASE,
+    "fedecider.baselines": {"fedecider.tuning", *BASE},
     "fedecider.lora": {BOUNDS, "fedecider.federation", "idgen"},
     "fedecider.memory": {"fedecider.running", *BASE},
-    "fedecider.methods": {"fedecider.lora", "idgen", *BASE},
+    "fedecider.methods": {"fedecider.lora", "fedecider.tuning", "idgen", *BASE},
     "fedecider.report": {"fedecider.running", *BASE},
+    "fedecider.tuning": {"fedecider.running", "fedecider.report", *BASE},
     "fedecider.audit": {"fedecider.running", "fedecider.report", *BASE},
     "fedecider.llm": LLM,
     "fedecider.comparison": {*LLM, "fedecider.llm"},

@@ -18,15 +18,16 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.comparison.plan import _valid_score
+from fedecider.comparison.plan import Run, _valid_score
 from fedecider.data.store import file_sha256
 from fedecider.federation.checksums import write_sums
 from fedecider.llm import results, setup
 from fedecider.llm.manifest import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.llm.recommend import load, recommend
 from fedecider.running.cli import run
-from fedecider.running.launch import check_tracker, checked_device
-from fedecider.running.run_folder import check_output
+from fedecider.running.launch import checked_device
+from fedecider.running.run_folder import RunFolder, check_output
+from fedecider.running.trackers import check_trackers
 from fedecider.running.yaml_file import load_yaml
 from idgen.backbone import BackboneConfig, linear_layers, load_backbone
 from idgen.tokenizer import load_tokenizer
@@ -224,7 +225,9 @@ LINE = {
     "layers of another kind": ("federate", ("--config", "tiny.yaml", "--lora_targets", "wi_0"), "wi_0"),
     "layers of a student": ("distill_student", ("--config", "tiny.yaml", "--lora_targets", "query"), "query"),
     "tracker without package": ("federate", ("--config", "tiny.yaml", "--tracker", "clearml"), "pip install clearml"),
+    "tracker of the extra": ("federate", ("--tracker", "tensorboard,wandb"), "pip install 'fedecider[track]'"),
     "unknown tracker": ("federate", ("--tracker", "excel"), "tensorboard"),
+    "unknown tracker among others": ("federate", ("--tracker", "tensorboard,excel"), "got tracker 'excel'"),
     "all trackers": ("federate", ("--tracker", "all"), "tensorboard"),
     "tracker of an embedding run": ("federate", ("--method", "fedmf", "--tracker", "excel"), "tensorboard"),
     "a list as method": ("compare", ("--rows", "{a: {method: [1]}}", "--seeds", "1"), "method [1]"),
@@ -271,8 +274,9 @@ def test_a_method_in_a_file_after_the_option_is_not_mixed_with_it(inside, tmp_pa
 
 def test_trackers_and_devices_that_are_there_pass(monkeypatch):
     monkeypatch.setattr("accelerate.tracking._available_trackers", ["tensorboard"])
-    check_tracker("")
-    check_tracker("tensorboard")
+    check_trackers("")
+    check_trackers("tensorboard")
+    check_trackers(" tensorboard,, tensorboard")
     assert checked_device("cpu") == torch.device("cpu")
     assert checked_device(torch.device("cpu")) == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -588,8 +592,9 @@ def test_a_pickle_is_never_loaded(copy, capsys):
 @pytest.mark.parametrize("content", ["{}", "[]", '{"best_valid_ndcg@10": null}', '{"best_val'])
 def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
     (tmp_path / "metrics.json").write_text(content)
+    (tmp_path / "results.md").touch()
     with pytest.raises(ValueError, match=r"damaged .*metrics\.json"):
-        _valid_score(tmp_path / "metrics.json")
+        _valid_score(Run("", 0, {}, None, RunFolder(tmp_path)))
 
 
 def test_every_model_is_loaded_from_safetensors():

@@ -14,6 +14,7 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
 from fedecider.llm.recommend import load, recommend
@@ -108,7 +109,13 @@ def test_absent_clients_and_a_hub_name(playground, monkeypatch):
     assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (2, 3, 3)
     per_round = json.loads((run / "communication.json").read_text())["rounds"]
     assert [len(entry["clients"]) for entry in per_round] == [2, 2]
-    assert list(run.rglob("events.out.tfevents*"))
+    (curves,) = (run / "trackers" / "tensorboard" / "fedecider").glob("events.out.tfevents*")
+    scalars = EventAccumulator(str(curves)).Reload()
+    assert [event.step for event in scalars.Scalars("valid/pre_upload/comics/ndcg_at_10")] == [1, 2]
+    test = json.loads((run / "metrics.json").read_text())["domains"]["comics"]["test"]["zero-shot student"]
+    (event,) = scalars.Scalars("test/zero-shot_student/comics/ndcg_at_10")
+    assert (event.step, event.value) == (2, pytest.approx(test["ndcg@10"]["mean"]))
+    assert "test/fedecider_pre_upload/macro/hit_at_10" in scalars.Tags()["scalars"]
     config = json.loads((run / "adapters" / "crime" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "us/books"
 

@@ -1,7 +1,6 @@
 """Commands of the embedding track on a small csv: what a run leaves behind, resuming, bad input, the leaderboard."""
 
 import csv
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,52 +9,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
-from embedding_fr.leaderboard import all_methods, kind_of, protocol_groups
+from embedding_fr.leaderboard import LeaderboardConfig, all_methods, kind_of, protocol_groups
+from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingRunConfig, eval_users
+from fedecider.baselines import BASELINES
+from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-def script(name: str):
-    path = REPOSITORY / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"script_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    first = sys.path[0]
-    spec.loader.exec_module(module)
-    sys.path[0] = first
-    return module
-
 
 @pytest.fixture(scope="module")
 def ratings(tmp_path_factory):
-    """30 users over 130 items in two tastes: enough for 99 sampled candidates."""
-    folder = tmp_path_factory.mktemp("raw")
-    generator = stream(1, "csv")
-    rows = []
-    for user in range(30):
-        taste = torch.randperm(65, generator=generator)[:8] * 2 + user % 2
-        rows += [(f"u{user}", f"i{int(item):03d}", time) for time, item in enumerate(taste)]
-    rows += [(f"x{item}", f"i{other:03d}", 0) for item in range(40) for other in range(item * 3, item * 3 + 10)]
-    with (folder / "toy.csv").open("w") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "time"])
-        writer.writerows(rows)
-    return folder
+    return write_ratings(tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture
 def data(ratings):
-    return ["--dataset", "toy", "--source", "csv", "--raw", str(ratings), "--time_column", "time"]
-
-
-FAST = ["--local_epochs", "1", "--embedding_size", "4", "--num_threads", "1"]
+    return options_of(ratings)
 
 
 def federate(*words) -> int:
@@ -397,6 +373,26 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
     assert made_again
     assert all(line.startswith("fedmf") for line in made_again)
+
+
+def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):
+    words = ["--methods", "fedmf,decayed_cooccurrence,popularity", *data, "--num_rounds", 2, "--seeds", 1]
+    words += ["--protocol", "strict", "--tune", 7, "--output", tmp_path / "board", "--only_cells", "true"]
+    assert leaderboard(*words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
+    counts = [sum(line.startswith(name) for line in lines) for name in ("fedmf", "decayed_cooccurrence", "popularity")]
+    assert counts == [7, 7, 1], "an equal budget, but for what has no settings"
+    assert leaderboard(*words) == 0
+    assert "validation ndcg@10" not in capsys.readouterr().out
+
+
+def test_the_candidates_of_the_leaderboard_are_those_of_the_grids():
+    """Tables of earlier versions knew nothing but grids, and are made again with the same cells."""
+    config = LeaderboardConfig(methods="all")
+    for name in config.method_names:
+        entry = METHODS.get(name.removesuffix("/local")) or BASELINES[name]
+        grid = ({"num_rounds": 100},) if name == "memoriser" else entry.grid
+        assert leaderboard_search(config, InteractionsConfig(), name, ["strict"]).firsts == grid
 
 
 def test_names_and_groups_of_the_leaderboard(capsys):

@@ -1,6 +1,7 @@
 """Rows beside the methods in every run: texts and counts, what they may read, and which are printed."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
 
 
 def test_sasrec_from_texts_is_trained_anew_for_other_catalogues(domains, tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "GRID", ({"num_epochs": 1, "embedding_size": 8},))
+    monkeypatch.setattr(comparison, "SasrecConfig", partial(comparison.SasrecConfig, num_epochs=1, embedding_size=8))
     for chosen in (domains, {"crime": domains["crime"]}):
         comparison.sasrec(chosen, "strict", 1, 1, tmp_path, text_encoder="tfidf")
     assert len(list(tmp_path.glob("sasrec-crime-*"))) == 2  # one decomposition over all domains

@@ -21,9 +21,9 @@ def test_a_round_in_one_line():
 
 def test_tracked_names_tell_the_client_where_clients_are_scored_apart():
     assert list(valid_metrics(DOMAINS, ["crime", "comics"])) == [
-        ("valid/global/crime/hit@10", 0.5),
-        ("valid/global/crime/ndcg@10", 0.25),
-        ("valid/global/comics/hit@10", 0.1),
-        ("valid/global/comics/ndcg@10", 0.05),
+        ("valid/global/crime/hit_at_10", 0.5),
+        ("valid/global/crime/ndcg_at_10", 0.25),
+        ("valid/global/comics/hit_at_10", 0.1),
+        ("valid/global/comics/ndcg_at_10", 0.05),
     ]
-    assert list(valid_metrics(USERS)) == [("valid/fedmf/ndcg@10", 0.3)]
+    assert list(valid_metrics(USERS)) == [("valid/fedmf/ndcg_at_10", 0.3)]

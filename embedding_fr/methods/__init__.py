@@ -23,6 +23,7 @@ from embedding_fr.methods import (
 )
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.registry import EMBEDDING_METHODS, Registry
+from fedecider.tuning.space import Space
 
 
 def never(config: Any) -> bool:
@@ -39,6 +40,8 @@ class Method(NamedTuple):
     """What the paper sets among the common settings (EmbeddingTraining, participation)."""
     grid: tuple[dict[str, Any], ...]
     """Settings to try on validation, most sensible first; an empty dict is the paper's."""
+    space: Space = {}  # noqa: RUF012 (never written to)
+    """What a search draws from when it has tried the grid."""
     whole_tables: int = 0
     """Tables of one row per item that a client holds in full and goes over in every local step (FedRAP: its personal
     table and a whole copy of the common one). 0: its steps touch the rows of its own examples only, and no more are
@@ -74,6 +77,7 @@ BUILT_IN: dict[str, Method] = {
         fedease.fedease,
         fedease.DEFAULTS,
         fedease.GRID,
+        fedease.SPACE,
         client_bytes=fedease.client_bytes,
         negatives=False,
         guarantee=fedease.guarantee,
@@ -86,6 +90,7 @@ BUILT_IN: dict[str, Method] = {
         fednear.fednear,
         fednear.DEFAULTS,
         fednear.GRID,
+        fednear.SPACE,
         client_bytes=fednear.client_bytes,
         negatives=False,
         guarantee=fednear.guarantee,
@@ -94,40 +99,65 @@ BUILT_IN: dict[str, Method] = {
         published=False,
         uses_order=True,
     ),
-    "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID),
-    "pfedclr": Method(pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, passing_tables=2),
-    "fedrap": Method(
-        fedrap.FedrapConfig, fedrap.fedrap, fedrap.DEFAULTS, fedrap.GRID, whole_tables=2, code=fedrap.CODE
+    "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID, fedmf.SPACE),
+    "pfedclr": Method(
+        pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, pfedclr.SPACE, passing_tables=2
     ),
-    "fedncf": Method(fedncf.FedncfConfig, fedncf.fedncf, fedncf.DEFAULTS, fedncf.GRID),
+    "fedrap": Method(
+        fedrap.FedrapConfig, fedrap.fedrap, fedrap.DEFAULTS, fedrap.GRID, fedrap.SPACE, whole_tables=2, code=fedrap.CODE
+    ),
+    "fedncf": Method(fedncf.FedncfConfig, fedncf.fedncf, fedncf.DEFAULTS, fedncf.GRID, fedncf.SPACE),
     "pfedrec": Method(
-        pfedrec.PfedrecConfig, pfedrec.pfedrec, pfedrec.DEFAULTS, pfedrec.GRID, passing_tables=1, code=pfedrec.CODE
+        pfedrec.PfedrecConfig,
+        pfedrec.pfedrec,
+        pfedrec.DEFAULTS,
+        pfedrec.GRID,
+        pfedrec.SPACE,
+        passing_tables=1,
+        code=pfedrec.CODE,
     ),
     "gpfedrec": Method(
         gpfedrec.GpfedrecConfig,
         gpfedrec.gpfedrec,
         gpfedrec.DEFAULTS,
         gpfedrec.GRID,
+        gpfedrec.SPACE,
         passing_tables=4,
         code=gpfedrec.CODE,
     ),
-    "fedem": Method(fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, passing_tables=3, code=fedem.CODE),
+    "fedem": Method(
+        fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, fedem.SPACE, passing_tables=3, code=fedem.CODE
+    ),
     "fedrecgel": Method(
         fedrecgel.FedrecgelConfig,
         fedrecgel.fedrecgel,
         fedrecgel.DEFAULTS,
         fedrecgel.GRID,
+        fedrecgel.SPACE,
         needs_server=fedrecgel.needs_server,
         code=fedrecgel.CODE,
     ),
-    "fedmf_em": Method(Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, passing_tables=3, plug_in=True),
-    "fedncf_em": Method(Merging, plug_ins.fedncf_em, fedncf.DEFAULTS, plug_ins.GRID, passing_tables=3, plug_in=True),
-    "pfedrec_em": Method(Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, passing_tables=4, plug_in=True),
+    "fedmf_em": Method(
+        Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True
+    ),
+    "fedncf_em": Method(
+        Merging, plug_ins.fedncf_em, fedncf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True
+    ),
+    "pfedrec_em": Method(
+        Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=4, plug_in=True
+    ),
     "gpfedrec_em": Method(
-        Merging, plug_ins.gpfedrec_em, gpfedrec.DEFAULTS, plug_ins.GRID, passing_tables=7, plug_in=True
+        Merging, plug_ins.gpfedrec_em, gpfedrec.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=7, plug_in=True
     ),
     "fedrap_em": Method(
-        Merging, plug_ins.fedrap_em, fedrap.DEFAULTS, plug_ins.GRID, whole_tables=2, passing_tables=3, plug_in=True
+        Merging,
+        plug_ins.fedrap_em,
+        fedrap.DEFAULTS,
+        plug_ins.GRID,
+        plug_ins.SPACE,
+        whole_tables=2,
+        passing_tables=3,
+        plug_in=True,
     ),
 }
 METHODS: Registry[Method] = Registry(EMBEDDING_METHODS, Method, BUILT_IN)

@@ -33,6 +33,7 @@ from embedding_fr.gram import (
     triangle_size,
 )
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
+from fedecider.baselines.ease import SPACE as CENTRAL_SPACE
 from fedecider.baselines.ease import ease_weights
 from fedecider.bounds import NotNegative, Positive, ZeroOrMore, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -40,10 +41,12 @@ from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_simulation import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
+from fedecider.tuning.space import Space
 
 MAX_UPLOAD_BYTES = 4 << 30
 
 GRID: tuple[dict, ...] = CENTRAL_GRID
+SPACE: Space = CENTRAL_SPACE
 DEFAULTS: dict[str, int] = {"num_rounds": 2}
 """Round 1 sums, round 2 delivers."""
 

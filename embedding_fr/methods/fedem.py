@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import (
     Objective,
     check_finite,
@@ -45,6 +45,7 @@ from embedding_fr.stacked import Optimiser, fresh_state
 from fedecider.bounds import NotNegative, Share, ShareAbove0, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.tuning.space import Real, Space
 
 TABLE = "item_table"
 
@@ -101,6 +102,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"local_epochs": 1, "init_std": 0.1},
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "similarity_weight": 0.0},
 )
+SPACE: Space = {**TRAINING_SPACE, "similarity_weight": Real(0.0, 1.0)}
 
 
 def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConfig) -> FederatedMethod:

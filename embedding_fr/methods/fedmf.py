@@ -7,13 +7,14 @@ from typing import Literal
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
 from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod
+from fedecider.tuning.space import Space
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ GRID: tuple[dict, ...] = (
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1},
     {"local_epochs": 1, "learning_rate": 0.3, "init_std": 0.1},
 )
+SPACE: Space = TRAINING_SPACE
 
 
 def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConfig) -> FederatedMethod:

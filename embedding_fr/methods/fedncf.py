@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, add_rows, take
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
@@ -24,6 +24,7 @@ from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
 from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.tuning.space import Space
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"local_epochs": 1, "learning_rate": 0.03, "init_std": 0.1},
     {"learning_rate": 0.003, "init_std": 0.1},
 )
+SPACE: Space = TRAINING_SPACE
 
 
 def fedncf(federation: Federation, training: EmbeddingTraining, config: FedncfConfig) -> FederatedMethod:

@@ -28,6 +28,7 @@ from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_simulation import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
+from fedecider.tuning.space import Real, Space
 
 MAX_UPLOAD_BYTES = 4 << 30
 
@@ -41,6 +42,12 @@ GRID: tuple[dict, ...] = (
     {"regularisation": 50.0, "pair_reach": 3.0},
     {"regularisation": 500.0, "pair_reach": math.inf, "history_reach": 10.0, "direction": 0.0},
 )
+SPACE: Space = {
+    "regularisation": Real(10.0, 5000.0, log=True),
+    "pair_reach": Real(1.0, 50.0, log=True),
+    "history_reach": Real(1.0, 50.0, log=True),
+    "direction": Real(0.0, 1.0),
+}
 DEFAULTS: dict[str, int] = {"num_rounds": 2}
 """Round 1 sums, round 2 delivers."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.sampling import ExampleBatch, epoch_batches, round_examples
 from embedding_fr.sparse_table import share_above, sparse_bytes
@@ -25,6 +25,7 @@ from fedecider.bounds import NotNegative, Positive, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
+from fedecider.tuning.space import OneOf, Real, Space
 
 COMMON, PERSONAL, UPLOADED = "common_table", "personal_table", "uploaded_table"
 TABLES = (COMMON, PERSONAL)
@@ -55,6 +56,12 @@ GRID: tuple[dict[str, Any], ...] = (
     {"sparsity_weight": 0.01, "distance": "bounded"},
     CODE,
 )
+SPACE: Space = {
+    **TRAINING_SPACE,
+    "weight_decay": OneOf((0.0, 0.001, 0.01)),
+    "distance_weight": Real(1e-4, 1.0, log=True),
+    "sparsity_weight": Real(1e-4, 1.0, log=True),
+}
 
 
 @dataclass(frozen=True)

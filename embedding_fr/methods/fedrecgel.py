@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from embedding_fr.averaged import Model, averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import (
     Gradients,
     Objective,
@@ -34,6 +34,7 @@ from embedding_fr.tables import normal
 from fedecider.bounds import NotNegative, Positive, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.tuning.space import Real, Space
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ GRID: tuple[dict[str, Any], ...] = (
     {"init_std": 0.1, "local_epochs": 2},
     {"init_std": 0.1, "learning_rate": 0.03},
 )
+SPACE: Space = {
+    **TRAINING_SPACE,
+    "private_radius": Real(0.005, 0.5, log=True),
+    "shared_radius": Real(0.005, 0.5, log=True),
+}
 
 
 def fedrecgel(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> FederatedMethod:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_epochs
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
@@ -26,6 +26,7 @@ from embedding_fr.stacked import Optimiser
 from fedecider.bounds import Depth, NotNegative, at_least, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.tuning.space import Real, Space
 
 _COLUMNS = 4096
 """Columns of all flat tables that the server works on at a time."""
@@ -66,6 +67,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"init_std": 0.1, "learning_rate": 0.03, "local_epochs": 2},
     {"init_std": 0.1, "learning_rate": 0.03},
 )
+SPACE: Space = {**TRAINING_SPACE, "graph_weight": Real(0.01, 10.0, log=True)}
 
 
 def gpfedrec(federation: Federation, training: EmbeddingTraining, config: GpfedrecConfig) -> FederatedMethod:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
     Gradients,
@@ -38,6 +38,7 @@ from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import WIDEST, NotNegative, at_least, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
+from fedecider.tuning.space import OneOf, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "buffer_learning_rate": 0.0},
     {"local_epochs": 1, "learning_rate": 0.1, "init_std": 0.1, "buffer_learning_rate": 0.001},
 )
+SPACE: Space = {**TRAINING_SPACE, "rank": Whole(1, 8), "buffer_learning_rate": OneOf((None, 0.0, 0.001, 0.01, 0.1))}
 
 
 class Stage(NamedTuple):

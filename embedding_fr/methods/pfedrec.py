@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
 from embedding_fr.mlp import start_mlp
@@ -23,6 +23,7 @@ from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
 from fedecider.bounds import check
 from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.tuning.space import Space
 
 ITEM_FACTOR = 80
 """The public code multiplies the learning rate of item tables by the number of items and by this."""
@@ -51,6 +52,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"init_std": 0.1, "learning_rate": 0.03, "local_epochs": 2},
     {"init_std": 0.1, "learning_rate": 0.03},
 )
+SPACE: Space = TRAINING_SPACE
 
 
 def pfedrec(federation: Federation, training: EmbeddingTraining, config: PfedrecConfig) -> FederatedMethod:

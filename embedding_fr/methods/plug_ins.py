@@ -7,14 +7,16 @@ from typing import Any
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.config import EmbeddingTraining
+from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.elastic import elastic
 from embedding_fr.local_training import dot_logits
 from embedding_fr.merging import Merging, Scorer
 from embedding_fr.methods import fedmf, fedncf, fedrap, gpfedrec, pfedrec
 from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.tuning.space import OneOf, Real, Space
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"scheme": "SM", "rho": 0.9})
+SPACE: Space = {**TRAINING_SPACE, "scheme": OneOf(("EM", "DM", "SM")), "rho": Real(0.0, 1.0)}
 
 
 def fedmf_em(federation: Federation, training: EmbeddingTraining, config: Merging) -> FederatedMethod:

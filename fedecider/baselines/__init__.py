@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedecider.baselines import centrap, ease, fitted_counts, item_knn, lightgcn, mf, ncf, sasrec
 from fedecider.evaluation.protocols import ScoreUsers
+from fedecider.tuning.space import Space
 
 
 class Baseline(NamedTuple):
@@ -22,7 +23,9 @@ class Baseline(NamedTuple):
     epoch by the validation items, and a leaking protocol keeps held-out items out of the training negatives.
     """
     grid: tuple[dict[str, Any], ...] = ({},)
-    """Settings to tune over on validation, the most sensible first: an equal budget of N takes the first N."""
+    """Settings to try on validation, the most sensible first: a search of N trials takes the first N."""
+    space: Space = {}  # noqa: RUF012 (never written to)
+    """What a search draws from when it has tried the grid."""
 
 
 BASELINES = {
@@ -30,13 +33,16 @@ BASELINES = {
     "memoriser": Baseline(fitted_counts.MemoriserConfig, fitted_counts.fit_memoriser),
     "last_item_cooccurrence": Baseline(fitted_counts.NoConfig, fitted_counts.fit_last_item_cooccurrence),
     "decayed_cooccurrence": Baseline(
-        fitted_counts.DecayedConfig, fitted_counts.fit_decayed_cooccurrence, fitted_counts.DECAYED_GRID
+        fitted_counts.DecayedConfig,
+        fitted_counts.fit_decayed_cooccurrence,
+        fitted_counts.DECAYED_GRID,
+        fitted_counts.DECAYED_SPACE,
     ),
-    "item_knn": Baseline(item_knn.ItemKnnConfig, item_knn.fit, item_knn.GRID),
-    "ease": Baseline(ease.EaseConfig, ease.fit, ease.GRID),
-    "centrap": Baseline(centrap.CentrapConfig, centrap.fit, centrap.GRID),
-    "mf": Baseline(mf.MfConfig, mf.fit, mf.GRID),
-    "ncf": Baseline(ncf.NcfConfig, ncf.fit, ncf.GRID),
-    "lightgcn": Baseline(lightgcn.LightgcnConfig, lightgcn.fit, lightgcn.GRID),
-    "sasrec": Baseline(sasrec.SasrecConfig, sasrec.fit, sasrec.GRID),
+    "item_knn": Baseline(item_knn.ItemKnnConfig, item_knn.fit, item_knn.GRID, item_knn.SPACE),
+    "ease": Baseline(ease.EaseConfig, ease.fit, ease.GRID, ease.SPACE),
+    "centrap": Baseline(centrap.CentrapConfig, centrap.fit, centrap.GRID, centrap.SPACE),
+    "mf": Baseline(mf.MfConfig, mf.fit, mf.GRID, mf.SPACE),
+    "ncf": Baseline(ncf.NcfConfig, ncf.fit, ncf.GRID, ncf.SPACE),
+    "lightgcn": Baseline(lightgcn.LightgcnConfig, lightgcn.fit, lightgcn.GRID, lightgcn.SPACE),
+    "sasrec": Baseline(sasrec.SasrecConfig, sasrec.fit, sasrec.GRID, sasrec.SPACE),
 }

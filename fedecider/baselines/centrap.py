@@ -18,6 +18,7 @@ from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, train
 from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.tuning.space import OneOf, Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -27,6 +28,14 @@ GRID: tuple[dict, ...] = (
     {"learning_rate": 1e-2},
     {"embedding_size": 64},
 )
+SPACE: Space = {
+    "embedding_size": OneOf((16, 32, 64)),
+    "learning_rate": Real(0.0003, 0.03, log=True),
+    "personal_rate": Real(1e-5, 0.01, log=True),
+    "distance_weight": Real(1e-4, 1.0, log=True),
+    "sparsity_weight": Real(1e-4, 1.0, log=True),
+    "weight_decay": OneOf((0.0, 1e-3, 1e-2)),
+}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fedecider.baselines.fitting import Valid
 from fedecider.baselines.interactions import train_matrix
 from fedecider.bounds import Positive, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.tuning.space import Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -24,6 +25,7 @@ GRID: tuple[dict, ...] = (
     {"regularisation": 2000.0},
     {"regularisation": 20.0},
 )
+SPACE: Space = {"regularisation": Real(10.0, 5000.0, log=True)}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fedecider.bounds import Negatives, OneOrMore, check
 from fedecider.evaluation.canary import memoriser_scores
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.tuning.space import Space, Whole
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class DecayedConfig:
 
 
 DECAYED_GRID: tuple[dict, ...] = ({}, {"num_context": 20}, {"num_context": 5}, {"num_context": 50})
+DECAYED_SPACE: Space = {"num_context": Whole(1, 200, log=True)}
 
 
 def fit_popularity(

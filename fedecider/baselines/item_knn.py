@@ -16,6 +16,7 @@ from fedecider.baselines.fitting import Valid
 from fedecider.baselines.interactions import train_matrix
 from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.tuning.space import Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},
@@ -25,6 +26,7 @@ GRID: tuple[dict, ...] = (
     {"num_neighbours": 200},
     {"num_neighbours": 20, "shrinkage": 0.0},
 )
+SPACE: Space = {"num_neighbours": Whole(5, 500, log=True), "shrinkage": Real(0.0, 200.0)}
 ITEMS_PER_BLOCK = 1024
 
 

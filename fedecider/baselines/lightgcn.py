@@ -25,6 +25,7 @@ from fedecider.baselines.mf import MatrixFactors
 from fedecider.bounds import Depth, Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},
@@ -35,6 +36,13 @@ GRID: tuple[dict, ...] = (
     {"num_layers": 1},
     {"learning_rate": 3e-3, "num_epochs": 120},
 )
+SPACE: Space = {
+    "embedding_size": OneOf((32, 64, 128)),
+    "num_layers": Whole(1, 4),
+    "learning_rate": Real(0.001, 0.1, log=True),
+    "weight_decay": OneOf((0.0, 1e-5, 1e-4, 1e-3)),
+    "num_negatives": OneOf((1, 2, 4, 8)),
+}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedecider.baselines.fitting import (
 from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.tuning.space import OneOf, Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -31,6 +32,11 @@ GRID: tuple[dict, ...] = (
     {"embedding_size": 16, "weight_decay": 0.0},
     {"weight_decay": 0.0},
 )
+SPACE: Space = {
+    "embedding_size": OneOf((16, 32, 64, 128)),
+    "learning_rate": Real(0.0003, 0.03, log=True),
+    "weight_decay": OneOf((0.0, 1e-3, 3e-3, 7e-3, 1e-2, 3e-2)),
+}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedecider.baselines.fitting import (
 from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import derive_seed
+from fedecider.tuning.space import OneOf, Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -31,6 +32,11 @@ GRID: tuple[dict, ...] = (
     {"embedding_size": 16, "hidden_sizes": (32, 16)},
     {"hidden_sizes": (64,)},
 )
+SPACE: Space = {
+    "embedding_size": OneOf((16, 32, 64)),
+    "learning_rate": Real(0.0003, 0.03, log=True),
+    "weight_decay": OneOf((0.0, 1e-3, 3e-3, 1e-2)),
+}
 USERS_PER_SLICE = 16
 """Users scored at once: the hidden layers of 16 x I items stay in cache, four times faster than 256."""
 

@@ -21,6 +21,7 @@ from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.evaluation.split import history, train_part
 from fedecider.federation.streams import derive_seed, stream
+from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},
@@ -32,6 +33,14 @@ GRID: tuple[dict, ...] = (
     {"weight_decay": 0.1},
     {"embedding_size": 32, "num_heads": 1},
 )
+SPACE: Space = {
+    "embedding_size": OneOf((32, 64, 128)),
+    "num_layers": Whole(1, 3),
+    "max_length": OneOf((20, 50, 100, 200)),
+    "dropout": Real(0.0, 0.7),
+    "learning_rate": Real(0.0003, 0.01, log=True),
+    "weight_decay": OneOf((0.0, 0.01, 0.1)),
+}
 LOGITS_PER_CHUNK = 2**19
 """Logits of the softmax held at once: 2 MB stay in cache (twice as fast as a batch at once), and memory is bounded."""
 

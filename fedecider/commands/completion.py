@@ -16,6 +16,7 @@ DESCRIPTION = """Print a script that completes commands and options. Keep it whe
 fedecider completion bash > ~/.local/share/bash-completion/completions/fedecider"""
 VARIANTS: dict[str, Sequence[Sequence[str]]] = {
     "federate": ((), ("--method", "fedmf")),
+    "tune": ((), ("--method", "fedmf")),
     "deploy": tuple((command,) for command in DEPLOYED),
 }
 """Command -> words that bring other options."""

@@ -23,7 +23,8 @@ EXTRAS = {
     "embed": "sentence vectors of item texts (else TF-IDF, from which models start much lower)",
     "deploy": "runs between machines on NVIDIA FLARE",
     "dp": "guarantees of integer sums and of Laplace noise",
-    "track": "curves in tensorboard",
+    "track": "settings, curves and results in TensorBoard, MLflow, W&B and trackio",
+    "tune": "searches of settings",
     "gpu": "quantised bases and DeepSpeed",
 }
 """Extra -> what it is for."""

@@ -62,7 +62,7 @@ def run_embedding(words: Sequence[str]) -> None:
     from embedding_fr.run import federate_embedding  # after the options: --help does without
     from fedecider.running.launch import start
 
-    with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
+    with start(settings.run.num_threads, settings.run.tracker) as launch:
         federate_embedding(settings, launch)
 
 
@@ -81,7 +81,7 @@ def run_llm(words: Sequence[str]) -> None:
     from fedecider.llm.federate import federate
     from fedecider.running.launch import start
 
-    with start(settings.run.num_threads, settings.run.tracker, settings.run.output or "runs") as launch:
+    with start(settings.run.num_threads, settings.run.tracker) as launch:
         federate(settings, launch)
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedecider.baselines.fitting import validation_ndcg
-from fedecider.baselines.sasrec import GRID, SasrecConfig, scores, train
+from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
@@ -26,6 +26,7 @@ from fedecider.llm.item_texts import encoded_texts, encoder_digest
 from fedecider.report.rows import CANARY
 from fedecider.running.progress import say
 from fedecider.running.stages import as_plain, cached_stage
+from fedecider.tuning import search
 from idgen.text_vectors import item_vectors
 
 SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
@@ -53,8 +54,8 @@ def sasrec(
 ) -> dict[str, Tensor]:
     """domain -> (S, U) test positions of SASRec with seeds 0, 1, ...
 
-    Chosen like a row of the table: the one of its first ``tune`` settings with the best validation ndcg@10 at seed 0,
-    mean over domains. With a ``text_encoder`` the item tables start from the vectors of its item texts, cut down to
+    Chosen like a row of the table: of ``tune`` settings of its search the one with the best validation ndcg@10 at seed
+    0, mean over domains. With a ``text_encoder`` the item tables start from the vectors of its item texts, cut down to
     their width as those of a backbone are (`idgen.text_vectors`), and are trained on.
     """
 
@@ -66,8 +67,15 @@ def sasrec(
             for name, domain in domains.items()
         }
 
-    best = max(GRID[:tune], key=lambda setting: sum(_valid(folder) for folder in folders(setting, 0).values()))
-    per_seed = [folders(best, seed) for seed in range(seeds)]
+    def score(setting: dict) -> float:
+        found = [_valid(folder) for folder in folders(setting, 0).values()]
+        return sum(found) / len(found)
+
+    tried = search.tune(search.search_of([SasrecConfig()], SPACE, GRID, 0), tune, score, SASREC)
+    best = search.best_of(tried)
+    if best is None:
+        raise ValueError(f"no setting of {SASREC} could be trained")
+    per_seed = [folders(tried[best].setting, seed) for seed in range(seeds)]
     return {
         name: torch.stack([load_file(one[name] / "positions.safetensors")["test"] for one in per_seed])
         for name in domains

@@ -27,12 +27,14 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import TEACHER
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import Settings, load_data
-from fedecider.methods import METHODS
+from fedecider.methods import METHODS, RATES, TRAINING_SPACE
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_output, fingerprint, locked
 from fedecider.running.stages import content_key
 from fedecider.running.yaml_file import PACKAGE
+from fedecider.tuning.search import Search, Tried, check_budget, proposal, search_of
+from fedecider.tuning.space import Setting
 from idgen.ranking import RankingConfig
 
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
@@ -47,10 +49,6 @@ ALIKE = (
     *RankingConfig.__dataclass_fields__,
 )
 """Options that a row may not have for itself: its numbers would not be comparable with those of the others."""
-RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
-"""What is tried after a method's own grid, so that methods without settings of their own get the same budget."""
-MAX_TUNE = len(RATES)
-"""So many different settings every method has, also where the shared learning rate is one of ``RATES``."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,8 @@ class CompareConfig:
         output: The folder of the runs and of the table.
         seeds: Runs of every row, seeds 0, 1, ...
         tune: Settings that are tried on validation with seed 0, the same number for every tuned row: those of the
-            method's grid (the default first), then other learning rates; 1 takes the default.
+            method's grid (the default first), then other learning rates, then drawn ones (docs/tune.md); 1 takes the
+            default.
         jobs: The number of runs at the same time; 0 takes as many as the machine has cores for, and one where there is
             a GPU.
         num_threads: The number of CPU threads of each run.
@@ -87,7 +86,7 @@ class CompareConfig:
     cache: str = ".cache"
     output: str = "runs/compare"
     seeds: OneOrMore = 3
-    tune: Annotated[int, at_least(1, most=MAX_TUNE, hint="some methods have no more settings")] = 1
+    tune: OneOrMore = 1
     jobs: ZeroOrMore = 0
     num_threads: Annotated[int, at_least(1, most=1024)] = 1
     encoder: str = "auto"
@@ -157,7 +156,8 @@ class RowRuns(NamedTuple):
 
 
 def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
-    """label -> setting -> runs by seed, in the order of the grid; every option is checked before anything runs.
+    """label -> setting -> runs by seed, of the candidates that are known ahead; every option is checked before anything
+    runs.
 
     Raises:
         ValueError: a setting that cannot be; the message names the row.
@@ -166,24 +166,22 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
     planned: dict[str, list[list[Run]]] = {}
     hashes: dict[str, str] = {}
     for label, options in config.rows.items():
-        method = options.get("method", label)
-        tuned = set(options) <= {"method"}
-        found: dict[str, list[Run]] = {}
-        for setting in (*METHODS[method].grid, *RATES) if tuned else ({},):
-            chosen = {**options, "method": method, **setting}
-            try:
-                first = parse_settings("", [*_shared_words(config), *_words(chosen)])
-            except (ValueError, SystemExit) as error:  # an option called help ends the parser
-                raise ValueError(f"the row {label} cannot be run: {error}") from error
-            if TEACHER in config.baselines and not first.run.teacher_row:
-                raise ValueError(f"got the baseline {TEACHER!r} with teacher_row false, expected one without the other")
-            if not hashes:
-                hashes = {name: domain.content_hash() for name, domain in load_data(first.run).items()}
-            runs = [_run(config, label, chosen, first, seed, hashes) for seed in range(config.seeds)]
-            found.setdefault(str(runs[0].folder.root), runs)  # a setting that the shared file has already is no new one
-            if len(found) == config.tune:
-                break
-        planned[label] = list(found.values())
+        start = {**options, "method": options.get("method", label)}
+        first = _parsed(config, label, start)
+        if TEACHER in config.baselines and not first.run.teacher_row:
+            raise ValueError(f"got the baseline {TEACHER!r} with teacher_row false, expected one without the other")
+        if not hashes:
+            hashes = _hashes(first)
+        settings: Sequence[Setting] = ({},)
+        if _is_tuned(options):
+            search = _search(first)
+            check_budget(search, config.tune)
+            settings = search.firsts[: config.tune]
+        planned[label] = []
+        for setting in settings:
+            options = {**start, **setting}
+            parsed = _parsed(config, label, options) if setting else first
+            planned[label].append(_runs(config, label, options, parsed, hashes))
     return planned
 
 
@@ -196,7 +194,8 @@ def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[
     stages = {content_key([run.seed, run.settings.run.pretrain, run.settings.run.distill]): run for run in runs}
     _work(config, [("distill", run) for run in stages.values()])
     _work(config, [("federate", of_setting[0]) for settings in planned.values() for of_setting in settings])
-    rows = [row for label, settings in planned.items() if (row := _chosen(label, settings)) is not None]
+    searched = _searched(config, planned)
+    rows = [row for label, settings in searched.items() if (row := _chosen(label, settings)) is not None]
     _work(config, [("federate", run) for row in rows for run in row.runs[1:]])
     failed = [row.label for row in rows if not all(run.finished for run in row.runs)]
     if failed:
@@ -204,9 +203,50 @@ def fill(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> list[
     return [row for row in rows if row.label not in failed]
 
 
+def _searched(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> dict[str, list[list[Run]]]:
+    """``planned`` with drawn settings up to the budget: one a row at a time, so that a draw knows those before."""
+    found = {label: list(settings) for label, settings in planned.items()}
+    failed: dict[str, list[Tried]] = {label: [] for label in found}
+    while True:
+        missing = []
+        for label, settings in found.items():
+            first = settings[0][0]
+            if not _is_tuned(config.rows[label]) or len(settings) + len(failed[label]) >= config.tune:
+                continue
+            tried = [Tried(_setting(runs[0]), _valid_score(runs[0])) for runs in settings] + failed[label]
+            setting = proposal(_search(first.settings), tried)
+            if setting is None:
+                continue
+            try:
+                options = {**first.options, **setting}
+                runs = _runs(config, label, options, _parsed(config, label, options), _hashes(first.settings))
+            except ValueError as error:
+                say(f"{label} {setting}: {error}")
+                failed[label].append(Tried(setting, None))
+                runs = []
+            missing.append(runs)
+            settings += [runs] if runs else []
+        if not missing:
+            return found
+        _work(config, [("federate", runs[0]) for runs in missing if runs])
+
+
+def _is_tuned(options: Mapping[str, Any]) -> bool:
+    return set(options) <= {"method"}
+
+
+def _search(start: Settings) -> Search:
+    method = METHODS[start.run.method]
+    return search_of(start, {**TRAINING_SPACE, **method.space}, (*method.grid, *RATES), 0)
+
+
+def _setting(run: Run) -> Setting:
+    return {name: value for name, value in run.options.items() if name != "method"}
+
+
 def _chosen(label: str, settings: list[list[Run]]) -> RowRuns | None:
     """The setting with the best validation ndcg@10 at seed 0, the earlier one on ties."""
-    tried = [(_valid_score(runs[0].folder.metrics), runs) for runs in settings if runs[0].finished]
+    tried = [(valid, runs) for runs in settings if (valid := _valid_score(runs[0])) is not None]
     if not tried:
         say(f"left out: {label}")
         return None
@@ -215,18 +255,38 @@ def _chosen(label: str, settings: list[list[Run]]) -> RowRuns | None:
     return RowRuns(label, best[0].settings.run.method, best[0].options, record, best)
 
 
-def _valid_score(path: Path) -> float:
+def _valid_score(run: Run) -> float | None:
+    """Best validation ndcg@10; None where the run did not finish."""
+    if not run.finished:
+        return None
+    path = run.folder.metrics
     content = read_object(path)
     with damage_names(path):
         return float(content["best_valid_ndcg@10"])
 
 
-def _run(
-    config: CompareConfig, label: str, options: dict[str, Any], first: Settings, seed: int, hashes: Mapping[str, str]
-) -> Run:
-    settings = first._replace(run=dataclasses.replace(first.run, seed=seed))
-    key = fingerprint({"config": settings.as_record(), "data": hashes})
-    return Run(label, seed, options, settings, RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}"))
+def _parsed(config: CompareConfig, label: str, options: Mapping[str, Any]) -> Settings:
+    try:
+        return parse_settings("", [*_shared_words(config), *_words(options)])
+    except (ValueError, SystemExit) as error:  # an option called help ends the parser
+        raise ValueError(f"the row {label} cannot be run: {error}") from error
+
+
+def _hashes(settings: Settings) -> dict[str, str]:
+    return {name: domain.content_hash() for name, domain in load_data(settings.run).items()}
+
+
+def _runs(
+    config: CompareConfig, label: str, options: dict[str, Any], parsed: Settings, hashes: Mapping[str, str]
+) -> list[Run]:
+    """One row's runs with these options, by seed."""
+    found = []
+    for seed in range(config.seeds):
+        settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed))
+        key = fingerprint({"config": settings.as_record(), "data": hashes})
+        folder = RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}")
+        found.append(Run(label, seed, options, settings, folder))
+    return found
 
 
 def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:

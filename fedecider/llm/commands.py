@@ -15,7 +15,7 @@ from fedecider.llm.setup import Settings
 from fedecider.lora.adapters import ROLES
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining
-from fedecider.running.cli import build_parser, from_plain, parse, peek
+from fedecider.running.cli import build_parser, field_names, from_plain, parse, peek
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder
 from fedecider.running.yaml_file import PACKAGE, load_yaml, settings_file
@@ -48,11 +48,16 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     Raises:
         ValueError: the method is not known, or a setting cannot be.
     """
+    return parse_settings_and(description, argv)[0]
+
+
+def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: type) -> tuple[Settings, list[Any]]:
+    """The same, with what the same command line says of the dataclasses ``beside``."""
     words = sys.argv[1:] if argv is None else list(argv)
     method = peek(words, "method", RunConfig.method)
     if method not in METHODS:
         raise ValueError(f"got method {method!r}, expected one of the LLM track: {', '.join(sorted(METHODS))}")
-    classes = (RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
+    classes = (*beside, RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
     options = {field.name for one in classes for field in fields(one)}
     if method in options:
         raise ValueError(f"got a method with the name {method}, expected another name: an option is called so")
@@ -67,12 +72,14 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     demo = not peek(words, "config") and not peek(words, "data")
     texts = {"method": f"The federated method: {', '.join(METHODS)}."}
     default = DEMO if demo else None
-    parser = build_parser(description, *classes, default_config=default, common=COMMON, texts=texts)
+    common = (*COMMON, *(name for one in beside for name in field_names(one)))
+    parser = build_parser(description, *classes, default_config=default, common=common, texts=texts)
     blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
     for name in blocks_of:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
-    settings = Settings(*parse(parser, words, *classes))
+    found = parse(parser, words, *classes)
+    settings, others = Settings(*found[len(beside) :]), found[: len(beside)]
     targets, output = settings.run.lora_settings.targets, ROLES["output"]
     if settings.training.output_rate != 1.0 and not {"output", "table", *output} & set(targets):
         raise ValueError(
@@ -84,7 +91,7 @@ def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
             f"got method {settings.run.method} from a file after --method {method}, expected --config before --method: "
             "the later one wins"
         )
-    return settings
+    return settings, others
 
 
 def _method_blocks(config: Path) -> dict[str, dict]:

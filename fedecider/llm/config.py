@@ -148,7 +148,8 @@ class RunConfig:
         resume: If true, the stopped run in output goes on.
         encoder: The encoder of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm,
             tfidf, or a folder or hub name for sentence-transformers.
-        tracker: The accelerate tracker that gets the scores of the rounds, such as tensorboard; empty for none.
+        tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
+            such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
         memory: The private memory of every client.

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from fedecider.data.domain import by_catalogue, clients_of
+from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean
-from fedecider.federation.faults import read_faults, scenario
+from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import protector
-from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings, run_rounds
+from fedecider.federation.record import Recorder
+from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundSettings, run_rounds
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
+from fedecider.federation.state import RunState
 from fedecider.llm.limits import check_limits
 from fedecider.llm.privacy import check_privacy, check_shared_noise
 from fedecider.llm.results import write_results
-from fedecider.llm.setup import Settings, build_foundation, load_data, make_recommender
+from fedecider.llm.setup import Foundation, Settings, build_foundation, load_data, make_recommender
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint
 from fedecider.running.stages import content_key
-from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller
+from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller, track_results
 from fedecider.running.yaml_file import load_yaml
 
 
@@ -35,53 +38,112 @@ def carries_update(name: str) -> bool:
     return name.endswith("lora_b")
 
 
-def federate(settings: Settings, launch: Launch) -> Path:
-    """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
-    config = settings.run
+class Prepared(NamedTuple):
+    """What the rounds of one run are made of."""
+
+    method: FederatedMethod
+    blocks: Sequence[Block]
+    recommender: Recommender
+    gathering: Gathering
+
+
+def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple[dict[str, str], list[Fault]]:
+    """Hashes of the data, and the faults that are played; what cannot be run is told before any work.
+
+    Raises:
+        ValueError: a setting that does not suit the data or another setting.
+    """
+    config, clients = settings.run, clients_of(domains)
     if settings.ranking.num_beams < max(CUTOFFS):
         least = max(CUTOFFS)
         raise ValueError(
             f"got num_beams {settings.ranking.num_beams}, expected at least {least}: hit@{least} is reported"
         )
-    domains = load_data(config)
-    clients = clients_of(domains)
     check_limits(settings, clients)
     check_privacy(settings)
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
     faults = read_faults(load_yaml(Path(config.faults)), list(clients), config.faults) if config.faults else []
     if faults:
         hashes["faults"] = content_key(faults)
-    root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients)))
-    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
-    foundation = build_foundation(config, launch)
-    launch = launch._replace(processes=replace(launch.processes, placement=config.placement))
+    return hashes, faults
+
+
+def prepare_rounds(settings: Settings, foundation: Foundation, launch: Launch) -> Prepared:
+    """The student with fresh adapters, and the method around it."""
+    config = settings.run
     recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed, processes=launch.processes)
     method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
     check_shared_noise(config.privacy, method, recommender)
-    gathering = _gathering(settings, method, recommender, launch)
-    goes_wrong = scenario(faults, config.seed, carries_update)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
+    return Prepared(method, blocks, recommender, _gathering(settings, method, recommender, launch))
+
+
+def run_federation(
+    settings: Settings,
+    prepared: Prepared,
+    launch: Launch,
+    *,
+    recorder: Recorder,
+    checkpoints: Path,
+    key: str,
+    resume: bool,
+    faults: Sequence[Fault],
+    on_round: Callable[[dict], None],
+    on_clients: OnClients,
+) -> RunState:
+    """All rounds; each one is scored on the validation items, and the test items are not looked at.
+
+    ``key`` is the fingerprint that checkpoints carry.
+    """
+    config = settings.run
+    goes_wrong = scenario(faults, config.seed, carries_update)
+    return run_rounds(
+        prepared.method,
+        prepared.blocks,
+        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key),
+        metrics_per_client,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        resume=resume,
+        protect=protector(prepared.method, config.privacy, config.seed),
+        attend=goes_wrong.attend,
+        deliver=goes_wrong.deliver,
+        gathering=prepared.gathering,
+        processes=launch.processes,
+        on_round=on_round,
+        on_clients=on_clients,
+    )
+
+
+def federate(settings: Settings, launch: Launch) -> Path:
+    """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
+    config = settings.run
+    domains = load_data(config)
+    hashes, faults = check_federation(settings, domains)
+    root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients_of(domains))))
+    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
+    foundation = build_foundation(config, launch)
+    launch = launch.placed(config.placement)
+    prepared = prepare_rounds(settings, foundation, launch)
     with opened_together(root, record, launch) as folder:
-        tracked = {"method": config.method, "seed": config.seed}
         with round_progress(config.num_rounds, launch.is_main) as on_clients:
-            state = run_rounds(
-                method,
-                blocks,
-                RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=fingerprint(record)),
-                metrics_per_client,
-                recorder=round_recorder(folder, launch, config.tracker, tracked, recommender.names),
+            state = run_federation(
+                settings,
+                prepared,
+                launch,
+                recorder=round_recorder(folder, launch, config.tracker, record, prepared.recommender.names),
                 checkpoints=folder.checkpoints,
+                key=fingerprint(record),
                 resume=config.resume,
-                protect=protector(method, config.privacy, config.seed),
-                attend=goes_wrong.attend,
-                deliver=goes_wrong.deliver,
-                gathering=gathering,
-                processes=launch.processes,
+                faults=faults,
                 on_round=round_teller(launch, config.num_rounds),
                 on_clients=on_clients,
             )
-        write_results(settings, method, blocks, recommender, foundation, state, folder, launch)
+        write_results(
+            settings, prepared.method, prepared.blocks, prepared.recommender, foundation, state, folder, launch
+        )
+        track_results(folder, launch, state.round)
     return root
 
 

@@ -25,6 +25,7 @@ from fedecider.methods import (
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.own_rows import sends_own_rows
 from fedecider.methods.recommender import ClientModels
+from fedecider.tuning.space import Real, Space
 
 
 class Method(NamedTuple):
@@ -42,7 +43,9 @@ class Method(NamedTuple):
     own adapters, ``peers[j]`` those of what it reads of client j's; they differ where only rows of catalogues travel
     (`fedecider.methods.own_rows.travelling_shapes`)."""
     grid: tuple[dict[str, Any], ...] = ({},)
-    """Settings to choose from on validation, the default first: an equal budget of N takes the first N."""
+    """Settings to try on validation, the default first: a search of N trials takes the first N, then ``RATES``."""
+    space: Space = {}  # noqa: RUF012 (never written to)
+    """What a search draws from when it has tried these, with ``TRAINING_SPACE``."""
     pooled: bool = False
     """True: all clients are handed over in one block, since nothing is federated."""
     beside_training: str = ""
@@ -57,6 +60,10 @@ class Method(NamedTuple):
         return method if self.pooled else sends_own_rows(method, recommender.own_rows)
 
 
+RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
+"""What is tried after a method's own grid, so that methods without settings of their own have the same budget."""
+TRAINING_SPACE: Space = {"learning_rate": Real(0.0001, 0.03, log=True)}
+"""What a search may set for every method."""
 PULL = "a proximal term asks for the mean gradient, which depends on the number of users"
 BUILT_IN = {
     "fedecider": Method(
@@ -65,21 +72,31 @@ BUILT_IN = {
         fedecider.load_view,
         fedecider.scalars,
         fedecider.GRID,
+        fedecider.SPACE,
         fusion_weights=fedecider.FUSION_WEIGHTS,
     ),
     "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars),
     "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view, fedavg.scalars),
-    "ditto": Method(ditto.DittoConfig, ditto.ditto, ditto.load_view, ditto.scalars, ditto.GRID, beside_training=PULL),
+    "ditto": Method(
+        ditto.DittoConfig, ditto.ditto, ditto.load_view, ditto.scalars, ditto.GRID, ditto.SPACE, beside_training=PULL
+    ),
     "fdlora": Method(
         fdlora.FdloraConfig,
         fdlora.fdlora,
         fdlora.load_view,
         fdlora.scalars,
         fdlora.GRID,
+        fdlora.SPACE,
         beside_training="fusion weights are searched on training samples",
     ),
     "fedprox": Method(
-        fedprox.FedproxConfig, fedprox.fedprox, fedprox.load_view, fedprox.scalars, fedprox.GRID, beside_training=PULL
+        fedprox.FedproxConfig,
+        fedprox.fedprox,
+        fedprox.load_view,
+        fedprox.scalars,
+        fedprox.GRID,
+        fedprox.SPACE,
+        beside_training=PULL,
     ),
     "pfedavg": Method(pfedavg.PfedavgConfig, pfedavg.pfedavg, pfedavg.load_view, pfedavg.scalars),
     "ffa_lora": Method(ffa_lora.FfaLoraConfig, ffa_lora.ffa_lora, ffa_lora.load_view, ffa_lora.scalars),
@@ -90,9 +107,12 @@ BUILT_IN = {
         fellrec.load_view,
         fellrec.scalars,
         fellrec.GRID,
+        fellrec.SPACE,
         beside_training="the training loss is uploaded",
     ),
-    "lora_sim": Method(lora_sim.LoraSimConfig, lora_sim.lora_sim, lora_sim.load_view, lora_sim.scalars, lora_sim.GRID),
+    "lora_sim": Method(
+        lora_sim.LoraSimConfig, lora_sim.lora_sim, lora_sim.load_view, lora_sim.scalars, lora_sim.GRID, lora_sim.SPACE
+    ),
     "centralised": Method(
         centralised.CentralisedConfig,
         centralised.centralised,

@@ -13,10 +13,12 @@ from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.local_training import Pull, train_locally
 from fedecider.methods.recommender import ClientModels
+from fedecider.tuning.space import Real, Space
 
 VIEWS = ("personal", "global")
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"personal_pull": 0.1}, {"personal_pull": 2.0})
+SPACE: Space = {"personal_pull": Real(0.01, 10.0, log=True)}
 
 scalars = scalars_both_ways
 

@@ -24,6 +24,7 @@ from fedecider.lora.adapters import with_prefix, without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import ClientModels
+from fedecider.tuning.space import Real, Space, Whole
 from idgen.backbones.family import num_targets
 from idgen.training import sequence_loss
 
@@ -35,6 +36,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"sync_every": 5, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
     {"sync_every": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
 )
+SPACE: Space = {"sync_every": Whole(1, 5), "outer_learning_rate": Real(0.1, 1.0), "outer_momentum": Real(0.0, 0.9)}
 
 NUM_BATCHES = 4
 """Training batches hold prompts of similar length, so the search takes some of several."""

@@ -37,6 +37,7 @@ from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
+from fedecider.tuning.space import OneOf, Real, Space
 
 VIEWS = ("post_broadcast", "pre_upload")
 UNWANTED = "unwanted"
@@ -44,6 +45,10 @@ UNWANTED = "unwanted"
 GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": "auto"}, {"alpha_init": "auto", "alpha_peers": 0.3})
 """What to choose from on validation, the paper's settings first: the start of the weights decides how far the first
 fusion moves the model (``docs/papers.md``)."""
+SPACE: Space = {
+    "alpha_init": OneOf(("auto", 0.1, 0.4, 1.0, 2.0, 5.0)),
+    "alpha_learning_rate": Real(0.0001, 1.0, log=True),
+}
 
 
 def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMethod:

@@ -12,10 +12,12 @@ from fedecider.lora.adapters import without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import ClientModels
+from fedecider.tuning.space import Real, Space
 
 VIEWS = ("local", "global")
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"mu": 0.001}, {"mu": 0.1}, {"mu": 1.0})
+SPACE: Space = {"mu": Real(0.0001, 1.0, log=True)}
 
 scalars = scalars_both_ways
 

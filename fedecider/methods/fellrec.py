@@ -17,6 +17,7 @@ from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import Shapes, factor_scalars
 from fedecider.methods.personal_average import LOSS, cosines, exact_sum, load_row, module_products, personal_average
 from fedecider.methods.recommender import ClientModels
+from fedecider.tuning.space import Real, Space
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class FellrecConfig:
 
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"a": 0.5, "beta": 5.0}, {"a": 0.3}, {"a": 0.1}, {"temperature": 0.5})
+SPACE: Space = {
+    "a": Real(0.05, 1.0, log=True),
+    "beta": Real(0.5, 5.0, log=True),
+    "temperature": Real(0.01, 1.0, log=True),
+}
 
 
 def fellrec(recommender: ClientModels, config: FellrecConfig) -> FederatedMethod:

@@ -15,6 +15,7 @@ from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import scalars_both_ways
 from fedecider.methods.personal_average import cosines, exact_sum, load_row, module_products, personal_average
 from fedecider.methods.recommender import ClientModels
+from fedecider.tuning.space import OneOf, Real, Space
 
 scalars = scalars_both_ways
 
@@ -42,6 +43,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"similarity": "softmax", "temperature": 0.02},
     {"similarity": "softmax", "temperature": 0.5},
 )
+SPACE: Space = {"similarity": OneOf(("shifted", "softmax")), "temperature": Real(0.01, 1.0, log=True)}
 
 
 def lora_sim(recommender: ClientModels, config: LoraSimConfig) -> FederatedMethod:

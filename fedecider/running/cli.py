@@ -145,7 +145,12 @@ def _one_line_errors() -> Iterator[None]:
 
 def _instance(parser: ArgumentParser, values: Any, config_class: type) -> Any:
     values = parser.instantiate_classes(values)
-    return config_class(**{name: values[name] for name in config_class.__dataclass_fields__})  # type: ignore[attr-defined]
+    return config_class(**{name: values[name] for name in field_names(config_class)})
+
+
+def field_names(config_class: type) -> list[str]:
+    """Names of the options of a dataclass of settings."""
+    return list(config_class.__dataclass_fields__)  # type: ignore[attr-defined]
 
 
 def from_plain(config_class: type, values: Any, source: str = "the settings") -> Any:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psutil
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import InitProcessGroupKwargs, LoggerType
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 
-from fedecider.federation.parties import Processes
+from fedecider.federation.parties import Placement, Processes
+from fedecider.running.trackers import check_trackers, end_trackers
+
+Kept = TypeVar("Kept")
 
 
 class Launch(NamedTuple):
@@ -36,27 +39,39 @@ class Launch(NamedTuple):
         """The accelerator, when it was launched with a DeepSpeed config."""
         return self.accelerator if self.accelerator.state.deepspeed_plugin is not None else None
 
+    def placed(self, placement: Placement) -> Launch:
+        """The same processes, which share out ``placement``."""
+        return self._replace(processes=replace(self.processes, placement=placement))
+
+    def from_main(self, value: Kept) -> Kept:
+        """What the first process gives, in every process; Python objects of a moderate size."""
+        if self.processes.count == 1:
+            return value
+        box = [value]
+        broadcast_object_list(box)
+        return box[0]
+
     def __enter__(self) -> Launch:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.accelerator.end_training()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        end_trackers(self.accelerator, failed=kind is not None)
 
 
-def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> Launch:
+def start(num_threads: int = 0, trackers: str = "") -> Launch:
     """Join the process group, if there is one, and say when fewer processes run than were asked for.
 
     Args:
         num_threads: CPU threads per process; 0 leaves torch's choice. Sums are split over threads, so bit-equal
             results need equal thread counts.
-        trackers: name of an accelerate tracker such as ``tensorboard``; empty for none.
-        project_dir: where that tracker writes.
+        trackers: names of accelerate trackers such as ``tensorboard``, separated by commas; empty for none. They are
+            opened when the run folder is (`fedecider.running.trackers`).
 
     Raises:
-        ValueError: accelerate does not know the tracker, or its package is not installed; DeepSpeed is asked for and
+        ValueError: accelerate does not know a tracker, or its package is not installed; DeepSpeed is asked for and
             not installed, in more than one process, or would train in another format than fp32.
     """
-    check_tracker(trackers)
+    check_trackers(trackers)
     sharded = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if sharded:
         check_deepspeed(int(os.environ.get("WORLD_SIZE", "1")))
@@ -64,8 +79,6 @@ def start(num_threads: int = 0, trackers: str = "", project_dir: str = "") -> La
         torch.set_num_threads(num_threads)
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available() and not sharded,  # accelerate drops DeepSpeed where the CPU is asked for
-        log_with=trackers or None,
-        project_dir=project_dir or None,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],  # other processes wait for pre-training
     )
     if sharded:
@@ -100,24 +113,6 @@ def check_deepspeed(num_processes: int) -> None:
             f"got {num_processes} processes with DeepSpeed, expected 1: processes share out clients, not the training "
             "of one, and on CPUs accelerate would stop at DeepSpeed's check of the batch size. Set --num_processes 1, "
             "or leave out --use_deepspeed"
-        )
-
-
-def check_tracker(name: str) -> None:
-    """Accelerate leaves out a tracker whose package is missing, and a run would end with nothing logged.
-
-    Raises:
-        ValueError: accelerate does not know ``name``, or its package is not installed; empty passes.
-    """
-    if not name:
-        return
-    if name not in LOGGER_TYPE_TO_CLASS:
-        raise ValueError(f"got tracker {name!r}, expected one of {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}, or none")
-    installed = sorted(str(LoggerType(tracker).value) for tracker in get_available_trackers())
-    if name not in installed:
-        raise ValueError(
-            f"got tracker {name}, whose package is not installed, expected one of those that are: "
-            f"{', '.join(installed) or 'none'}. Run: pip install {name.replace('_', '-')}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What both tracks do around their rounds: open the run folder together, log to a tracker, tell how a round went."""
+"""What both tracks do around their rounds: open the run folder together, log to trackers, tell how a round went."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedecider.federation.record import Recorder
+from fedecider.federation.record import Recorder, read_json
 from fedecider.running.launch import Launch
 from fedecider.running.progress import say
-from fedecider.running.run_folder import RunFolder, check_run, default_name, opened_run, provenance
+from fedecider.running.run_folder import RunFolder, check_run, default_name, identity, opened_run, provenance
+from fedecider.running.trackers import metric_name, open_trackers, result_metrics
 
 
 def checked_run(
@@ -42,20 +43,27 @@ def opened_together(root: Path, record: dict[str, Any], launch: Launch) -> Itera
 
 
 def round_recorder(
-    folder: RunFolder, launch: Launch, tracker: str, config: dict[str, Any], names: Sequence[str] = ()
+    folder: RunFolder, launch: Launch, trackers: str, record: dict[str, Any], names: Sequence[str] = ()
 ) -> Recorder:
-    """Records go to ``rounds.jsonl``, and validation metrics to the ``tracker``, where one is named.
+    """Records go to ``rounds.jsonl``, and validation metrics to the ``trackers``, where some are named.
 
-    ``config`` is what the tracker files the run under. ``names``: of the clients that are scored apart; empty where
-    all are scored together.
+    ``record`` is that of the run: its settings and the hashes of its data are what trackers file it under. ``names``:
+    of the clients that are scored apart; empty where all are scored together.
     """
-    if tracker:
-        launch.accelerator.init_trackers("fedecider", config=config)
+    if trackers:
+        settings = {**identity(record["config"]), "data_hash": record["data"]}
+        open_trackers(launch.accelerator, trackers, folder.root, settings)
 
     def track(record: dict, step: int) -> None:
         launch.accelerator.log(dict(valid_metrics(record, names)), step=step)
 
-    return Recorder(folder.rounds if launch.is_main else None, track if tracker else None)
+    return Recorder(folder.rounds if launch.is_main else None, track if trackers else None)
+
+
+def track_results(folder: RunFolder, launch: Launch, step: int) -> None:
+    """Tell the open trackers every row of ``metrics.json``; ``step`` is that of the last round, after which it is."""
+    if launch.is_main and launch.accelerator.trackers:
+        launch.accelerator.log(dict(result_metrics(read_json(folder.metrics))), step=step)
 
 
 def valid_metrics(record: dict, names: Sequence[str] = ()) -> Iterator[tuple[str, float]]:
@@ -63,7 +71,7 @@ def valid_metrics(record: dict, names: Sequence[str] = ()) -> Iterator[tuple[str
     for view, groups in record["valid"].items():
         for name, metrics in zip(names or [""], groups, strict=True):
             for metric, value in metrics.items():
-                yield "/".join(filter(None, ("valid", view, name, metric))), value
+                yield metric_name("valid", view, name, metric), value
 
 
 def round_teller(launch: Launch, num_rounds: int) -> Callable[[dict], None]:

@@ -1,0 +1,64 @@
+"""A search of settings of the embedding track."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embedding_fr.methods import METHODS
+from embedding_fr.setup import EmbeddingSettings, set_up, train
+from fedecider.data.interactions import load_interactions
+from fedecider.data.readers.files import to_stderr
+from fedecider.federation.faults import read_faults
+from fedecider.running.launch import Launch
+from fedecider.running.progress import round_progress
+from fedecider.running.stages import as_plain, content_key
+from fedecider.running.yaml_file import load_yaml
+from fedecider.tuning.config import TuneConfig
+from fedecider.tuning.journal import Outcome
+from fedecider.tuning.study import Track, TrialPlace, tune
+
+
+def tune_embedding(settings: EmbeddingSettings, config: TuneConfig, fixed: Sequence[str], launch: Launch) -> Path:
+    """Try settings of the method on the validation items and return the folder of the search (``docs/tune.md``)."""
+    run, entry = settings.run, METHODS[settings.run.method]
+    interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda _: None)
+    hashes = {interactions.name: interactions.content_hash()}
+    faults = read_faults(load_yaml(Path(run.faults)), interactions.users, run.faults) if run.faults else []
+    if faults:
+        hashes["faults"] = content_key(faults)
+
+    def prepare() -> None:
+        set_up(
+            settings, interactions, launch.device
+        )  # what cannot be run as it is given is told before the first trial
+
+    def play(own: EmbeddingSettings, place: TrialPlace) -> Outcome:
+        own = own._replace(run=dataclasses.replace(own.run, output=str(place.checkpoints.parent), resume=True))
+        setup = set_up(own, interactions, launch.device)
+        with round_progress(own.run.num_rounds, launch.is_main) as on_clients:
+            state = train(
+                own,
+                setup,
+                recorder=place.recorder,
+                checkpoints=place.checkpoints,
+                key=content_key([hashes, own.as_record()]),
+                processes=launch.processes,
+                on_clients=on_clients,
+                faults=faults,
+            )
+        return Outcome(state.best_score, state.best_round, state.round)
+
+    names = [interactions.name]
+    track = Track(settings, entry.space, entry.grid, hashes, names, prepare, play, file_settings)
+    return tune(track, config, fixed, launch)
+
+
+def file_settings(settings: EmbeddingSettings) -> dict[str, Any]:
+    """What a file of ``--config`` says for a run with these settings."""
+    values = {**as_plain(settings.run), **as_plain(settings.data), **as_plain(settings.training)}
+    if METHODS[settings.run.method].guarantee is None:
+        values |= as_plain(settings.privacy)
+    return {**values, **as_plain(settings.method)}

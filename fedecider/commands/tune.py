@@ -1,0 +1,51 @@
+"""Settings of a method, searched on validation items: fedecider tune --method fedmf --dataset ml-100k --trials 20."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from embedding_fr.methods import METHODS as EMBEDDING_METHODS
+from fedecider.commands.federate import track_of
+from fedecider.running.cli import peek, run
+from fedecider.tuning.config import TuneConfig
+
+DESCRIPTION = """Search the settings of a method on validation items; the test items are not looked at. Options are
+those of federate: one on the command line stays as it is, a file of --config gives the start of the search."""
+OTHER = f"""Methods of the embedding track ({", ".join(EMBEDDING_METHODS)}) have other options: tune --method fedmf
+--help."""
+
+
+def given(words: Sequence[str]) -> list[str]:
+    """Names of the options on the command line."""
+    return [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+
+
+def run_embedding(words: Sequence[str]) -> None:
+    from embedding_fr.commands import parse_embedding_settings_and
+
+    method = peek(words, "method")
+    settings, (config,) = parse_embedding_settings_and(DESCRIPTION, words, method, TuneConfig)
+
+    from embedding_fr.tune import tune_embedding  # after the options: --help does without
+    from fedecider.running.launch import start
+
+    with start(settings.run.num_threads) as launch:
+        tune_embedding(settings, config, given(words), launch)
+
+
+def run_llm(words: Sequence[str]) -> None:
+    from fedecider.llm.commands import parse_settings_and
+
+    settings, (config,) = parse_settings_and(f"{DESCRIPTION} {OTHER}", words, TuneConfig)
+
+    from fedecider.llm.tune import tune_llm
+    from fedecider.running.launch import start
+
+    with start(settings.run.num_threads) as launch:
+        tune_llm(settings, config, given(words), launch)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    return run(lambda: run_embedding(words) if track_of(words) == "embedding" else run_llm(words))

@@ -23,6 +23,7 @@ EXTRAS = {
     "dp": "guarantees of integer sums and of Laplace noise",
     "track": "curves in tensorboard",
     "gpu": "quantised bases and DeepSpeed",
+    "serve": "a finished run as an HTTP service",
 }
 """Extra -> what it is for."""
 

@@ -1,0 +1,108 @@
+"""A recommender that computes nothing, and counts how often it is asked."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from fastapi.testclient import TestClient
+
+from fedecider.serve.app import create_app
+from fedecider.serve.config import Limits
+from fedecider.serve.metrics import Metrics
+from fedecider.serve.service import Service
+
+MARKUP = '<img src=x onerror="window.hacked = 1"> & "quoted"'
+LONG = "A Very Long Title " + "Without End " * 12
+TITLES = ["The Silent Harbour", "The Last Ledger", "The Silent Witness", MARKUP, LONG, "Ünïcode Straße", "Harbour Lights"]
+
+
+class ToyItem(NamedTuple):
+    key: str
+    title: str
+    score: float
+    expert_shares: dict[str, float] = {}
+
+
+class ToyResolved(NamedTuple):
+    number: int
+    note: str = ""
+
+
+class ToyAnswer(NamedTuple):
+    items: list[ToyItem]
+    alpha_shares: dict[str, float]
+    history: list[ToyItem]
+    notes: list[str]
+
+
+class ToyItems:
+    def __init__(self, domain: str, titles: list[str]):
+        self.titles, self.keys = titles, [f"{domain}-{place:04d}" for place in range(len(titles))]
+
+    def resolve(self, entry):
+        lower = [title.lower() for title in self.titles]
+        if entry in self.keys:
+            return ToyResolved(self.keys.index(entry))
+        if entry.lower().strip(" !") not in lower:
+            raise ValueError(f"got title {entry!r}, expected one of these; the closest are {self.titles[:2]}")
+        return ToyResolved(lower.index(entry.lower().strip(" !")), "taken for another" if "!" in entry else "")
+
+    def search(self, query, limit=10):
+        found = [place for place, title in enumerate(self.titles) if query.lower() in title.lower()]
+        return [ToyItem(self.keys[place], self.titles[place], 1.0) for place in found[:limit]]
+
+
+class ToyRecommender:
+    """Recommends the items behind the newest one of the history, in their order."""
+
+    def __init__(self, domain: str, titles: list[str] = TITLES, has_memory: bool = True):
+        self.domain, self.items, self.has_memory = domain, ToyItems(domain, titles), has_memory
+        self.calls: list[int] = []
+        """Histories of every call."""
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.asked = threading.Event()
+        self.error: Exception | None = None
+
+    def recommend(self, histories, k=10, exclude_seen=True):
+        self.calls.append(len(histories))
+        self.asked.set()
+        assert self.may_answer.wait(20)
+        if self.error is not None:
+            raise self.error
+        return [self._answer(history, k, exclude_seen) for history in histories]
+
+    def _answer(self, history, k, exclude_seen):
+        keys = self.items.keys
+        start = keys.index(history[-1])
+        order = [(start + step) % len(keys) for step in range(len(keys))]
+        shares = {"counts": 0.625, "text": 0.25, "model": 0.125} if self.has_memory else {}
+        found = [
+            ToyItem(keys[place], self.items.titles[place], -float(step), shares)
+            for step, place in enumerate(order)
+            if not (exclude_seen and keys[place] in history)
+        ]
+        known = [ToyItem(key, self.items.titles[keys.index(key)], 0.0) for key in history]
+        return ToyAnswer(found[:k], {"crime": 0.75, "comics": 0.25}, known, ["a note"])
+
+
+class World(NamedTuple):
+    client: TestClient
+    service: Service
+    crime: ToyRecommender
+    comics: ToyRecommender
+    metrics: Metrics
+
+
+def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",)) -> World:  # noqa: B008
+    """A service of two domains in this process; use its client in a ``with`` block, which ends the service."""
+    crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_memory=False)
+    metrics = Metrics()
+    service = Service({"crime": crime, "comics": comics}, limits, metrics)
+    app = create_app(service, metrics, key, hosts)
+    return World(TestClient(app, base_url="http://127.0.0.1"), service, crime, comics, metrics)
+
+
+def question(*history: str, domain: str = "crime", **more) -> dict:
+    return {"domain": domain, "history": list(history), **more}

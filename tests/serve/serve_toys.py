@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import uvicorn
 from fastapi.testclient import TestClient
 
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits
 from fedecider.serve.metrics import Metrics
+from fedecider.serve.run import address, bound_socket
 from fedecider.serve.service import Service
 
 MARKUP = '<img src=x onerror="window.hacked = 1"> & "quoted"'
@@ -106,3 +109,22 @@ def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",)) -> Wor
 
 def question(*history: str, domain: str = "crime", **more) -> dict:
     return {"domain": domain, "history": list(history), **more}
+
+
+@contextmanager
+def listening(made: World):
+    """The address of a real server in a thread of this process."""
+    config = uvicorn.Config(made.client.app, log_config=None, log_level="warning", lifespan="on")
+    with bound_socket("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            for _ in range(400):
+                if server.started:
+                    break
+                threading.Event().wait(0.05)
+            yield address(listener)
+        finally:
+            server.should_exit = True
+            thread.join(30)

@@ -10,13 +10,13 @@ const WRONG_KEY = 401;
 let known = [];
 let question = 0; // the last one; answers of earlier ones come too late
 
-function alert(text) {
+function tell(text) {
   byId("alert").textContent = text;
   byId("alert").hidden = !text;
 }
 
 function fail(error) {
-  alert(`Not answered: ${error.message}.`);
+  tell(`Not answered: ${error.message}.`);
   if (error.status === WRONG_KEY) {
     byId("key-form").hidden = false;
     byId("key").focus();
@@ -41,7 +41,7 @@ async function start() {
     fail(error);
     return;
   }
-  alert("");
+  tell("");
   byId("key-form").hidden = true;
   byId("domain").replaceChildren(...known.map((one) => element("option", { value: one.name }, one.name)));
   byId("ask").hidden = false;
@@ -53,7 +53,7 @@ const titles = combobox(
   byId("matches"),
   async (text, signal) => {
     const found = await service.items(byId("domain").value, text, signal);
-    alert("");
+    tell("");
     return found;
   },
   picked.add,
@@ -80,7 +80,7 @@ byId("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   const history = picked.keys();
   if (!history.length) {
-    alert("Pick at least one title first.");
+    tell("Pick at least one title first.");
     byId("title").focus();
     return;
   }
@@ -91,7 +91,7 @@ byId("ask").addEventListener("submit", async (event) => {
   try {
     const found = await service.recommend(request);
     if (own !== question) return;
-    alert("");
+    tell("");
     answer.show(found);
     announce(`${found.items.length} recommendations`);
   } catch (error) {

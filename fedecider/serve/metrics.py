@@ -35,9 +35,7 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self._batch = Histogram(
-            "fedecider_batch_size", "Requests of one model call.", buckets=SIZES, registry=registry
-        )
+        self._batch = Histogram("fedecider_batch_size", "Requests of one model call.", buckets=SIZES, registry=registry)
         self._call = Histogram(
             "fedecider_model_call_seconds", "Seconds of one model call.", buckets=SECONDS, registry=registry
         )

@@ -84,9 +84,7 @@ def request_class(limits: Limits) -> type[BaseModel]:
         description="Titles (letter case ignored) or item keys of the domain, oldest first.",
         examples=[[TITLE, "crime-0017"]],
     )
-    k = Field(
-        default=min(DEFAULT_K, limits.max_k), ge=1, le=limits.max_k, description="The number of recommendations."
-    )
+    k = Field(default=min(DEFAULT_K, limits.max_k), ge=1, le=limits.max_k, description="The number of recommendations.")
     return create_model(
         "RecommendRequest",
         __config__=ConfigDict(extra="forbid", strict=True),

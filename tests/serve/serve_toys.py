@@ -17,7 +17,15 @@ from fedecider.serve.service import Service
 
 MARKUP = '<img src=x onerror="window.hacked = 1"> & "quoted"'
 LONG = "A Very Long Title " + "Without End " * 12
-TITLES = ["The Silent Harbour", "The Last Ledger", "The Silent Witness", MARKUP, LONG, "Ünïcode Straße", "Harbour Lights"]
+TITLES = [
+    "The Silent Harbour",
+    "The Last Ledger",
+    "The Silent Witness",
+    MARKUP,
+    LONG,
+    "Ünïcode Straße",
+    "Harbour Lights",
+]
 
 
 class ToyItem(NamedTuple):

@@ -135,6 +135,11 @@ def test_what_is_no_json_gets_one_sentence(small, content):
     refused(response, response.status_code, "body")
 
 
+def test_deep_json_gets_one_sentence():
+    with world().client as client:
+        refused(client.post("/recommend", content=b"[" * 60_000, headers=JSON), 400, "body")
+
+
 def test_a_form_is_no_question(small):
     refused(small.client.post("/recommend", content=json.dumps(question("crime-0001"))), 422)
     assert small.crime.calls == []
@@ -292,7 +297,11 @@ def test_with_a_key_only_the_page_and_health_are_open():
                 response = keyed.client.get(path, headers=headers)
                 refused(response, 401, "X-API-Key")
                 assert response.headers["www-authenticate"] == "Bearer"
-            for headers in ({"X-API-Key": KEY}, {"Authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"}):
+            for headers in (
+                {"X-API-Key": KEY},
+                {"Authorization": f"Bearer {KEY}"},
+                {"authorization": f"bearer  {KEY}"},
+            ):
                 assert keyed.client.get(path, headers=headers).status_code == (404 if path == "/nowhere" else 200)
         refused(keyed.client.post("/recommend", json=question("crime-0001")), 401)
         assert keyed.crime.calls == []

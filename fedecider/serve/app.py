@@ -11,7 +11,7 @@ from fastapi.security import APIKeyHeader
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from fedecider.serve.errors import add_errors
+from fedecider.serve.errors import add_errors, route_paths
 from fedecider.serve.guard import Guard, Rules
 from fedecider.serve.metrics import Metrics
 from fedecider.serve.page import page_files
@@ -74,7 +74,7 @@ def create_app(service: Service, metrics: Metrics, key: str = "", hosts: Sequenc
     rules = Rules(
         key=key,
         open_routes={"/health", *files},
-        routes={path for route in app.routes if (path := getattr(route, "path", None))},
+        routes=route_paths(app),
         hosts=hosts,
         max_body=service.limits.max_body,
         timeout_s=service.limits.timeout_s,

@@ -136,7 +136,8 @@ class Batcher(Generic[Kind, Job, Answer]):
 
     def _fitting(self) -> list[int]:
         """Places in the queue of the first job and of those that fit beside it."""
-        first, places, widest = self._waiting[0], [], 0
+        first, widest = self._waiting[0], 0
+        places: list[int] = []
         for place, one in enumerate(self._waiting):
             if one.kind == first.kind and len(places) < self._limits.max_jobs:
                 cost = max(widest, one.cost)

@@ -22,7 +22,7 @@ SHOWN = 60
 
 def add_errors(app: FastAPI, limits: Limits) -> None:
     """Handlers of everything that a request can be refused for once the guard let it in."""
-    paths = ", ".join(sorted(path for route in app.routes if (path := getattr(route, "path", None))))
+    paths = ", ".join(sorted(route_paths(app)))
 
     async def bad_request(_: Request, error: Any) -> JSONResponse:
         return answer(422, wrong_field(error.errors()))
@@ -67,6 +67,10 @@ def add_errors(app: FastAPI, limits: Limits) -> None:
         HTTPException: refused,
     }.items():
         app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
+
+
+def route_paths(app: FastAPI) -> set[str]:
+    return {getattr(route, "path", "") for route in app.routes} - {""}
 
 
 def answer(status: int, detail: str, headers: Any = None) -> JSONResponse:

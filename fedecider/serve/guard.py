@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,6 +39,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+DRAINED = 64
+"""Of a body that is too large so many times the limit is read and dropped: a client that still sends may not hear."""
 
 
 class Rules(NamedTuple):
@@ -127,14 +129,17 @@ class Guard:
         return again
 
     async def _body(self, receive: Receive) -> bytes:
-        body, more = b"", True
-        while more:
+        body, size, more = b"", 0, True
+        most = self._rules.max_body
+        while more and size <= DRAINED * most:
             message = await receive()
-            body += message.get("body", b"")
+            part = message.get("body", b"")
+            size += len(part)
+            body = body + part if size <= most else b""
             more = message.get("more_body", False)  # a client that is gone sends no more either
-            if len(body) > self._rules.max_body:
-                detail = f"got a body of more than {self._rules.max_body} bytes, expected at most as many"
-                raise Refused(413, detail, {"connection": "close"})
+        if size > most:
+            detail = f"got a body of more than {most} bytes, expected at most as many"
+            raise Refused(413, detail, {"connection": "close"})
         return body
 
 
@@ -158,8 +163,8 @@ def _has_key(headers: dict[bytes, bytes], key: str) -> bool:
 
 
 async def _answer(send: Send, refused: Refused) -> None:
-    headers = {"content-type": "application/json", **refused.headers}
-    content: dict[str, Any] = {"detail": refused.detail}
+    content = json.dumps({"detail": refused.detail}).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(content)), **refused.headers}
     start = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refused.status, "headers": start})
-    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+    await send({"type": "http.response.body", "body": content})

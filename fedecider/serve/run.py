@@ -48,6 +48,7 @@ def serve(config: ServeConfig, limits: Limits) -> None:
                 timeout_graceful_shutdown=math.ceil(limits.timeout_s),
             )
         )
+        listener.listen()
         say(f"{config.run}: {', '.join(service.recommenders)}; {address(listener)}, {whom(config, key)}")
         with quiet_signals():
             server.run(sockets=[listener])

@@ -39,6 +39,7 @@ class Recommends(Protocol):
     """What of a recommender the service uses."""
 
     items: Items
+    has_memory: bool
 
     def recommend(
         self, histories: Sequence[Sequence[str]], k: int = 10, exclude_seen: bool = True

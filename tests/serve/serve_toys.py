@@ -32,7 +32,7 @@ class ToyItem(NamedTuple):
     key: str
     title: str
     score: float
-    expert_shares: dict[str, float] = {}
+    expert_shares: dict[str, float] | None = None
 
 
 class ToyResolved(NamedTuple):

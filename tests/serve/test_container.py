@@ -18,10 +18,8 @@ IGNORED = (REPOSITORY / ".dockerignore").read_text().splitlines()
 
 
 def words_of(instruction):
-    """The JSON list of the last instruction of that name, continued lines joined."""
-    return json.loads(
-        re.findall(rf"^(?:HEALTHCHECK .*\s)?{instruction} (\[.*\])$", TEXT.replace("\\\n", " "), re.M)[-1]
-    )
+    """The JSON list of the instruction of that name."""
+    return json.loads(re.findall(rf"^{instruction} (\[.*\])$", TEXT, re.M)[-1])
 
 
 def test_all_that_is_copied_is_there_and_nothing_else_is_sent():

@@ -128,9 +128,9 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
             domain=kind.domain,
             history=[Item(key=one.key, title=one.title) for one in answer.history],
             items=[
-                RecommendedItem(key=one.key, title=one.title, score=one.score, expert_shares=one.expert_shares)
+                RecommendedItem(key=one.key, title=one.title, score=one.score, expert_shares=dict(one.experts))
                 for one in answer.items
             ],
-            alpha_shares=answer.alpha_shares,
+            alpha_shares=dict(answer.alpha),
             notes=[*waiting.notes, *answer.notes],
         )

@@ -79,9 +79,8 @@ def request_class(limits: Limits) -> type[BaseModel]:
     """The body of POST /recommend, with the bounds of this service."""
     title = Annotated[str, Field(min_length=1, max_length=limits.max_title)]
     history = Field(
-        min_length=1,
         max_length=limits.max_history,
-        description="Titles (letter case ignored) or item keys of the domain, oldest first.",
+        description="Titles or item keys of the domain, oldest first; none asks for what is popular.",
         examples=[[TITLE, "crime-0017"]],
     )
     k = Field(default=min(DEFAULT_K, limits.max_k), ge=1, le=limits.max_k, description="The number of recommendations.")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+from fedecider.llm.answers import Answer
+from fedecider.llm.recommender import Recommender
+from fedecider.llm.titles import Match
 from fedecider.serve.batching import Batcher, BatchLimits
 from fedecider.serve.config import Limits
 from fedecider.serve.metrics import Metrics
@@ -19,33 +22,6 @@ class BadRequest(Exception):
     """What was asked cannot be answered; the message is one sentence for whoever asked."""
 
 
-class Match(NamedTuple):
-    """An item that a search found."""
-
-    key: str
-    title: str
-
-
-class Items(Protocol):
-    keys: Sequence[str]
-    titles: Sequence[str]
-
-    def resolve(self, entry: str) -> Any: ...
-
-    def search(self, query: str, limit: int = 10) -> Sequence[Any]: ...
-
-
-class Recommends(Protocol):
-    """What of a recommender the service uses."""
-
-    items: Items
-    has_memory: bool
-
-    def recommend(
-        self, histories: Sequence[Sequence[str]], k: int = 10, exclude_seen: bool = True
-    ) -> Sequence[Any]: ...
-
-
 class Kind(NamedTuple):
     """Requests of one kind can be one model call: the number of beams follows from k."""
 
@@ -57,7 +33,7 @@ class Kind(NamedTuple):
 class Asked(NamedTuple):
     """A question on its way to the model."""
 
-    answer: Future[Any]
+    answer: Future[Answer]
     notes: list[str]
     """How titles were read that are not written as in the catalogue."""
 
@@ -65,32 +41,36 @@ class Asked(NamedTuple):
 class Service:
     """Recommenders of all domains behind one queue and one thread that asks the models."""
 
-    def __init__(self, recommenders: Mapping[str, Recommends], limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, recommenders: Mapping[str, Recommender], limits: Limits, metrics: Metrics) -> None:
+        """``ValueError`` where a run searches with more beams than ``max_beams``."""
+        most = max(one.num_beams for one in recommenders.values())
+        if most > limits.max_beams:
+            raise ValueError(f"got max_beams {limits.max_beams}, expected at least {most}, the beams of this run")
         self.recommenders, self.limits = recommenders, limits
         bounds = BatchLimits(limits.max_batch, limits.max_beams, limits.max_waiting, limits.window_ms / 1000)
-        self._batcher: Batcher[Kind, Sequence[str], Any] = Batcher(self._call, bounds, metrics.observe_call)
+        self._batcher: Batcher[Kind, Sequence[str], Answer] = Batcher(self._call, bounds, metrics.observe_call)
         metrics.watch_queue(lambda: self._batcher.num_waiting)
 
     @property
     def alive(self) -> bool:
         return self._batcher.alive
 
-    def of(self, domain: str) -> Recommends:
+    def of(self, domain: str) -> Recommender:
         """The recommender of ``domain``. Raises ``UnknownDomain``."""
         if domain not in self.recommenders:
             names = ", ".join(self.recommenders)
             raise UnknownDomain(f"got the domain {domain!r:.60}, expected one of {names}")
         return self.recommenders[domain]
 
-    def search(self, domain: str, query: str, limit: int) -> Sequence[Any]:
-        """Items of ``domain`` with ``key`` and ``title``, best match first; without a query the first ``limit``.
+    def search(self, domain: str, query: str, limit: int) -> Sequence[Match]:
+        """Items of ``domain`` whose titles match, best first; without a query the first ``limit``.
 
         Raises:
             UnknownDomain: there is no such domain.
         """
         items = self.of(domain).items
         if not query.strip():
-            return [Match(key, title) for key, title in zip(items.keys[:limit], items.titles[:limit], strict=True)]
+            return [Match(key, title, 1.0) for key, title in zip(items.keys[:limit], items.titles[:limit], strict=True)]
         return items.search(query, limit)
 
     def submit(self, kind: Kind, history: Sequence[str]) -> Asked:
@@ -102,7 +82,7 @@ class Service:
             Busy, Closed: as `fedecider.serve.batching.Batcher.submit`.
         """
         recommender = self.of(kind.domain)
-        beams = kind.k + len(history)
+        beams = max(recommender.num_beams, kind.k + len(history))
         if beams > self.limits.max_beams:
             raise BadRequest(
                 f"got k {kind.k} and a history of {len(history)}, expected at most {self.limits.max_beams} together, "
@@ -120,7 +100,7 @@ class Service:
         """Answer what waits and end the thread."""
         self._batcher.close()
 
-    def _call(self, kind: Kind, histories: Sequence[Sequence[str]]) -> Sequence[Any]:
+    def _call(self, kind: Kind, histories: Sequence[Sequence[str]]) -> list[Answer]:
         try:
             return self.recommenders[kind.domain].recommend(histories, kind.k, kind.exclude_seen)
         except ValueError as error:

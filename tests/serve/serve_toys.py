@@ -9,6 +9,7 @@ from typing import NamedTuple
 import uvicorn
 from fastapi.testclient import TestClient
 
+from fedecider.llm.titles import Items
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits
 from fedecider.serve.metrics import Metrics
@@ -32,43 +33,23 @@ class ToyItem(NamedTuple):
     key: str
     title: str
     score: float
-    expert_shares: dict[str, float] | None = None
-
-
-class ToyResolved(NamedTuple):
-    number: int
-    note: str = ""
+    experts: dict[str, float]
 
 
 class ToyAnswer(NamedTuple):
     items: list[ToyItem]
-    alpha_shares: dict[str, float]
+    alpha: dict[str, float]
     history: list[ToyItem]
     notes: list[str]
-
-
-class ToyItems:
-    def __init__(self, domain: str, titles: list[str]):
-        self.titles, self.keys = titles, [f"{domain}-{place:04d}" for place in range(len(titles))]
-
-    def resolve(self, entry):
-        lower = [title.lower() for title in self.titles]
-        if entry in self.keys:
-            return ToyResolved(self.keys.index(entry))
-        if entry.lower().strip(" !") not in lower:
-            raise ValueError(f"got title {entry!r}, expected one of these; the closest are {self.titles[:2]}")
-        return ToyResolved(lower.index(entry.lower().strip(" !")), "taken for another" if "!" in entry else "")
-
-    def search(self, query, limit=10):
-        found = [place for place, title in enumerate(self.titles) if query.lower() in title.lower()]
-        return [ToyItem(self.keys[place], self.titles[place], 1.0) for place in found[:limit]]
 
 
 class ToyRecommender:
     """Recommends the items behind the newest one of the history, in their order."""
 
     def __init__(self, domain: str, titles: list[str] = TITLES, has_memory: bool = True):
-        self.domain, self.items, self.has_memory = domain, ToyItems(domain, titles), has_memory
+        keys = [f"{domain}-{place:04d}" for place in range(len(titles))]
+        self.domain, self.items, self.has_memory = domain, Items(keys, titles), has_memory
+        self.num_beams = 4
         self.calls: list[int] = []
         """Histories of every call."""
         self.may_answer = threading.Event()
@@ -86,7 +67,7 @@ class ToyRecommender:
 
     def _answer(self, history, k, exclude_seen):
         keys = self.items.keys
-        start = keys.index(history[-1])
+        start = keys.index(history[-1]) if history else 0
         order = [(start + step) % len(keys) for step in range(len(keys))]
         shares = {"counts": 0.625, "text": 0.25, "model": 0.125} if self.has_memory else {}
         found = [
@@ -94,7 +75,7 @@ class ToyRecommender:
             for step, place in enumerate(order)
             if not (exclude_seen and keys[place] in history)
         ]
-        known = [ToyItem(key, self.items.titles[keys.index(key)], 0.0) for key in history]
+        known = [ToyItem(key, self.items.titles[keys.index(key)], 0.0, {}) for key in history]
         return ToyAnswer(found[:k], {"crime": 0.75, "comics": 0.25}, known, ["a note"])
 
 

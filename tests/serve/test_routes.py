@@ -91,15 +91,15 @@ def test_recommendations(small):
 
 
 def test_how_a_title_was_read_is_told(small):
-    answer = small.client.post("/recommend", json=question("The Last Ledger!!")).json()
-    assert answer["notes"] == ["taken for another", "a note"]
+    answer = small.client.post("/recommend", json=question("The last legder")).json()
+    assert answer["notes"] == ["'The last legder' was taken for 'The Last Ledger'", "a note"]
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (question("The Silent Harbor"), ("The Silent Harbor", "closest", "The Last Ledger")),
-        (question(), ("history",)),
+        (question("A Silent Garden"), ("A Silent Garden", "closest", "The Silent Harbour")),
+        (question("The Silent"), ("The Silent", "fits 2 titles", "The Silent Witness")),
         (question("a", "b", "c", "d"), ("history", "at most 3")),
         (question("x" * 201), ("history.0", "200", "...")),
         (question(""), ("history.0", "at least 1")),
@@ -157,6 +157,11 @@ def test_a_form_is_no_question(small):
 )
 def test_a_bad_search_gets_one_sentence(small, params, words):
     refused(small.client.get("/items", params=params), 422, *words)
+
+
+def test_a_run_that_needs_more_beams_than_there_may_be_is_refused():
+    with pytest.raises(ValueError, match="got max_beams 3, expected at least 4"):
+        world(Limits(max_beams=3))
 
 
 def test_what_is_not_there(small):

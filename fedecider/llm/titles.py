@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 from typing import NamedTuple
@@ -121,7 +121,7 @@ class Items:
                 scores.setdefault(number, LIKE * score / 100.0)
         return [Match(self.keys[number], self.titles[number], scores[number]) for number in list(scores)[:limit]]
 
-    def _written_otherwise(self, wanted: str) -> Sequence[Sequence[int]]:
+    def _written_otherwise(self, wanted: str) -> Iterator[Sequence[int]]:
         """Items that ``wanted`` may mean, from the safest kind of likeness on; lazily, since later kinds cost more."""
         words = _sorted_words(plain(wanted))
         if not words:

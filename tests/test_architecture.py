@@ -26,11 +26,19 @@ ALLOWED = {
     "fedecider.audit": {"fedecider.running", "fedecider.report", *BASE},
     "fedecider.llm": LLM,
     "fedecider.comparison": {*LLM, "fedecider.llm"},
+    "fedecider.serve": {BOUNDS, "fedecider.running", "fedecider.llm"},
     "fedecider.deployment": {*LLM, "fedecider.llm", "embedding_fr"},  # above both tracks, as scripts are
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": TRACK,
-    "fedecider.commands": {*LLM, "fedecider.llm", "fedecider.comparison", "fedecider.deployment", "embedding_fr"},
+    "fedecider.commands": {
+        *LLM,
+        "fedecider.llm",
+        "fedecider.comparison",
+        "fedecider.deployment",
+        "fedecider.serve",
+        "embedding_fr",
+    },
 }
 GRAPH = module_graph(modules())
 

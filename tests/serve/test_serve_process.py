@@ -34,7 +34,9 @@ def test_what_cannot_be_served_is_told_in_one_sentence(capsys, tmp_path):
     assert "got max_batch 0" in refused(capsys, *run, "--max_batch", "0")
     assert "without an API key" in refused(capsys, *run, "--host", "0.0.0.0")
     assert "nowhere" in refused(capsys, *run, "--api_key_file", str(tmp_path / "nowhere"))
-    assert "expected an address of this machine" in refused(capsys, *run, "--host", "no such host")
+    assert "expected an address of this machine" in refused(
+        capsys, *run, "--host", "no such host", "--without_key", "true"
+    )
     told = refused(capsys, *run, "--host", "192.0.2.1", "--without_key", "true", "--port", "0")
     assert "got 192.0.2.1 port 0, expected an address of this machine" in told
     with socket.create_server(("127.0.0.1", 0)) as taken:

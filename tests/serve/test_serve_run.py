@@ -96,7 +96,8 @@ def test_the_commands_of_the_document_run(served, tmp_path):
         rest = rest[end:].strip()
     domains, items, recommended = answers
     assert len(domains["domains"]) == 3
-    assert items["items"][0]["title"] == "Burning Moon Investigations, Book 1: The Frozen Alibi"
+    assert len(items["items"]) == 5
+    assert items["items"][0]["title"].startswith("Burning Moon")
     assert [len(recommended["history"]), len(recommended["items"])] == [2, 2]
     subprocess.run(["bash", "-c", key], cwd=tmp_path, check=True, timeout=60)
     file = tmp_path / "api_key.txt"

@@ -594,7 +594,7 @@ def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
 
 def test_every_model_is_loaded_from_safetensors():
     """PeftModel is asked for the file itself before it looks for a pickle."""
-    others = {"AutoTokenizer", "AutoConfig", "PeftModel", "T5Tokenizer"}
+    others = {"AutoTokenizer", "AutoConfig", "PeftModel", "Recommender", "T5Tokenizer"}
     calls = [
         (path.name, ast.unparse(call))
         for room in ("fedecider", "idgen", "distill", "embedding_fr", "scripts")

@@ -137,7 +137,7 @@ def test_the_program_of_a_model_card_gives_our_recommendations(playground, tmp_p
     (tmp_path / "next_items.py").write_text(card.split("```python\n")[1].split("```")[0], encoding="utf-8")
     loaded = Recommender.from_pretrained(run, "crime")
     history = [loaded.items.titles[item] for item in (8, 2, 30, 5, 17)]
-    words = ("next_items.py", "copy/adapters/crime", " | ".join(history))
+    words = ("next_items.py", "copy/adapters/crime", *history)
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     expected = [item.title for item in loaded.recommend(history, k=10)]

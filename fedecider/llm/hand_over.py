@@ -16,6 +16,7 @@ from fedecider.llm.loading import Shares, load_reported
 from fedecider.llm.manifest import write_manifest
 from fedecider.llm.new_items import TEXT_FOLDER
 from fedecider.llm.prompt_layout import prompt_layout
+from fedecider.llm.recipe import Recipe, write_recipe
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.card import LOCAL_BACKBONE, Card
 from fedecider.lora.export import ItemTable, export_adapter
@@ -80,6 +81,7 @@ def hand_over(
             truncated[name] = {**cut.summary(), "test": metrics}
             details |= {f"truncation, {field}": f"{value:.4g}" for field, value in cut.summary().items()}
             _print_truncation(name, cut)
+        alpha, pretrain = _weights(entry, recommender, own), settings.run.pretrain
         export_adapter(
             recommender.model,
             folder.adapters / name,
@@ -89,8 +91,8 @@ def hand_over(
             card=Card(
                 method=method.name,
                 domain=name,
-                prompt=prompt_layout(recommender.tasks[client], settings, recommender.model, domain.catalogue),
-                alpha=_weights(entry, recommender, own),
+                prompt=prompt_layout(recommender.tasks[client], settings.ranking, recommender.model, domain.catalogue),
+                alpha=alpha,
                 metrics=metrics,
                 protocol=stamp(get_protocol(settings.run.protocol)),
                 details=details,
@@ -98,6 +100,8 @@ def hand_over(
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
             factors=cut.tree if cut else None,
         )
+        asked = (pretrain.samples, settings.ranking, pretrain.keywords, pretrain.text_encoder, settings.run.quantize)
+        write_recipe(Recipe(name, *asked, alpha), folder.adapters / name)
     write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in foundation.domains)])
     return examples, truncated
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,19 @@ def read_new_items(path: Path) -> list[NewItem]:
         except (ValueError, RecursionError, csv.Error) as error:
             raise ValueError(f"got new items in {path}, expected {', '.join(fields)} in each entry: {error}") from error
     return found
+
+
+def as_new_item(item: NewItem | Mapping[str, str]) -> NewItem:
+    """A new item from a mapping with its fields. ``ValueError`` for anything else."""
+    given = item._asdict() if isinstance(item, NewItem) else item
+    fields = NewItem._fields
+    if (
+        not isinstance(given, Mapping)
+        or set(given) != set(fields)
+        or not all(isinstance(value, str) for value in given.values())
+    ):
+        raise ValueError(f"got the new item {item!r}, expected the texts {', '.join(fields)}, and no more")
+    return NewItem(**given)
 
 
 def add_items(

@@ -9,55 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 
 from fedecider.llm.answers import Answer, HistoryItem, Recommendation
+from fedecider.llm.histories import History, as_histories, resolve_history
 from fedecider.llm.item_texts import PROJECTION_FILE
-from fedecider.llm.model_scores import model_scores
-from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
-from fedecider.llm.pretrained_folder import Place, Source, file_hashes, find_source
+from fedecider.llm.loaded import Loaded, adapted, check_same_base, ready_to_rank
+from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items, as_new_item
+from fedecider.llm.pretrained_folder import find_source
 from fedecider.llm.ranking import Scored, mix, most_popular, search, search_without_history
-from fedecider.llm.titles import Items, Resolved
-from fedecider.lora.export import ITEM_FILE, ItemTable, load_adapter, read_item_ids, without_adapters
-from fedecider.memory.memory import Memory, ModelScores
-from fedecider.memory.store import load_memory
-from fedecider.running.damage import damage_names
+from fedecider.llm.titles import Items
+from fedecider.lora.export import load_adapter, read_item_ids, without_adapters
+from fedecider.memory.memory import Memory
 from fedecider.running.launch import checked_device
 from idgen.backbone import cut_table, load_backbone
-from idgen.candidates import with_prior
-from idgen.item_ids import ItemIds
 from idgen.new_items import append_rows
-from idgen.samples import Task, catalogue_task
+from idgen.samples import Task
 from idgen.tokenizer import load_tokenizer
 
 SEEN_STAYS_OUT = "the memory leaves out items of the history, also with exclude_seen false"
 UNCOUNTED = "ranked by the model alone: the memory has never counted the added items"
 NO_HISTORY_MEMORY = "no history was given: the items with most events in the counts of the memory"
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
-
-History = Sequence[str]
-
-
-class _Loaded(NamedTuple):
-    """One domain's model, ready to rank."""
-
-    source: Source
-    place: Place
-    model: PeftModel
-    tokenizer: Any
-    table: ItemTable
-    items: Items
-    task: Task
-    memory: Memory | None
-    """None where there is none, or it is not wanted."""
-    scores: ModelScores
-    """What the memory asks of the model."""
-    num_added: int
-    """Items that came after the training."""
 
 
 class Recommender:
@@ -66,7 +43,7 @@ class Recommender:
     One object serves any number of threads, one call after the other.
     """
 
-    def __init__(self, loaded: _Loaded, num_tokens: int, device: torch.device, memory: bool) -> None:
+    def __init__(self, loaded: Loaded, num_tokens: int, device: torch.device, memory: bool) -> None:
         """Made by `from_pretrained`. ``num_tokens``: of the backbone as it was handed over."""
         self._loaded, self._num_tokens, self._device, self._memory = loaded, num_tokens, device, memory
         self._lock = RLock()
@@ -104,7 +81,7 @@ class Recommender:
         table = read_item_ids(place.adapter)
         tokenizer = load_tokenizer(place.backbone)
         base = load_backbone(place.backbone, tokenizer, place.recipe.quantize, device)
-        loaded = _adapted(base, tokenizer, found, place, table, device, memory)
+        loaded = adapted(base, tokenizer, found, place, table, device, memory)
         made = cls(loaded, len(tokenizer), device, memory)
         if new_items:
             made.add_items(new_items)
@@ -182,7 +159,7 @@ class Recommender:
         """
         if type(k) is not int or k < 1:
             raise ValueError(f"got k {k}, expected a whole number of at least 1")
-        many, histories = _as_histories(history)
+        many, histories = as_histories(history)
         with self._lock:
             answers = self._answers(histories, k, exclude_seen)
         return answers if many else answers[0]
@@ -196,13 +173,13 @@ class Recommender:
             ValueError: one of them cannot be added (`fedecider.llm.new_items.add_items`); then none is.
         """
         with self._lock:
-            now, added = self._loaded, [_new_item(item) for item in new_items]
+            now, added = self._loaded, [as_new_item(item) for item in new_items]
             place = now.place
             projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
             texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.keywords)
             catalogue = now.table.catalogue or place.domain
             tokenizer, table = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts)
-            ready = _ready(now.source, place, now.model, tokenizer, table, now.memory, self._device)
+            ready = ready_to_rank(now.source, place, now.model, tokenizer, table, now.memory, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))
 
     def load_adapter(
@@ -224,19 +201,93 @@ class Recommender:
             else:
                 found = find_source(source, revision)
             place = found.place(found.choose(domain))
-            _check_same_base(now.place, place)
+            check_same_base(now.place, place)
             table, tokenizer = read_item_ids(place.adapter), load_tokenizer(place.backbone)
             base, added_ND = self._bare_base()
             try:
-                self._loaded = _adapted(base, tokenizer, found, place, table, self._device, self._memory)
+                self._loaded = adapted(base, tokenizer, found, place, table, self._device, self._memory)
             except BaseException:
                 model = load_adapter(without_adapters(base), now.place.adapter).to(self._device).eval()
                 if len(added_ND):
                     append_rows(model, added_ND)
-                kept = _ready(now.source, now.place, model, now.tokenizer, now.table, now.memory, self._device)
+                kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.memory, self._device)
                 self._loaded = kept._replace(num_added=now.num_added)
                 raise
         return self
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        include_memory: bool = False,
+        backbone_name: str = "",
+        license: str = "",
+        published_name: str = "",
+    ) -> Path:
+        """Write a folder that stands for itself, in the layout of model hubs; `from_pretrained` reads it again.
+
+        Args:
+            folder: A folder that is new or empty.
+            include_memory: If true, the client's private memory is inside: counts of real users.
+            backbone_name: The name of the hub under which the backbone is published; its files are left out then.
+            license: The license that the card names; none where it is not given.
+            published_name: The name of the hub that the folder will have: the card's ``base_model``, since the backbone
+                lies inside.
+
+        Raises:
+            ValueError: the folder is not empty, a memory is asked for where there is none, items were added, or a file
+                of the run is damaged; nothing is written then.
+        """
+        from fedecider.llm.saved_folder import save_folder  # what the card needs takes long to import
+
+        with self._lock:
+            now = self._loaded
+            if now.num_added:
+                raise ValueError(
+                    f"got a recommender with {now.num_added} items that came after the training, expected one without: "
+                    "save it before they are added, and add them again behind from_pretrained"
+                )
+            return save_folder(
+                now.place,
+                now.source.run,
+                now.model,
+                now.task,
+                now.items.titles[:2],
+                Path(folder),
+                include_memory=include_memory,
+                backbone_name=backbone_name,
+                published_name=published_name,
+                license=license,
+            )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = True,
+        include_memory: bool = False,
+        backbone_name: str = "",
+        license: str = "",
+        commit_message: str = "Add a recommender of FeDecider",
+        api: Any = None,
+    ) -> Any:
+        """Upload what `save_pretrained` writes to a repository of the hub, which is made if it is not there.
+
+        ``api``: an ``HfApi`` of huggingface_hub, for another endpoint or token. Returns its commit.
+
+        Raises:
+            ValueError: as `save_pretrained`; or a memory for a repository that is not private.
+            OSError: the hub refuses or cannot be reached.
+        """
+        from huggingface_hub import HfApi
+
+        from fedecider.llm.saved_folder import push_folder
+
+        def save(folder: Path) -> Path:
+            named: dict[str, Any] = {"backbone_name": backbone_name, "published_name": repo_id, "license": license}
+            return self.save_pretrained(folder, include_memory=include_memory, **named)
+
+        return push_folder(save, HfApi() if api is None else api, repo_id, private, include_memory, commit_message)
 
     @property
     def _memory_in_use(self) -> Memory | None:
@@ -251,9 +302,8 @@ class Recommender:
 
     def _answers(self, histories: Sequence[History], k: int, exclude_seen: bool) -> list[Answer]:
         loaded, memory = self._loaded, self._memory_in_use
-        resolved = [
-            _resolved(loaded.items, history, number, len(histories)) for number, history in enumerate(histories)
-        ]
+        count = len(histories)
+        resolved = [resolve_history(loaded.items, history, number, count) for number, history in enumerate(histories)]
         seen = [[entry.number for entry in entries] for entries in resolved]
         asked = [row for row, items in enumerate(seen) if items]
         given, ranking = [seen[row] for row in asked], loaded.place.recipe.ranking
@@ -295,91 +345,3 @@ class Recommender:
             alpha=self.alpha,
             notes=tuple(notes),
         )
-
-
-def _adapted(
-    base: Any,
-    tokenizer: Any,
-    source: Source,
-    place: Place,
-    table: ItemTable,
-    device: torch.device,
-    wants_memory: bool,
-) -> _Loaded:
-    """``base`` with the adapter of ``place``, ready to rank."""
-    memory = load_memory(place.memory, table.keys) if wants_memory and place.memory is not None else None
-    model = load_adapter(base, place.adapter).to(device).eval()
-    return _ready(source, place, model, tokenizer, table, memory, device)
-
-
-def _ready(
-    source: Source,
-    place: Place,
-    model: PeftModel,
-    tokenizer: Any,
-    table: ItemTable,
-    memory: Memory | None,
-    device: torch.device,
-) -> _Loaded:
-    ranking = place.recipe.ranking
-    with damage_names(place.adapter / ITEM_FILE):
-        catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
-        task = catalogue_task(catalogue, item_ids, tokenizer, place.recipe.samples)
-    with model.disable_adapter():  # the student, whose prior counts for every client
-        task = with_prior(task, model, ranking.prior_weight, device)
-    scores = model_scores(model, task, ranking, "fp32", device)
-    items = Items(table.keys, table.titles)
-    return _Loaded(source, place, model, tokenizer, table, items, task, memory, scores, 0)
-
-
-def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
-    """The item IDs of a hand-over. ``ValueError`` when one of them has a token that the tokenizer does not have."""
-    largest = max(token for tokens in table.token_ids for token in tokens)
-    if largest >= num_tokens:
-        raise ValueError(f"token {largest} of a tokenizer with {num_tokens} tokens")
-    return ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
-
-
-def _check_same_base(now: Place, wanted: Place) -> None:
-    """``ValueError`` where an adapter was trained on another backbone than the one that is loaded."""
-    same_place = wanted.backbone.resolve() == now.backbone.resolve()
-    same_format = wanted.recipe.quantize == now.recipe.quantize
-    if not same_format or not (same_place or file_hashes(wanted.backbone) == file_hashes(now.backbone)):
-        raise ValueError(
-            f"got the adapter in {wanted.adapter}, which needs another backbone than the one in {now.backbone}, "
-            "expected one that was trained on it. Load it with from_pretrained"
-        )
-
-
-def _as_histories(history: Any) -> tuple[bool, list[list[str]]]:
-    """Whether there are many, and the histories. An empty list is one empty history."""
-    if isinstance(history, str) or not isinstance(history, Sequence):
-        raise ValueError(
-            f"got the history {history!r}, expected a list of titles or item keys, or a list of such lists"
-        )
-    texts = [isinstance(entry, str) for entry in history]
-    if all(texts):
-        return False, [list(history)]
-    if any(texts) or not all(isinstance(entry, Sequence) for entry in history):
-        raise ValueError("got a history of texts and other things, expected texts alone, or lists of texts alone")
-    return True, [list(one) for one in history]
-
-
-def _resolved(items: Items, history: Sequence[str], number: int, count: int) -> list[Resolved]:
-    """The items of one history; an error says which of several histories it is in."""
-    try:
-        return [items.resolve(entry) for entry in history]
-    except ValueError as error:
-        raise ValueError(f"history {number + 1}: {error}" if count > 1 else str(error)) from error
-
-
-def _new_item(item: NewItem | Mapping[str, str]) -> NewItem:
-    given = item._asdict() if isinstance(item, NewItem) else item
-    fields = NewItem._fields
-    if not isinstance(given, Mapping) or set(given) != set(fields) or not all(map(_is_text, given.values())):
-        raise ValueError(f"got the new item {item!r}, expected the texts {', '.join(fields)}, and no more")
-    return NewItem(**given)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

@@ -1,5 +1,6 @@
 """The model card: what it says, and that its program gives the items of our own search."""
 
+import ast
 import dataclasses
 import re
 import runpy
@@ -13,14 +14,11 @@ import torch
 from peft import PeftModel
 from tiny_causal import byte_level_tokenizer, tiny_causal
 
-from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.prompt_layout import prompt_layout
-from fedecider.llm.setup import Settings
 from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.lora.card import LOCAL_BACKBONE, Card, PromptLayout, model_card, snippet
+from fedecider.lora.card import LOCAL_BACKBONE, Card, model_card
 from fedecider.lora.export import ItemTable, export_adapter, read_item_ids
-from fedecider.methods import METHODS
-from fedecider.methods.recommender import LocalTraining
+from fedecider.lora.program import PromptLayout, program
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.draws import SampleConfig
@@ -33,7 +31,7 @@ from idgen.tokenizer import load_tokenizer, train_tokenizer
 
 PROMPT = PromptLayout(
     "so far the user has picked", "and next", ";", 1, 7, False, 512, 20, 0.0, "AutoModelForSeq2SeqLM", False
-)
+)._replace(longest_id=30)
 CARD = Card(
     method="fedecider",
     domain="crime",
@@ -53,11 +51,6 @@ LAYOUTS = {
     "too long for all of it": SampleConfig(templates="compact", max_history=6, max_source_tokens=22),
     "shorter in use": SampleConfig(templates="natural", max_history=6, eval_history=2),
 }
-
-
-def settings_of(samples, ranking):
-    run = RunConfig(pretrain=PretrainConfig(samples=samples))
-    return Settings(run, LocalTraining(), ranking, METHODS["local"].config())
 
 
 HISTORY = SampleConfig(templates="history", user_wording="none", max_history=4, max_source_tokens=24)
@@ -129,9 +122,9 @@ def test_the_program_gives_the_items_of_our_search(case, length_penalty, tmp_pat
     root, tokenizer, ids = run_folder(kind)
     task = catalogue_task("crime", ids, tokenizer, samples)
     assert (task.trie.eos_token_id is None) == (kind == "one token")
-    settings = settings_of(samples, RankingConfig(num_beams=20, length_penalty=length_penalty))
+    ranking = RankingConfig(num_beams=20, length_penalty=length_penalty)
     backbone = load_backbone(root / "backbone", tokenizer)
-    adapter = export(kind, prompt_layout(task, settings, backbone, "crime"))
+    adapter = export(kind, prompt_layout(task, ranking, backbone, "crime"))
     assert read_item_ids(adapter).token_ids == ids.token_ids
     model = PeftModel.from_pretrained(backbone, str(adapter)).eval()
     history = [3, 20, 12, 3, 0, 31, 8]
@@ -143,8 +136,7 @@ def test_the_program_gives_the_items_of_our_search(case, length_penalty, tmp_pat
 
     (tmp_path / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    titles = " | ".join(TITLES[number].upper() for number in history)
-    monkeypatch.setattr(sys, "argv", ["next_items.py", str(adapter), titles])
+    monkeypatch.setattr(sys, "argv", ["next_items.py", str(adapter), *(TITLES[number] for number in history)])
     runpy.run_path("next_items.py")
     assert capsys.readouterr().out.splitlines() == [f"{place}\t{title}" for place, title in enumerate(expected, 1)]
 
@@ -181,7 +173,11 @@ def test_a_published_backbone_is_named_by_its_hub_name(tmp_path):
 
 
 def test_the_program_imports_nothing_of_ours():
-    program = snippet(PROMPT, ("a", "b"))
-    modules = {line.split()[1].split(".")[0] for line in program.splitlines() if re.match(r"(import|from) ", line)}
-    assert modules == {"json", "sys", "pathlib", "torch", "peft", "transformers"}
-    assert not re.search("<[A-Z_]+>", program)
+    for prompt, most in ((PROMPT, 30), (PROMPT._replace(end_token=None, longest_id=1), 17)):
+        tree = ast.parse(program(prompt, "us/books", False, ("a", "b")))
+        named = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        modules = {
+            node.module if isinstance(node, ast.ImportFrom) else one.name for node in named for one in node.names
+        }
+        assert modules == {"json", "sys", "torch", "peft", "transformers"}
+        assert len(ast.unparse(tree).splitlines()) <= most

@@ -11,9 +11,10 @@ from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.llm.config import RunConfig
-from fedecider.lora.card import Card, PromptLayout
+from fedecider.lora.card import Card
 from fedecider.lora.export import ItemTable, export_adapter
 from fedecider.lora.fusion import fused_factors, load_fusion
+from fedecider.lora.program import PromptLayout
 from fedecider.lora.truncation import load_factors, truncate, truncate_loaded
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])

@@ -59,8 +59,8 @@ def serve(config: ServeConfig, limits: Limits) -> None:
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
     """A socket at that address, which does not listen yet: nobody is let in while models are loaded."""
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)  # asyncio sends without delay only where TCP is named
     except OSError as error:
         raise OSError(f"got host {host!r:.60}, expected an address of this machine: {error}") from error
     with listener:

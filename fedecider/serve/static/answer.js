@@ -8,6 +8,7 @@ const EXPERTS = {
   agreement: "What counts and texts both find likely.",
   model: "The language model with the client's adapter.",
   consensus: "What the model and all others together find likely.",
+  popularity: "How many events the item has in the counts, whoever asks.",
   uniform: "The same for every item, a floor.",
 };
 

@@ -152,7 +152,7 @@ def main() -> None:
         load(address, process, 1, questions(address, WARM, seed=0))
         before = process.memory_info().rss / MIB
         lines += [
-            f"{args.requests} requests to one process on loopback, one thread for the model; the clients run on the "
+            f"{args.requests // len(counts) * len(counts)} requests to one process on loopback, one thread for the model; the clients run on the "
             f"same cores. Resident memory before, after {WARM} requests: {before:.0f} MiB.",
             "",
             "| clients | requests | requests a second | p50 ms | p95 ms | errors | requests a model call "

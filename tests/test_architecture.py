@@ -27,12 +27,20 @@ ALLOWED = {
     "fedecider.audit": {"fedecider.running", "fedecider.report", *BASE},
     "fedecider.llm": LLM,
     "fedecider.comparison": {*LLM, "fedecider.llm"},
+    "fedecider.serve": {BOUNDS, "fedecider.running", "fedecider.llm"},
     "fedecider.deployment": {*LLM, "fedecider.llm", "embedding_fr"},  # above both tracks, as scripts are
     "fedecider.testing": {*LLM, "fedecider.llm", "embedding_fr"},  # holds methods of both tracks to their contracts
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": TRACK,
-    "fedecider.commands": {*LLM, "fedecider.llm", "fedecider.comparison", "fedecider.deployment", "embedding_fr"},
+    "fedecider.commands": {
+        *LLM,
+        "fedecider.llm",
+        "fedecider.comparison",
+        "fedecider.deployment",
+        "fedecider.serve",
+        "embedding_fr",
+    },
 }
 GRAPH = module_graph(modules())
 

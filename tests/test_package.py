@@ -36,6 +36,8 @@ def test_the_wheel_holds_packages_settings_and_types_and_nothing_else(wheel):
     shipped = {name for name in names if name.startswith("fedecider/configs/")}
     own = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "fedecider" / "configs").rglob("*.*")}
     assert shipped == own
+    page = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "fedecider" / "serve" / "static").iterdir()}
+    assert page <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".parquet"))]
 
 

@@ -26,6 +26,7 @@ EXTRAS = {
     "track": "settings, curves and results in TensorBoard, MLflow, W&B and trackio",
     "tune": "searches of settings",
     "gpu": "quantised bases and DeepSpeed",
+    "serve": "a finished run as an HTTP service",
 }
 """Extra -> what it is for."""
 

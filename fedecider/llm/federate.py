@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
 
     method: FederatedMethod
     blocks: Sequence[Block]
-    recommender: Recommender
+    recommender: ClientModels
     gathering: Gathering
 
 

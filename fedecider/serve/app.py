@@ -1,0 +1,136 @@
+"""The routes. Every answer to a bad request is ``{"detail": one sentence}``."""
+
+# Without "from __future__ import annotations": FastAPI reads the annotation of a body whose class is made here.
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Response
+from fastapi.security import APIKeyHeader
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from fedecider.serve.errors import add_errors, route_paths
+from fedecider.serve.guard import Guard, Rules
+from fedecider.serve.metrics import Metrics
+from fedecider.serve.page import page_files
+from fedecider.serve.schemas import (
+    DomainInfo,
+    Domains,
+    Failure,
+    Health,
+    Item,
+    Items,
+    Recommendations,
+    RecommendedItem,
+    request_class,
+)
+from fedecider.serve.service import Kind, Service
+
+DESCRIPTION = "Next items for a history, from the adapters of a finished run."
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    404: {"model": Failure, "description": "No such domain."},
+    422: {"model": Failure, "description": "A bad request; the sentence says what is wrong."},
+    503: {"model": Failure, "description": "Too many requests wait, or the model took too long."},
+}
+
+
+def create_app(service: Service, metrics: Metrics, key: str = "", hosts: Sequence[str] = ("*",)) -> FastAPI:
+    """The application; it closes ``service`` when it ends. With a ``key`` requests must name it.
+
+    There is no page of Swagger or ReDoc, since both load scripts from elsewhere: only ``/openapi.json``.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(service.close)
+
+    app = FastAPI(title="FeDecider", description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan)
+    files = page_files()
+    for path, (content, kind) in files.items():
+        app.get(path, include_in_schema=False)(_file(content, kind))
+
+    @app.get("/health", responses={503: {"model": Failure}})
+    async def health() -> Health:
+        """Whether requests are answered; needs no key."""
+        if not service.alive:
+            raise HTTPException(503, "the service is stopping")
+        return Health(status="ok", needs_key=bool(key))
+
+    scheme = APIKeyHeader(name="X-API-Key", auto_error=False, description="Or: Authorization: Bearer KEY.")
+    keyed: dict[str, Any] = {}
+    if key:
+        keyed = {"dependencies": [Depends(scheme)], "responses": {401: {"model": Failure}}}
+
+    @app.get("/metrics", response_class=Response, **keyed)
+    async def prometheus() -> Response:
+        """Counts and times in the text format of Prometheus."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    _add_questions(app, service, keyed)
+    add_errors(app, service.limits)
+    rules = Rules(
+        key=key,
+        open_routes={"/health", *files},
+        routes=route_paths(app),
+        hosts=hosts,
+        max_body=service.limits.max_body,
+        timeout_s=service.limits.timeout_s,
+    )
+    app.add_middleware(Guard, rules=rules, metrics=metrics)
+    return app
+
+
+def _file(content: bytes, kind: str) -> Any:
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return send
+
+
+def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> None:
+    limits = service.limits
+    Body = request_class(limits)
+    refusals = {**keyed, "responses": {**keyed.get("responses", {}), **REFUSALS}}
+
+    @app.get("/domains", **keyed)
+    async def domains() -> Domains:
+        """The domains of the run."""
+        return Domains(
+            domains=[
+                DomainInfo(name=name, num_items=len(one.items.keys), memory=one.has_memory)
+                for name, one in service.recommenders.items()
+            ],
+            max_history=limits.max_history,
+            max_k=limits.max_k,
+        )
+
+    @app.get("/items", **refusals)
+    async def items(
+        domain: Annotated[str, Query(max_length=limits.max_title, examples=["crime"])],
+        query: Annotated[str, Query(max_length=limits.max_query, examples=["moon"])] = "",
+        limit: Annotated[int, Query(ge=1, le=limits.max_matches)] = min(10, limits.max_matches),
+    ) -> Items:
+        """Items whose titles match; without a query the first ones of the catalogue."""
+        found = await run_in_threadpool(service.search, domain, query, limit)
+        return Items(items=[Item(key=one.key, title=one.title) for one in found])
+
+    @app.post("/recommend", **refusals)
+    async def recommend(body: Body) -> Recommendations:  # type: ignore[valid-type]
+        """The k best next items for a history."""
+        asked: Any = body
+        kind = Kind(asked.domain, asked.k, asked.exclude_seen)
+        waiting = await run_in_threadpool(service.submit, kind, asked.history)
+        answer = await asyncio.wait_for(asyncio.wrap_future(waiting.answer), limits.timeout_s)
+        return Recommendations(
+            domain=kind.domain,
+            history=[Item(key=one.key, title=one.title) for one in answer.history],
+            items=[
+                RecommendedItem(key=one.key, title=one.title, score=one.score, expert_shares=dict(one.experts))
+                for one in answer.items
+            ],
+            alpha_shares=dict(answer.alpha),
+            notes=[*waiting.notes, *answer.notes],
+        )

@@ -1,0 +1,119 @@
+"""A recommender that computes nothing, and counts how often it is asked."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import uvicorn
+from fastapi.testclient import TestClient
+
+from fedecider.llm.titles import Items
+from fedecider.serve.app import create_app
+from fedecider.serve.config import Limits
+from fedecider.serve.metrics import Metrics
+from fedecider.serve.run import address, bound_socket
+from fedecider.serve.service import Service
+
+MARKUP = '<img src=x onerror="window.hacked = 1"> & "quoted"'
+LONG = "A Very Long Title " + "Without End " * 12
+TITLES = [
+    "The Silent Harbour",
+    "The Last Ledger",
+    "The Silent Witness",
+    MARKUP,
+    LONG,
+    "Ünïcode Straße",
+    "Harbour Lights",
+]
+
+
+class ToyItem(NamedTuple):
+    key: str
+    title: str
+    score: float
+    experts: dict[str, float]
+
+
+class ToyAnswer(NamedTuple):
+    items: list[ToyItem]
+    alpha: dict[str, float]
+    history: list[ToyItem]
+    notes: list[str]
+
+
+class ToyRecommender:
+    """Recommends the items behind the newest one of the history, in their order."""
+
+    def __init__(self, domain: str, titles: list[str] = TITLES, has_memory: bool = True):
+        keys = [f"{domain}-{place:04d}" for place in range(len(titles))]
+        self.domain, self.items, self.has_memory = domain, Items(keys, titles), has_memory
+        self.num_beams = 4
+        self.calls: list[int] = []
+        """Histories of every call."""
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.asked = threading.Event()
+        self.error: Exception | None = None
+
+    def recommend(self, histories, k=10, exclude_seen=True):
+        self.calls.append(len(histories))
+        self.asked.set()
+        assert self.may_answer.wait(20)
+        if self.error is not None:
+            raise self.error
+        return [self._answer(history, k, exclude_seen) for history in histories]
+
+    def _answer(self, history, k, exclude_seen):
+        keys = self.items.keys
+        start = keys.index(history[-1]) if history else 0
+        order = [(start + step) % len(keys) for step in range(len(keys))]
+        shares = {"counts": 0.625, "text": 0.25, "model": 0.125} if self.has_memory else {}
+        found = [
+            ToyItem(keys[place], self.items.titles[place], -float(step), shares)
+            for step, place in enumerate(order)
+            if not (exclude_seen and keys[place] in history)
+        ]
+        known = [ToyItem(key, self.items.titles[keys.index(key)], 0.0, {}) for key in history]
+        return ToyAnswer(found[:k], {"crime": 0.75, "comics": 0.25}, known, ["a note"])
+
+
+class World(NamedTuple):
+    client: TestClient
+    service: Service
+    crime: ToyRecommender
+    comics: ToyRecommender
+    metrics: Metrics
+
+
+def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",)) -> World:  # noqa: B008
+    """A service of two domains in this process; use its client in a ``with`` block, which ends the service."""
+    crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_memory=False)
+    metrics = Metrics()
+    service = Service({"crime": crime, "comics": comics}, limits, metrics)
+    app = create_app(service, metrics, key, hosts)
+    return World(TestClient(app, base_url="http://127.0.0.1"), service, crime, comics, metrics)
+
+
+def question(*history: str, domain: str = "crime", **more) -> dict:
+    return {"domain": domain, "history": list(history), **more}
+
+
+@contextmanager
+def listening(made: World):
+    """The address of a real server in a thread of this process."""
+    config = uvicorn.Config(made.client.app, log_config=None, log_level="warning", lifespan="on")
+    with bound_socket("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            for _ in range(400):
+                if server.started:
+                    break
+                threading.Event().wait(0.05)
+            yield address(listener)
+        finally:
+            server.should_exit = True
+            thread.join(30)

@@ -1,0 +1,131 @@
+"""The command: what it refuses, what it prints and logs, how it stops, and what it does with slow clients."""
+
+import signal
+import socket
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from serve_process import TOYS, started
+from serve_toys import TITLES, question
+from test_help import first_screen, shown
+
+from fedecider.commands.main import main
+from fedecider.serve.config import Limits
+from fedecider.serve.run import bound_socket
+
+KEY = "0123456789abcdef"
+
+
+def refused(capsys, *words):
+    """The sentence with which the command ends."""
+    assert main(["serve", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_what_cannot_be_served_is_told_in_one_sentence(capsys, tmp_path):
+    run = ("--run", str(tmp_path / "none"))
+    assert "run" in refused(capsys)
+    assert "none" in refused(capsys, *run, "--port", "0")
+    assert "max_historyy" in refused(capsys, *run, "--max_historyy", "3")
+    assert "got max_batch 0" in refused(capsys, *run, "--max_batch", "0")
+    assert "without an API key" in refused(capsys, *run, "--host", "0.0.0.0")
+    assert "nowhere" in refused(capsys, *run, "--api_key_file", str(tmp_path / "nowhere"))
+    assert "expected an address of this machine" in refused(
+        capsys, *run, "--host", "no such host", "--without_key", "true"
+    )
+    told = refused(capsys, *run, "--host", "192.0.2.1", "--without_key", "true", "--port", "0")
+    assert "got 192.0.2.1 port 0, expected an address of this machine" in told
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = refused(capsys, *run, "--port", str(taken.getsockname()[1]))
+        assert "expected an address of this machine and a free port" in told
+
+
+def test_help_imports_no_model_and_no_server():
+    text = shown("serve")
+    assert text.endswith("imported: []\n")
+    first = first_screen(text)
+    assert all(f"--{name}" in first for name in ("run", "host", "port", "api_key_file"))
+    assert all(f"--{name}" in text for name in Limits.__dataclass_fields__)
+
+
+def test_answers_are_sent_without_delay():
+    with bound_socket("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
+
+
+@pytest.mark.parametrize("library", ["fastapi", "uvicorn", "prometheus_client"])
+def test_without_its_libraries_the_extra_is_named(capsys, monkeypatch, library):
+    for name in [
+        name for name in sys.modules if name.startswith("fedecider.serve.") and name != "fedecider.serve.config"
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    told = refused(capsys, "--run", "x")
+    assert f"serving needs {library}, which is not installed: pip install '.[serve]'" in told
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_after_answering_and_logs_nothing_that_was_asked(kind):
+    with started(*TOYS, "1.5") as service:
+        address = service.address()
+        assert "for this machine alone, without a key" in service.output
+        found = []
+
+        def ask(*history):
+            found.append(httpx.post(f"{address}recommend", json=question(*history), timeout=30))
+
+        ask("crime-0003")  # whose answer fails
+        ask("no such title")
+        httpx.get(f"{address}items", params={"domain": "crime", "query": "Silent"})
+        httpx.get(f"{address}Silent")
+        last = threading.Thread(target=ask, args=("The Silent Harbour",))
+        last.start()
+        time.sleep(0.7)
+        assert service.stop(kind) == 0
+        last.join(30)
+    assert [response.status_code for response in found] == [500, 422, 200]
+    assert found[2].json()["items"][0]["title"] == TITLES[1]
+    lines = service.output.splitlines()
+    assert len(lines) == 3, lines
+    assert lines[0].startswith("toy: crime; http://127.0.0.1:")
+    assert lines[1].startswith("/recommend: KeyError < toy_server.py:")
+    assert lines[2] == "stopped"
+    assert not [word for word in ("Silent", "crime-0", "such title", "History") if word in service.output]
+
+
+def test_beyond_this_machine_with_a_key():
+    with started(*TOYS, "0", "--host", "0.0.0.0", environment={"FEDECIDER_API_KEY": KEY}) as service:
+        port = service.address().rsplit(":", 1)[1]
+        address = f"http://127.0.0.1:{port}"
+        assert "for whoever reaches it, with the API key" in service.output
+        assert KEY not in service.output
+        assert httpx.post(f"{address}recommend", json=question("crime-0001")).status_code == 401
+        headers = {"X-API-Key": KEY, "Host": "recommendations.example"}
+        assert httpx.post(f"{address}recommend", json=question("crime-0001"), headers=headers).status_code == 200
+
+
+def test_slow_and_many_clients_are_sent_away():
+    with started(*TOYS, "0", "--timeout_s", "1", "--max_connections", "4") as service:
+        address = service.address()
+        place = ("127.0.0.1", int(address.rsplit(":", 1)[1].strip("/")))
+        head = b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\n{"
+        with socket.create_connection(place, timeout=20) as slow:
+            slow.sendall(head)
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+        idle = [socket.create_connection(place, timeout=20) for _ in range(4)]
+        time.sleep(0.3)
+        assert httpx.get(f"{address}health").status_code == 503
+        for one in idle:
+            one.close()
+        time.sleep(0.3)
+        assert httpx.get(f"{address}health").status_code == 200
+        large = httpx.post(f"{address}recommend", content=b"x" * 2_000_000, timeout=20)
+        assert large.status_code == 413
+        assert service.stop() == 0

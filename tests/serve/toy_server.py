@@ -1,0 +1,21 @@
+"""The command with recommenders that compute nothing: python toy_server.py DELAY_S [options of fedecider serve]."""
+
+import sys
+import time
+
+from serve_toys import ToyRecommender
+
+from fedecider.commands.serve import main
+from fedecider.serve import run
+
+
+class Slow(ToyRecommender):
+    def recommend(self, histories, k=10, exclude_seen=True):
+        time.sleep(float(sys.argv[1]))
+        if "crime-0003" in histories[0]:
+            raise KeyError(f"history {histories[0]}")
+        return super().recommend(histories, k, exclude_seen)
+
+
+run.load_recommenders = lambda config: {"crime": Slow("crime")}
+sys.exit(main(["--run", "toy", "--port", "0", *sys.argv[2:]]))

@@ -79,7 +79,7 @@ def svg(source: str) -> str:
     Raises:
         ValueError: a line that is not understood.
     """
-    chart = _read(source)
+    chart = read(source)
     backwards = _layers(chart)
     paths = _split_long_arrows(chart, backwards)
     _place(chart, paths)
@@ -89,7 +89,7 @@ def svg(source: str) -> str:
     return _draw(chart, paths, backwards)
 
 
-def _read(source: str) -> Chart:
+def read(source: str) -> Chart:
     first, *lines = [line.strip() for line in source.strip().splitlines()]
     header = re.fullmatch(r"flowchart (LR|RL|TB|TD|BT)", first)
     if not header:

@@ -52,7 +52,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """The pages from outside docs/ and the style sheet."""
     files.remove(files.src_uris["README.md"])
-    for source, page in _pages().items():
+    for source, page in pages().items():
         if page not in files.src_uris:
             files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     files.append(File.generated(config, "assets/site.css", abs_src_path=str(ROOT / "website" / "site.css")))
@@ -61,8 +61,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links and figures; a link that leads nowhere is a warning, which ends a strict build."""
-    pages = _pages()
-    source = {there: here for here, there in pages.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    others = pages()
+    source = {there: here for here, there in others.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def moved(match: re.Match[str]) -> str:
         target = match[2]
@@ -71,8 +71,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         path, _, anchor = target.partition("#")
         here = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         mark = f"#{anchor}" if anchor else ""
-        if here in pages or here.startswith("docs/"):
-            there = pages.get(here, here.removeprefix("docs/"))
+        if here in others or here.startswith("docs/"):
+            there = others.get(here, here.removeprefix("docs/"))
             return f"{match[1]}{posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or '.')}{mark}{match[3]}"
         if not (ROOT / here).exists():
             log.warning(f"{source}: the link {target} leads nowhere")
@@ -99,6 +99,6 @@ def _title(path: Path) -> str:
     return f"{path.name[:10]} {heading[1] if heading else path.stem}"
 
 
-def _pages() -> dict[str, str]:
+def pages() -> dict[str, str]:
     """File of the repository -> page of the site, of those that lie outside docs/."""
     return OUTSIDE | {f"benchmarks/results/{path.name}": f"results/{path.name}" for path in _results()}

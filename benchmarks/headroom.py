@@ -25,7 +25,7 @@ from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import build_foundation, make_recommender
 from fedecider.lora.adapters import adapter_parameters, adapter_shapes, initial_adapters
 from fedecider.lora.fusion import load_plain
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.running.launch import start
 
 
@@ -44,7 +44,7 @@ def _uncounted(sequences: Sequence[Sequence[int]], num_items: int, public: Seque
     return torch.cat(alone)
 
 
-def batches(recommender: Recommender, clients: Sequence[int], epoch: int) -> Iterator[dict[str, Tensor]]:
+def batches(recommender: ClientModels, clients: Sequence[int], epoch: int) -> Iterator[dict[str, Tensor]]:
     """One epoch over ``clients``, their batches in random order."""
     every = [
         batch
@@ -56,7 +56,7 @@ def batches(recommender: Recommender, clients: Sequence[int], epoch: int) -> Ite
 
 
 def fine_tune(
-    recommender: Recommender, start: dict, clients: Sequence[int], whole: bool, rate: float, epochs: int
+    recommender: ClientModels, start: dict, clients: Sequence[int], whole: bool, rate: float, epochs: int
 ) -> dict[int, tuple[float, float, int]]:
     """client -> validation and test ndcg@10 and epoch of the best epoch by validation (epoch 0: untrained)."""
     model = recommender.model
@@ -83,7 +83,7 @@ def fine_tune(
     return best
 
 
-def _scores(recommender: Recommender, client: int) -> tuple[float, float]:
+def _scores(recommender: ClientModels, client: int) -> tuple[float, float]:
     valid, test = (mean_metrics(recommender.positions(client, split), (10,))["ndcg@10"] for split in ("valid", "test"))
     return valid, test
 

@@ -1,0 +1,27 @@
+"""Federated recommendation with language models.
+
+>>> import fedecider
+>>> rec = fedecider.Recommender.from_pretrained("runs/demo", "crime")
+
+Importing the package loads nothing else; `Recommender` loads torch, transformers and peft when it is first named.
+"""
+
+from typing import Any
+
+__all__ = ["Recommender", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Recommender":
+        from fedecider.llm.recommender import Recommender
+
+        return Recommender
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fedecider")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

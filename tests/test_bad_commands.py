@@ -23,7 +23,7 @@ from fedecider.data.store import file_sha256
 from fedecider.federation.checksums import write_sums
 from fedecider.llm import results, setup
 from fedecider.llm.manifest import MANIFEST_FILE, verify_manifest, write_manifest
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 from fedecider.running.cli import run
 from fedecider.running.launch import check_tracker, checked_device
 from fedecider.running.run_folder import check_output
@@ -546,8 +546,8 @@ def test_the_hand_over_is_complete_and_loads_without_its_checksums(copy, inside,
     assert sorted(manifest) == sorted(name for name in handed if (copy / name).is_file())
     (copy / "backbone" / ".DS_Store").write_text("x")
     verify_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
-    loaded = load(copy, "crime")
-    ranked = recommend(loaded, [loaded.items.titles[0]], k=3)
+    loaded = Recommender.from_pretrained(copy, "crime")
+    ranked = loaded.recommend([loaded.items.titles[0]], k=3)
     assert len(ranked) == 3
     (copy / MANIFEST_FILE).unlink()
     base = AutoModelForSeq2SeqLM.from_pretrained(copy / "backbone", use_safetensors=True)
@@ -557,17 +557,17 @@ def test_the_hand_over_is_complete_and_loads_without_its_checksums(copy, inside,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_a_backbone_in_half_precision_is_read_in_full(dtype, copy, capsys):
     """With the adapter as it is; evaluating says by how much the metrics moved, if they did."""
-    exact = load(copy, "crime")
+    exact = Recommender.from_pretrained(copy, "crime")
     path, config = copy / "backbone/model.safetensors", copy / "backbone/config.json"
     halved = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
     save_file(halved, path, metadata={"format": "pt"})
     config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": str(dtype).removeprefix("torch.")}))
     write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
-    loaded = load(copy, "crime")
+    loaded = Recommender.from_pretrained(copy, "crime")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     titles = exact.items.titles[:2]
-    scores = {item.key: item.score for item in recommend(exact, titles, k=90)}
-    for item in recommend(loaded, titles, k=5):
+    scores = {item.key: item.score for item in exact.recommend(titles, k=90)}
+    for item in loaded.recommend(titles, k=5):
         assert item.score == pytest.approx(scores[item.key], abs=0.2)
     if main("evaluate", "--run", str(copy)) == 2:
         assert "gives metrics that differ" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DEMO = REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml"
@@ -63,16 +63,16 @@ def test_it_starts_as_text_neighbours_do_and_leaves_everything_behind(playground
 
 def test_plain_peft_gives_the_scores_of_our_search(playground):
     run = playground / "runs" / "whole"
-    loaded = load(run, "crime")
+    loaded = Recommender.from_pretrained(run, "crime")
     titles = [loaded.items.titles[item] for item in (0, 1, 2)]
-    ranked = recommend(loaded, titles, k=5)
+    ranked = loaded.recommend(titles, k=5)
     model = AutoModelForCausalLM.from_pretrained(run / "backbone")
     model = PeftModel.from_pretrained(model, str(run / "adapters" / "crime")).eval()
-    tokens = [loaded.items.token_ids[item][0] for item in (0, 1, 2)]
+    tokens = [loaded.task.item_ids.token_ids[item][0] for item in (0, 1, 2)]
     with torch.no_grad():
         score_V = model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
     keys = list(loaded.items.keys)
-    own = {key: float(score_V[loaded.items.token_ids[keys.index(key)][0]]) for key in keys}
+    own = {key: float(score_V[loaded.task.item_ids.token_ids[keys.index(key)][0]]) for key in keys}
     best = [key for key in sorted(keys, key=lambda key: -own[key]) if keys.index(key) not in (0, 1, 2)]
     assert [item.key for item in ranked] == best[:5]
     assert [item.score for item in ranked] == pytest.approx([own[item.key] for item in ranked], abs=1e-4)

@@ -11,7 +11,7 @@ import yaml
 from test_pipeline import SETTINGS
 
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -103,20 +103,20 @@ def test_evaluate_sees_another_memory(playground, monkeypatch, capsys):
 
 def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    loaded = load("runs/whole", "crime")
+    loaded = Recommender.from_pretrained("runs/whole", "crime")
     titles = [loaded.items.titles[item] for item in (3, 9)]
-    mixed = recommend(loaded, titles, k=6)
+    mixed = loaded.recommend(titles, k=6)
     assert len({item.key for item in mixed}) == 6
     assert not {item.title for item in mixed} & set(titles)
     assert [item.score for item in mixed] == sorted((item.score for item in mixed), reverse=True)
-    model = load("runs/whole", "crime", memory=False)
-    alone = recommend(model, titles, k=6)
+    model = Recommender.from_pretrained("runs/whole", "crime", memory=False)
+    alone = model.recommend(titles, k=6)
     assert [item.key for item in alone] != [item.key for item in mixed]
     words = ("--run", "runs/whole", "--domain", "crime", "--history", " | ".join(titles))
     assert main("recommend", *words) == 0
     assert mixed[0].title[:20] in capsys.readouterr().out
     shutil.copytree("runs/whole", "runs/shared", ignore=shutil.ignore_patterns("private"))
-    shared = recommend(load("runs/shared", "crime"), titles, k=6)
+    shared = Recommender.from_pretrained("runs/shared", "crime").recommend(titles, k=6)
     assert shared == alone
     assert main("evaluate", "--run", "runs/shared") == 0
 
@@ -166,6 +166,6 @@ def test_a_damaged_memory_is_told(playground, monkeypatch, capsys):
     (Path("runs/damaged/private/crime") / TENSOR_FILE).write_bytes(b"nothing")
     assert main("recommend", "--run", "runs/damaged", "--domain", "crime", "--history", "x") == 2
     assert TENSOR_FILE in capsys.readouterr().err
-    keys = list(load("runs/whole", "comics").items.keys)
+    keys = list(Recommender.from_pretrained("runs/whole", "comics").items.keys)
     with pytest.raises(ValueError, match="another catalogue"):
         load_memory(Path("runs/whole/private/crime"), keys)

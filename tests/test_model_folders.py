@@ -18,7 +18,7 @@ from tiny_causal import byte_level_tokenizer, save_decoder
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, OPTConfig, OPTForCausalLM
 
 from fedecider.data.sample import sample_domains
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 from fedecider.running.cli import run
 from idgen.backbone import check_backbone, load_backbone
 from idgen.quantized import quantize_of
@@ -284,9 +284,9 @@ def test_a_run_on_a_quantised_base_is_evaluated_and_recommends(quantize, inside)
     pytest.importorskip("bitsandbytes")
     assert main("federate", "--output", "runs/whole", "--quantize", quantize) == 0
     assert main("evaluate", "--run", "runs/whole") == 0
-    loaded = load(Path("runs/whole"), "crime")
+    loaded = Recommender.from_pretrained(Path("runs/whole"), "crime")
     assert quantize_of(loaded.model) == quantize
-    assert len(recommend(loaded, loaded.items.keys[:3], k=3)) == 3
+    assert len(loaded.recommend(loaded.items.keys[:3], k=3)) == 3
     plain = AutoModelForCausalLM.from_pretrained("runs/whole/backbone", use_safetensors=True)
     assert quantize_of(plain) == "none"
 
@@ -319,16 +319,16 @@ def dies_in_round_2(tensors, path, **options):
 
 def scores_of_plain_peft(folder: Path) -> None:
     """The log-probabilities of the first recommendations, from transformers and peft alone."""
-    loaded = load(folder, "crime")
+    loaded = Recommender.from_pretrained(folder, "crime")
     history = [0, 1, 2]
-    ranked = recommend(loaded, [loaded.items.keys[item] for item in history], k=3)
+    ranked = loaded.recommend([loaded.items.keys[item] for item in history], k=3)
     model = AutoModelForCausalLM.from_pretrained(folder / "backbone", use_safetensors=True)
     model = PeftModel.from_pretrained(model, str(folder / "adapters" / "crime")).eval()
     end = loaded.task.trie.eos_token_id
     prompt = empty_prompt(loaded.task)[0][0].tolist() if loaded.task.config.templates == "list" else []
-    prompt += [token for item in history for token in (*loaded.items.token_ids[item], end)]
+    prompt += [token for item in history for token in (*loaded.task.item_ids.token_ids[item], end)]
     for item in ranked:
-        target = [*loaded.items.token_ids[list(loaded.items.keys).index(item.key)], end]
+        target = [*loaded.task.item_ids.token_ids[list(loaded.items.keys).index(item.key)], end]
         with torch.no_grad():
             logit_WV = model(input_ids=torch.tensor([[*prompt, *target]])).logits[0]
         log_prob_TV = logit_WV[len(prompt) - 1 : -1].log_softmax(-1)

@@ -20,7 +20,7 @@ from fedecider.llm import item_texts, new_items, setup
 from fedecider.llm.config import PretrainConfig
 from fedecider.llm.item_texts import PROJECTION_FILE, save_projection
 from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 from fedecider.lora.export import ItemTable
 from idgen.backbone import BackboneConfig
 from idgen.keywords import KeywordConfig
@@ -101,27 +101,27 @@ def test_a_frozen_table_is_that_of_the_texts_after_every_stage(there):
 
 
 def test_a_new_item_stands_where_its_text_stands(there):
-    old, titles = load("run", "crime"), CRIME.titles
+    old, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
     twin = NewItem("later", "A Later Book", CRIME.item_texts[7].upper().replace(" ", " \n", 1))
     other = NewItem("other", "Another", "title: no word of these books: xylophones")
-    loaded = load("run", "crime", new_items=[twin, other])
+    loaded = Recommender.from_pretrained("run", "crime", new_items=[twin, other])
     number = len(old.items.keys)
     assert list(loaded.items.keys) == [*old.items.keys, "later", "other"]
-    assert [loaded.items.token_ids[place] for place in (number, number + 1)] == [
+    assert [loaded.task.item_ids.token_ids[place] for place in (number, number + 1)] == [
         [len(old.model.get_input_embeddings().weight)],
         [len(old.model.get_input_embeddings().weight) + 1],
     ]
     table_VD = loaded.model.get_input_embeddings().get_base_layer().weight
-    twins = table_VD[[loaded.items.token_ids[7][0], loaded.items.token_ids[number][0]]]
+    twins = table_VD[[loaded.task.item_ids.token_ids[7][0], loaded.task.item_ids.token_ids[number][0]]]
     assert torch.allclose(twins[0], twins[1], atol=1e-6)
-    assert loaded.items.id_texts[number] not in old.items.id_texts
-    ranked = [item.key for item in recommend(loaded, [titles[7]], k=number)]
+    assert loaded.task.item_ids.texts[number] not in old.task.item_ids.texts
+    ranked = [item.key for item in loaded.recommend([titles[7]], k=number)]
     assert ranked.index("later") < 3  # its text is that of the history
     assert ranked.index("other") > number // 4
-    before = [item.key for item in recommend(old, [titles[3], titles[9]], k=20)]
-    after = [item.key for item in recommend(loaded, [titles[3], titles[9]], k=22)]
+    before = [item.key for item in old.recommend([titles[3], titles[9]], k=20)]
+    after = [item.key for item in loaded.recommend([titles[3], titles[9]], k=22)]
     assert [key for key in after if key not in ("later", "other")][:18] == before[:18]
-    assert recommend(loaded, ["A Later Book"], k=1)[0].key == CRIME.item_keys[7]
+    assert loaded.recommend(["A Later Book"], k=1)[0].key == CRIME.item_keys[7]
 
 
 def test_the_command_takes_both_kinds_of_files(there, capsys):
@@ -168,13 +168,13 @@ def test_another_encoder_than_that_of_the_run_is_refused(there, monkeypatch):
     item = [NewItem("later", "A Later Book", "title: a later book")]
     (there / "encoder" / "weights").write_text("second")
     with pytest.raises(ValueError, match="with which the run was made"):
-        load("run", "crime", new_items=item)
+        Recommender.from_pretrained("run", "crime", new_items=item)
     (there / "encoder" / "weights").write_text("first")
-    load("run", "crime", new_items=item)
+    Recommender.from_pretrained("run", "crime", new_items=item)
     shutil.copytree("run", "damaged")
     (there / "damaged" / "backbone" / TEXT_FOLDER / PROJECTION_FILE).write_bytes(b"short")
     with pytest.raises(ValueError, match="was changed after the export"):
-        load("damaged", "crime")
+        Recommender.from_pretrained("damaged", "crime")
 
 
 def test_models_without_a_place_for_new_items_are_refused(tmp_path):

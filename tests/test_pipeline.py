@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.llm.manifest import write_manifest
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 from idgen.samples import encode_histories
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -116,8 +116,8 @@ def test_plain_peft_reproduces_the_recommendations(playground, monkeypatch, caps
     model = PeftModel.from_pretrained(
         AutoModelForSeq2SeqLM.from_pretrained(run / "backbone"), str(run / "adapters" / "crime")
     ).eval()
-    loaded = load(run, "crime")
-    ranked = recommend(loaded, titles[:2], k=5)
+    loaded = Recommender.from_pretrained(run, "crime")
+    ranked = loaded.recommend(titles[:2], k=5)
     assert ranked[0].title[:20] in printed
     input_ids, attention_mask = encode_histories(loaded.task, [[0, 1]])
     for item in ranked:
@@ -135,12 +135,12 @@ def test_the_program_of_a_model_card_gives_our_recommendations(playground, tmp_p
         shutil.copytree(run / part, tmp_path / "copy" / part)
     card = (run / "adapters" / "crime" / "README.md").read_text(encoding="utf-8")
     (tmp_path / "next_items.py").write_text(card.split("```python\n")[1].split("```")[0], encoding="utf-8")
-    loaded = load(run, "crime")
+    loaded = Recommender.from_pretrained(run, "crime")
     history = [loaded.items.titles[item] for item in (8, 2, 30, 5, 17)]
     words = ("next_items.py", "copy/adapters/crime", " | ".join(history))
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    expected = [item.title for item in recommend(loaded, history, k=10)]
+    expected = [item.title for item in loaded.recommend(history, k=10)]
     assert done.stdout.splitlines() == [f"{place}\t{title}" for place, title in enumerate(expected, 1)]
 
 

@@ -7,7 +7,7 @@ import yaml
 from test_pipeline import SETTINGS
 
 from fedecider.commands.main import main
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 
 SMALL = {"num_rounds": 1, "memory": {"kind": "mixture", "sources": "own"}, "domains": "crime,comics"}
 
@@ -40,9 +40,9 @@ def test_the_prior_changes_what_is_ranked_and_evaluate_finds_it_again(playground
 
 def test_recommendations_take_the_prior_off(playground):
     run = {weight: playground / "runs" / weight for weight in ("0", "0.8")}
-    loaded = {weight: load(path, "crime", memory=False) for weight, path in run.items()}
+    loaded = {weight: Recommender.from_pretrained(path, "crime", memory=False) for weight, path in run.items()}
     history = [loaded["0"].items.titles[3], loaded["0"].items.titles[9]]
-    plain, corrected = (recommend(one, history, 20) for one in loaded.values())
+    plain, corrected = (one.recommend(history, 20) for one in loaded.values())
     assert [item.key for item in plain] != [item.key for item in corrected]
     trie = loaded["0.8"].task.trie
     assert loaded["0"].task.trie.score_N is None

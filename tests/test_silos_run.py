@@ -22,7 +22,7 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm import foundation
 from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.domain_ids import load_ids
-from fedecider.llm.recommend import load, recommend
+from fedecider.llm.recommender import Recommender
 from fedecider.llm.setup import load_data
 from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters
 from fedecider.lora.fusion import load_plain
@@ -251,8 +251,8 @@ def test_a_run_over_silos_leaves_everything_behind(folder, monkeypatch):
     assert main("report", "--run", "runs/silos") == 0
     items = json.loads((run / "adapters" / "crime.2" / "item_ids.json").read_text())
     assert items["catalogue"] == "crime"
-    loaded = load(run, "crime.2")
-    assert (loaded.task.name, len(recommend(loaded, [loaded.items.titles[0]], k=3))) == ("crime", 3)
+    loaded = Recommender.from_pretrained(run, "crime.2")
+    assert (loaded.task.name, len(loaded.recommend([loaded.items.titles[0]], k=3))) == ("crime", 3)
 
 
 def test_rows_of_the_own_catalogue_are_all_that_travels(folder):

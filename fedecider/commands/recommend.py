@@ -2,33 +2,89 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from fedecider.llm.answers import Answer
 from fedecider.llm.new_items import read_new_items
-from fedecider.llm.recommend import RecommendConfig, load, recommend
+from fedecider.llm.recommender import Recommender
 from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.progress import console
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
+SMALLEST_SHARE = 0.005
+"""Of an expert that is printed."""
+
+
+@dataclass(frozen=True)
+class RecommendConfig:
+    """Recommendation: from which run, and for which history.
+
+    Args:
+        run: The run folder that scripts/federate.py printed, a folder that save_pretrained wrote, or the name of one on
+            the hub.
+        domain: The domain whose adapter and catalogue are used; may be left out where there is only one.
+        history: The titles or item keys of that domain, oldest first, separated by " | "; left out, the most popular
+            items.
+        new_items: A file with items that came after the training, .csv or .jsonl with key, title and text; they are
+            recommended by their texts alone, and may stand in the history.
+        k: The number of recommendations.
+        device: The device, cpu or cuda.
+        memory: If true, and the run folder holds the client's private memory, rank with it; else, or with new items,
+            which it never counted, with the model alone.
+        json: If true, print one JSON object instead of a table.
+    """
+
+    run: str
+    domain: str = ""
+    history: str = ""
+    new_items: str = ""
+    k: int = 10
+    device: str = "cpu"
+    memory: bool = True
+    json: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), argv, RecommendConfig)
         new_items = read_new_items(Path(config.new_items)) if config.new_items else []
-        loaded = load(config.run, config.domain, config.device, config.memory, new_items)
         titles = [title.strip() for title in config.history.split("|") if title.strip()]
-        table = Table(title=f"Next for a reader in {config.domain}", show_edge=False)
-        for column in ("", "title", "score", "key"):
-            table.add_column(column)
-        for place, item in enumerate(recommend(loaded, titles, config.k), 1):
-            table.add_row(str(place), item.title, f"{item.score:.3f}", item.key)
-        console.print(table)
-        if loaded.alpha_share:
-            shares = ", ".join(f"{name} {share:.1%}" for name, share in loaded.alpha_share.items())
-            console.print(f"share of each domain's direction: {shares}", highlight=False)
+        if config.history and not titles:
+            raise ValueError(
+                f"got an empty history {config.history!r}, expected titles or item keys, oldest first: "
+                '"title A | title B"; leave --history out for the most popular items'
+            )
+        recommender = Recommender.from_pretrained(
+            config.run, config.domain or None, device=config.device, memory=config.memory, new_items=new_items
+        )
+        answer = recommender.recommend(titles, config.k)
+        if config.json:
+            print(json.dumps({"domain": recommender.domain, **answer.to_dict()}, ensure_ascii=False))
+        else:
+            _show(answer, recommender.domain)
 
     return run(work)
+
+
+def _show(answer: Answer, domain: str) -> None:
+    table = Table(title=f"Next for a reader in {domain}", show_edge=False)
+    for column in ("", "title", "score", "key"):
+        table.add_column(column)
+    for place, item in enumerate(answer, 1):
+        table.add_row(str(place), item.title, f"{item.score:.3f}", item.key)
+    console.print(table)
+    for place, item in enumerate(answer, 1):
+        if len(item.experts) > 1:
+            ordered = sorted(item.experts.items(), key=lambda share: -share[1])
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= SMALLEST_SHARE)
+            console.print(f"probability of {place}: {shares}", highlight=False)
+    if answer.alpha:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in answer.alpha.items())
+        console.print(f"share of each domain's direction: {shares}", highlight=False)
+    for note in answer.notes:
+        console.print(f"note: {note}", highlight=False, markup=False)

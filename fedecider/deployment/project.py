@@ -33,7 +33,7 @@ from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.privacy import check_privacy
 from fedecider.llm.setup import Foundation, Settings, make_recommender, without_users
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import say
 from fedecider.running.run_folder import check_output, identity
@@ -59,7 +59,7 @@ class Project(NamedTuple):
 class Party(NamedTuple):
     """A server or a site, ready for the first round."""
 
-    recommender: Recommender
+    recommender: ClientModels
     method: FederatedMethod
     foundation: Foundation
     """``domains`` are those whose users this party has: none at the server."""

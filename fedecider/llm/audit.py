@@ -34,7 +34,7 @@ from fedecider.llm.loading import load_student
 from fedecider.llm.model_scores import model_scores
 from fedecider.llm.setup import Settings, build_foundation, calibration, load_data, make_recommender
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.report.costs import mean_bytes
 from fedecider.running.damage import damage_names
 from fedecider.running.launch import Launch
@@ -132,7 +132,7 @@ def away_from_run(data: str, catalogue: str, domains: Mapping[str, Any]) -> list
 def ask(
     config: AuditConfig,
     settings: Settings,
-    recommender: Recommender,
+    recommender: ClientModels,
     groups: tuple[list[list[int]], list[list[int]]],
     client: int,
 ) -> Asked:
@@ -144,7 +144,7 @@ def ask(
     return Asked(questions, num_members, int(questions.user_Q.max()) + 1 - num_members, student_Q)
 
 
-def answers(model: Any, settings: Settings, recommender: Recommender, client: int, questions: Questions) -> Tensor:
+def answers(model: Any, settings: Settings, recommender: ClientModels, client: int, questions: Questions) -> Tensor:
     """(Q,) log-probability of each target among all items of the client's catalogue."""
     task, device = recommender.tasks[client], recommender.device
     scores = model_scores(model, task, settings.ranking, settings.training.precision, device)
@@ -152,7 +152,7 @@ def answers(model: Any, settings: Settings, recommender: Recommender, client: in
 
 
 def view_row(
-    config: AuditConfig, settings: Settings, recommender: Recommender, asked: Mapping[str, Asked], view: View
+    config: AuditConfig, settings: Settings, recommender: ClientModels, asked: Mapping[str, Asked], view: View
 ) -> AuditRow:
     """Attack every client through one view; scale and statistic of each are chosen on the other clients."""
     attacks = [f"{statistic}{_times(scale)}" for scale in view.scales for statistic in view.statistics]

@@ -24,7 +24,7 @@ from fedecider.lora.directions import normalise, update_norms
 from fedecider.lora.export import load_adapter
 from fedecider.lora.fusion import load_plain
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 
@@ -60,7 +60,7 @@ class Sent(NamedTuple):
     """Client -> what it gets after the round: pairs, or stacks of all clients' directions."""
 
 
-def send_once(settings: Settings, recommender: Recommender, state: RunState) -> Sent:
+def send_once(settings: Settings, recommender: ClientModels, state: RunState) -> Sent:
     """Train every client once more from the selected round, bound and noise uploads as the run did, and aggregate."""
     built = METHODS[settings.run.method].build(recommender, settings.method)
     method = with_robust_mean(built, settings.run.robust_mean)
@@ -88,7 +88,7 @@ def send_once(settings: Settings, recommender: Recommender, state: RunState) -> 
     )
 
 
-def views_of(folder: RunFolder, settings: Settings, recommender: Recommender, sent: Sent) -> list[View]:
+def views_of(folder: RunFolder, settings: Settings, recommender: ClientModels, sent: Sent) -> list[View]:
     """What the server, another client and the holder of an adapter see; parties that see nothing are left out.
 
     The student, which everybody has and no member has touched, comes first: it must tell nothing.
@@ -165,28 +165,28 @@ def _pair(tree: Tree, names: Sequence[str]) -> Tree:
     return {name: tree[name] for name in names}
 
 
-def _load(recommender: Recommender, pair: Tree, scale: float) -> Any:
+def _load(recommender: ClientModels, pair: Tree, scale: float) -> Any:
     load_plain(recommender.model, scaled(pair, [scale] * len(module_names(pair))))
     return recommender.model
 
 
-def _load_student(recommender: Recommender, client: int, scale: float) -> Any:
+def _load_student(recommender: ClientModels, client: int, scale: float) -> Any:
     load_student(recommender)
     return recommender.model
 
 
-def _load_upload(recommender: Recommender, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
+def _load_upload(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
     """The upload; a factor that is not trained was downloaded."""
     pair = _pair({**sent.downloads[client], **sent.uploads[client]}, names)
     return _load(recommender, pair, scale)
 
 
-def _load_broadcast(recommender: Recommender, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
+def _load_broadcast(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
     observer = another(client, len(sent.uploads))
     return _load(recommender, _pair(sent.broadcasts[observer], names), scale)
 
 
-def _load_rest(recommender: Recommender, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
+def _load_rest(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
     observer = another(client, len(sent.uploads))
     mean, own = (
         _pair({**sent.downloads[observer], **tree[observer]}, names) for tree in (sent.broadcasts, sent.uploads)
@@ -194,7 +194,7 @@ def _load_rest(recommender: Recommender, sent: Sent, names: Sequence[str], clien
     return _load(recommender, without_own(mean, own, sent.marks, observer), scale)
 
 
-def _load_direction(recommender: Recommender, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
+def _load_direction(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
     """The client's direction as the observer got it, in the size that the observer's own update has, per module."""
     observer = another(client, len(sent.uploads))
     own = stack_trees([_pair({**sent.downloads[observer], **sent.uploads[observer]}, names)])
@@ -204,6 +204,6 @@ def _load_direction(recommender: Recommender, sent: Sent, names: Sequence[str], 
     return recommender.model
 
 
-def _load_exported(folder: RunFolder, settings: Settings, recommender: Recommender, client: int, scale: float) -> Any:
+def _load_exported(folder: RunFolder, settings: Settings, recommender: ClientModels, client: int, scale: float) -> Any:
     base = load_backbone(folder.backbone, recommender.tokenizer, settings.run.quantize, recommender.device)
     return load_adapter(base, folder.adapters / recommender.names[client]).to(recommender.device).eval()

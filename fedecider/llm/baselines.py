@@ -16,7 +16,7 @@ from fedecider.federation.streams import stream
 from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.loading import load_student
 from fedecider.llm.setup import Foundation, Settings
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.report.rows import CANARY
 from idgen.backbone import load_backbone
 from idgen.ranking import rank_task
@@ -36,7 +36,7 @@ UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
 
 
 def zero_shot(
-    settings: Settings, foundation: Foundation, recommender: Recommender, device: torch.device
+    settings: Settings, foundation: Foundation, recommender: ClientModels, device: torch.device
 ) -> dict[str, Positions]:
     """Test positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
     load_student(recommender)

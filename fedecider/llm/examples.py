@@ -16,7 +16,7 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.split import history
 from fedecider.evaluation.split import target as held_out
 from fedecider.federation.streams import stream
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.samples import eval_batches
 
@@ -29,7 +29,7 @@ def example_users(num_users: int, seed: int, domain: str) -> Tensor:
     return torch.randperm(num_users, generator=stream(seed, "examples", domain))[:NUM_USERS].sort().values
 
 
-def decode_examples(recommender: Recommender, client: int, domain: Domain, protocol: str) -> list[dict[str, Any]]:
+def decode_examples(recommender: ClientModels, client: int, domain: Domain, protocol: str) -> list[dict[str, Any]]:
     """Examples of one domain under the model that is loaded now, decoded as for the test metrics.
 
     Each: ``history`` (the newest titles, oldest first), ``num_history``, ``held_out`` (title), ``position`` (0-based;

@@ -21,7 +21,7 @@ from fedecider.llm.privacy import check_privacy, check_shared_noise
 from fedecider.llm.results import write_results
 from fedecider.llm.setup import Settings, build_foundation, load_data, make_recommender
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint
@@ -85,7 +85,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     return root
 
 
-def _gathering(settings: Settings, method: FederatedMethod, recommender: Recommender, launch: Launch) -> Gathering:
+def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientModels, launch: Launch) -> Gathering:
     """How uploads reach the server: one by one, or as secure sums; of what a sum does not hide it warns."""
     config = settings.run
     if not config.secure_sum:

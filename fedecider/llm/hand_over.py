@@ -21,7 +21,7 @@ from fedecider.lora.card import LOCAL_BACKBONE, Card
 from fedecider.lora.export import ItemTable, export_adapter
 from fedecider.lora.truncation import Truncated, truncate_loaded
 from fedecider.methods import METHODS, Method
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.report.rows import ResultRow
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder
@@ -34,7 +34,7 @@ BASES = {"none": "full precision", "nf4": "4 bits (nf4)", "int8": "8 bits (int8)
 def hand_over(
     settings: Settings,
     method: FederatedMethod,
-    recommender: Recommender,
+    recommender: ClientModels,
     foundation: Foundation,
     state: RunState,
     folder: RunFolder,
@@ -102,7 +102,7 @@ def hand_over(
     return examples, truncated
 
 
-def _weights(entry: Method, recommender: Recommender, own: Tree) -> dict[str, float]:
+def _weights(entry: Method, recommender: ClientModels, own: Tree) -> dict[str, float]:
     """Domain -> weight of its direction, mean over layers; empty for a method without fusion weights."""
     if entry.fusion_weights is None:
         return {}

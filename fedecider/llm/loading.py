@@ -14,10 +14,10 @@ from fedecider.llm.setup import Settings
 from fedecider.lora.adapters import adapter_shapes, initial_adapters
 from fedecider.lora.fusion import load_plain, scale_update
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 
-def load_student(recommender: Recommender) -> None:
+def load_student(recommender: ClientModels) -> None:
     """The shared student without any adapter."""
     load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
 
@@ -29,7 +29,7 @@ Shares = Mapping[str, float]
 def load_reported(
     settings: Settings,
     method: FederatedMethod,
-    recommender: Recommender,
+    recommender: ClientModels,
     state: RunState,
     client: int,
     share: float = 1.0,
@@ -44,7 +44,7 @@ def load_reported(
 
 
 def chosen_shares(
-    settings: Settings, method: FederatedMethod, recommender: Recommender, state: RunState, names: Iterable[str]
+    settings: Settings, method: FederatedMethod, recommender: ClientModels, state: RunState, names: Iterable[str]
 ) -> Shares:
     """Of each client in ``names`` the share of its update that ranks its validation items best; the largest on ties.
 

@@ -19,15 +19,15 @@ ADVICE = (
 )
 
 
-def write_manifest(root: Path, folders: Sequence[Path]) -> Path:
-    """Hash every file in ``folders``, which lie below ``root``, into ``root/handover.json``."""
-    hashes = {name: file_sha256(root / name) for folder in folders for name in _names(root, folder)}
+def write_manifest(root: Path, parts: Sequence[Path]) -> Path:
+    """Hash every file in ``parts``, files or folders below ``root``, into ``root/handover.json``."""
+    hashes = {name: file_sha256(root / name) for part in parts for name in _names(root, part)}
     write_json(root / MANIFEST_FILE, hashes)
     return root / MANIFEST_FILE
 
 
-def verify_manifest(root: Path, folders: Sequence[Path]) -> None:
-    """See that ``folders`` hold exactly what was handed over.
+def verify_manifest(root: Path, parts: Sequence[Path], advice: str = ADVICE) -> None:
+    """See that ``parts``, files or folders below ``root``, are exactly what was handed over.
 
     Raises:
         ValueError: a file was changed, is missing or was added, or there are no checksums; the message names it.
@@ -36,26 +36,27 @@ def verify_manifest(root: Path, folders: Sequence[Path]) -> None:
     try:
         expected = read_json(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"got no checksums in {path} ({error}), expected those of the hand-over. {ADVICE}") from error
+        raise ValueError(f"got no checksums in {path} ({error}), expected those of the hand-over. {advice}") from error
     if not isinstance(expected, dict) or not all(isinstance(value, str) for value in expected.values()):
-        raise ValueError(f"got a damaged {path}, expected a checksum for every file. {ADVICE}")
-    for folder in folders:
-        prefix = f"{folder.relative_to(root).as_posix()}/"
-        wanted, found = {name for name in expected if name.startswith(prefix)}, set(_names(root, folder))
+        raise ValueError(f"got a damaged {path}, expected a checksum for every file. {advice}")
+    for part in parts:
+        own = part.relative_to(root).as_posix()
+        wanted = {name for name in expected if name == own or name.startswith(f"{own}/")}
+        found = set(_names(root, part))
         if not wanted:
-            raise ValueError(f"got no checksums of {folder} in {path}, expected those of the hand-over. {ADVICE}")
+            raise ValueError(f"got no checksums of {part} in {path}, expected those of the hand-over. {advice}")
         for name in sorted(wanted | found):
             if name not in found:
-                raise ValueError(f"{root / name} is missing, expected it as it was handed over. {ADVICE}")
+                raise ValueError(f"{root / name} is missing, expected it as it was handed over. {advice}")
             if name not in wanted:
-                raise ValueError(f"{root / name} was not handed over with the run; remove it. {ADVICE}")
+                raise ValueError(f"{root / name} was not handed over with the run; remove it. {advice}")
             if file_sha256(root / name) != expected[name]:
-                raise ValueError(f"{root / name} was changed after the export, expected it unchanged. {ADVICE}")
+                raise ValueError(f"{root / name} was changed after the export, expected it unchanged. {advice}")
 
 
-def _names(root: Path, folder: Path) -> Iterator[str]:
-    """Files below ``folder`` as paths below ``root``, without hidden ones, which nobody reads."""
-    for path in sorted(folder.rglob("*")):
+def _names(root: Path, part: Path) -> Iterator[str]:
+    """A file, or the files below a folder, as paths below ``root``, without hidden ones, which nobody reads."""
+    for path in [part] if part.is_file() else sorted(part.rglob("*")):
         name = path.relative_to(root)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+        if path.is_file() and not any(word.startswith(".") for word in name.parts):
             yield name.as_posix()

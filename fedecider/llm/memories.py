@@ -28,7 +28,7 @@ from fedecider.memory.experts import unit_vectors
 from fedecider.memory.memory import Memory, ModelScores, fit_memory, positions
 from fedecider.memory.others import securely_summed, without
 from fedecider.memory.store import mixture_data, save_memory
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.running.run_folder import RunFolder
 from idgen.ranking import eval_users
 from idgen.samples import Split
@@ -55,7 +55,7 @@ def build_memories(
     settings: Settings,
     method: FederatedMethod,
     foundation: Foundation,
-    recommender: Recommender,
+    recommender: ClientModels,
     state: RunState,
     shares: Shares,
     others: Mapping[str, Counts] | None = None,
@@ -124,7 +124,7 @@ def own_counts(domain: Domain) -> Counts:
     return count_events([train_part(sequence) for sequence in domain.clients.sequences], len(domain.item_keys))
 
 
-def scores_of(recommender: Recommender, client: int) -> ModelScores:
+def scores_of(recommender: ClientModels, client: int) -> ModelScores:
     """The model that is loaded now, on the catalogue of ``client``."""
     task, precision = recommender.tasks[client], recommender.training.precision
     return model_scores(recommender.model, task, recommender.ranking, precision, recommender.device)
@@ -133,7 +133,7 @@ def scores_of(recommender: Recommender, client: int) -> ModelScores:
 def memory_rows(
     settings: Settings,
     method: FederatedMethod,
-    recommender: Recommender,
+    recommender: ClientModels,
     state: RunState,
     memories: Memories,
     shares: Shares,

@@ -10,7 +10,7 @@ from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
 from fedecider.llm.setup import Settings
 from fedecider.methods import METHODS
 from fedecider.methods.private_training import user_epsilon, user_report
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 SENDS_NOTHING = ("local", "centralised")
 
@@ -57,7 +57,7 @@ def check_privacy(settings: Settings) -> None:
     privacy_data(settings)
 
 
-def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommender: Recommender) -> None:
+def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommender: ClientModels) -> None:
     """``ValueError`` for noise on the sum where the server sees more than one sum, or not all clients are in it."""
     if privacy.noise_on == "upload" or privacy.noise_scale == 0.0:
         return

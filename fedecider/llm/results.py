@@ -28,7 +28,7 @@ from fedecider.memory.counts import Counts
 from fedecider.methods import METHODS
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.own_rows import common_rows
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.report.costs import WAYS, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.rows import ResultRow, result_rows, rows_data, view_labels
@@ -42,7 +42,7 @@ def write_results(
     settings: Settings,
     method: FederatedMethod,
     blocks: Sequence[Block],
-    recommender: Recommender,
+    recommender: ClientModels,
     foundation: Foundation,
     state: RunState,
     folder: RunFolder,
@@ -76,7 +76,7 @@ def write_models(
     settings: Settings,
     method: FederatedMethod,
     blocks: Sequence[Block],
-    recommender: Recommender,
+    recommender: ClientModels,
     foundation: Foundation,
     state: RunState,
     folder: RunFolder,
@@ -238,7 +238,7 @@ def _write_metrics(
 def _write_rounds(
     settings: Settings,
     method: FederatedMethod,
-    recommender: Recommender,
+    recommender: ClientModels,
     state: RunState,
     folder: RunFolder,
     memories: Memories | None,
@@ -298,7 +298,7 @@ def weights_over_rounds(records: Sequence[dict], start_KK: Tensor, field: str) -
     return torch.stack(over_rounds)
 
 
-def communication(records: Sequence[dict], names: Sequence[str], recommender: Recommender) -> dict[str, Any]:
+def communication(records: Sequence[dict], names: Sequence[str], recommender: ClientModels) -> dict[str, Any]:
     """Bytes per round, client and direction, with the payload of every tensor; P scalars make one adapter."""
     per_round = []
     for record in records:

@@ -23,7 +23,7 @@ from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
 from fedecider.lora.adapters import attach_lora, layer_names
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.contexts import calibration_users
-from fedecider.methods.recommender import LocalTraining, Recommender, build_recommender
+from fedecider.methods.recommender import ClientModels, LocalTraining, build_recommender
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console
 from fedecider.running.stages import Stage, as_plain, content_key
@@ -149,7 +149,7 @@ def make_recommender(
     deepspeed: Accelerator | None = None,
     names: Sequence[str] | None = None,
     processes: Processes | None = None,
-) -> Recommender:
+) -> ClientModels:
     """The student with adapters attached, and the clients' tasks.
 
     ``processes``: of the run. ``names``: all clients of the run, where ``foundation.domains`` are not all of them: a

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,7 +31,7 @@ from fedecider.lora.adapters import FACTORS, module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
 from fedecider.lora.tied_table import HEAD, adapted_embeddings
-from idgen.backbones.families import family_of
+from idgen.backbones.families import family_of, unwrap
 from idgen.quantized import keep_trainable, loading_options, quantize_of
 
 CONFIG_FILE = "adapter_config.json"
@@ -188,6 +189,7 @@ def load_adapter(base: Any, folder: Path) -> PeftModel:
         raise ValueError(f"got a damaged {weights} ({error}), {advice}") from error
     try:
         with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # between two libraries
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # told below
             warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # see attach_lora
             warnings.filterwarnings("error", message="Unexpected keyword arguments")  # peft would drop them
@@ -199,6 +201,18 @@ def load_adapter(base: Any, folder: Path) -> PeftModel:
     if found != wanted:
         raise ValueError(f"{config} names other layers than {weights.name} holds ({min(found ^ wanted)}), {advice}")
     return model
+
+
+def without_adapters(model: Any) -> Any:
+    """The backbone of ``model``, in place, with its own layers where those of peft's adapters stood."""
+    base = unwrap(model)
+    for path, layer in list(base.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            parent, _, name = path.rpartition(".")
+            setattr(base.get_submodule(parent), name, layer.get_base_layer())
+    if hasattr(base, "peft_config"):
+        del base.peft_config
+    return base
 
 
 def read_item_ids(folder: Path) -> ItemTable:

@@ -156,3 +156,9 @@ def normalised(score_BI: np.ndarray, newest: Newest) -> np.ndarray:
     unseen_BI = newest.unseen_BI.astype(np.float64)
     uniform_BI = unseen_BI / np.maximum(unseen_BI.sum(1, keepdims=True), 1.0)
     return np.where(total_B1 > 0, score_BI / np.maximum(total_B1, np.finfo(np.float64).tiny), uniform_BI)
+
+
+def popularity_probs(counts: Counts) -> np.ndarray:
+    """p(b) = (events of b + floor) over their sum: what is likely for somebody of whom nothing is known. (I,)."""
+    popularity_I = counts.event_I + POPULARITY_FLOOR
+    return popularity_I / popularity_I.sum()

@@ -64,6 +64,9 @@ class Ranked(NamedTuple):
     """Distinct; -1 as padding."""
     prob_BM: Tensor
     """Float64; 0 for seen items and padding."""
+    parts: Callable[[Tensor], dict[str, Tensor]]
+    """places (B, N) among the candidates -> expert -> what it gives to the probabilities there (B, N), lambda_e p_e.
+    They sum to the probability of a candidate that has one."""
 
 
 def fit_memory(
@@ -114,10 +117,11 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Itera
     for batch in _batches(contexts, num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
         own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in (*EXPERTS, FLOOR)}
-        prob_BI = _weighted(mixture, found, own)
+        own_parts = _parts(mixture, found, own)
+        prob_BI = _total(own_parts)
         item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
         if model is None:
-            yield Ranked(item_BM, torch.from_numpy(prob_BI))
+            yield Ranked(item_BM, torch.from_numpy(prob_BI), _at_places(item_BM, own_parts, {}))
             continue
         if model.beams is not None:
             item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories), memory.config.num_best)
@@ -125,11 +129,12 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Itera
         model_BM = model_probs(model, *asked)
         asking = {MODEL: model_BM.numpy()}
         if CONSENSUS in mixture.experts:  # then the candidates are the catalogue
-            asking[CONSENSUS] = consensus_probs(model_BM.numpy(), _weighted(memory.alone, found, own), found.newest)
-        given_BM = torch.from_numpy(prob_BI).gather(1, item_BM.clamp(min=0))
-        given_BM = given_BM + torch.from_numpy(_weighted(mixture, found, asking))
+            alone_BI = _total(_parts(memory.alone, found, own))
+            asking[CONSENSUS] = consensus_probs(model_BM.numpy(), alone_BI, found.newest)
+        model_parts = _parts(mixture, found, asking)
+        given_BM = torch.from_numpy(prob_BI).gather(1, item_BM.clamp(min=0)) + torch.from_numpy(_total(model_parts))
         unseen_BM = torch.from_numpy(found.newest.unseen_BI).gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
-        yield Ranked(item_BM, given_BM * unseen_BM)
+        yield Ranked(item_BM, given_BM * unseen_BM, _at_places(item_BM, own_parts, model_parts))
 
 
 def expert_probs(name: str, found: experts.Evidence, unit_ID: np.ndarray, config: MemoryConfig) -> np.ndarray:
@@ -168,11 +173,28 @@ def consensus_probs(model_BI: np.ndarray, alone_BI: np.ndarray, newest: experts.
     return experts.normalised(np.sqrt(model_BI * alone_BI), newest)
 
 
-def _weighted(mixture: Mixture, found: experts.Evidence, probs: dict[str, np.ndarray]) -> np.ndarray:
-    """The share of ``probs``, expert -> (B, M), in the mixture. (B, M)."""
+def _parts(mixture: Mixture, found: experts.Evidence, probs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What each expert of ``probs``, expert -> (B, M), gives to the mixture. (B, M) each."""
     weight_BE = mixture.weights(experts.known(found))
-    parts = [weight_BE[:, mixture.experts.index(name), None] * prob_BM for name, prob_BM in probs.items()]
-    return np.sum(parts, axis=0)
+    return {name: weight_BE[:, mixture.experts.index(name), None] * prob_BM for name, prob_BM in probs.items()}
+
+
+def _total(parts: dict[str, np.ndarray]) -> np.ndarray:
+    return np.sum(list(parts.values()), axis=0)
+
+
+def _at_places(
+    item_BM: Tensor, own_parts: dict[str, np.ndarray], model_parts: dict[str, np.ndarray]
+) -> Callable[[Tensor], dict[str, Tensor]]:
+    """`Ranked.parts` of experts over all items and of those over the candidates."""
+
+    def parts(place_BN: Tensor) -> dict[str, Tensor]:
+        item_BN = item_BM.gather(1, place_BN).clamp(min=0)
+        of_items = {name: torch.from_numpy(part_BI).gather(1, item_BN) for name, part_BI in own_parts.items()}
+        of_places = {name: torch.from_numpy(part_BM).gather(1, place_BN) for name, part_BM in model_parts.items()}
+        return {**of_items, **of_places}
+
+    return parts
 
 
 def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores) -> np.ndarray:
@@ -181,7 +203,7 @@ def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores
     for batch in _batches(contexts, memory.counts.num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
         own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in (*EXPERTS, FLOOR)}
-        alone_BI, every_BI = _weighted(memory.alone, found, own), torch.arange(memory.counts.num_items)
+        alone_BI, every_BI = _total(_parts(memory.alone, found, own)), torch.arange(memory.counts.num_items)
         asked = (found.newest.unseen_BI, batch.histories, every_BI.expand(len(alone_BI), -1))
         model_BI = model_probs(model, *asked, memory.config.temperature).numpy()
         found_N.append(consensus_probs(model_BI, alone_BI, found.newest)[np.arange(len(alone_BI)), batch.targets])

@@ -23,7 +23,7 @@ from fedecider.methods import (
 )
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.own_rows import sends_own_rows
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 
 class Method(NamedTuple):
@@ -50,7 +50,7 @@ class Method(NamedTuple):
     fusion_weights: FusionWeights | None = None
     """Where its fusion weights are found; None for a method without."""
 
-    def build(self, recommender: Recommender, config: Any) -> FederatedMethod:
+    def build(self, recommender: ClientModels, config: Any) -> FederatedMethod:
         """The method; of tables only rows of the own catalogue travel, where training changes no others."""
         method = self.algorithm(recommender, config)
         return method if self.pooled else sends_own_rows(method, recommender.own_rows)

@@ -25,7 +25,7 @@ from fedecider.lora.adapters import (
 )
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import Pull, train_locally
-from fedecider.methods.recommender import Recommender, client_positions
+from fedecider.methods.recommender import ClientModels, client_positions
 
 Weighting = Literal["uniform", "examples"]
 
@@ -37,7 +37,7 @@ Load = Callable[[str, Download, Tree, int], Any]
 
 
 def averaged(
-    recommender: Recommender, name: str, views: tuple[str, ...], update: TrainClient, load: Load, weighting: Weighting
+    recommender: ClientModels, name: str, views: tuple[str, ...], update: TrainClient, load: Load, weighting: Weighting
 ) -> FederatedMethod:
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` what ``update`` sends for client i.
 
@@ -84,7 +84,7 @@ def _like_server(round: int, server: Tree) -> Tree:
 
 
 def train_from_global(
-    recommender: Recommender, round: int, shared: Tree, own: Tree, client: int, *, pull_strength: float = 0.0
+    recommender: ClientModels, round: int, shared: Tree, own: Tree, client: int, *, pull_strength: float = 0.0
 ) -> tuple[Tree, Tree, dict[str, Any]]:
     """FedAvg's ``TrainClient``: train from the downloaded adapters and keep a copy of a result that is finite.
 

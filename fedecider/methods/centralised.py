@@ -22,7 +22,7 @@ from fedecider.lora.adapters import (
 )
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender, client_positions
+from fedecider.methods.recommender import ClientModels, client_positions
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CentralisedConfig:
     """Centralised training has no settings of its own."""
 
 
-def centralised(recommender: Recommender, config: CentralisedConfig) -> FederatedMethod:
+def centralised(recommender: ClientModels, config: CentralisedConfig) -> FederatedMethod:
     """One adapter, trained in every round for ``local_epochs`` passes over the batches of all clients, mixed.
 
     Nothing is federated and nothing is sent: a round is one block that holds all clients, and every client's local row
@@ -66,7 +66,7 @@ def centralised(recommender: Recommender, config: CentralisedConfig) -> Federate
     return FederatedMethod("centralised", init, broadcast, client_update, server_aggregate, positions, ("pooled",))
 
 
-def pooled_recommender(recommender: Recommender) -> Recommender:
+def pooled_recommender(recommender: ClientModels) -> ClientModels:
     """The same model with a single client ``pooled``: an epoch is all batches of all clients in random order.
 
     A batch holds samples of one client, every sample comes once. Clients draw from streams of their own names and
@@ -94,7 +94,7 @@ def pooled_recommender(recommender: Recommender) -> Recommender:
 
 
 def load_view(
-    recommender: Recommender, config: CentralisedConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: CentralisedConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the one adapter."""
     assert view == "pooled", view

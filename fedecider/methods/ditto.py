@@ -12,7 +12,7 @@ from fedecider.lora.adapters import with_prefix, without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.local_training import Pull, train_locally
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 VIEWS = ("personal", "global")
 
@@ -38,7 +38,7 @@ class DittoConfig:
         check(self)
 
 
-def ditto(recommender: Recommender, config: DittoConfig) -> FederatedMethod:
+def ditto(recommender: ClientModels, config: DittoConfig) -> FederatedMethod:
     """``v_i = argmin F_i(v) + lambda / 2 ||v - w||^2``, ``w`` by FedAvg; ``v_i`` stays with its client.
 
     ``w`` is what the client received at the start of the round (Algorithm 1). ``v`` goes on from the last round and
@@ -53,7 +53,7 @@ def ditto(recommender: Recommender, config: DittoConfig) -> FederatedMethod:
 
 
 def load_view(
-    recommender: Recommender, config: DittoConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: DittoConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's personal adapters, or the global ones."""
     assert view in VIEWS, view
@@ -61,7 +61,7 @@ def load_view(
 
 
 def _update(
-    recommender: Recommender, config: DittoConfig, round: int, shared: Tree, own: Tree, client: int
+    recommender: ClientModels, config: DittoConfig, round: int, shared: Tree, own: Tree, client: int
 ) -> tuple[Tree, Tree, dict[str, Any]]:
     """Train ``v``, then ``w``; a ``v`` that is not finite is not kept."""
     load_plain(recommender.model, without_prefix(own, "own"))

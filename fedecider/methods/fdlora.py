@@ -23,7 +23,7 @@ from fedecider.federation.streams import stream
 from fedecider.lora.adapters import with_prefix, without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from idgen.backbones.family import num_targets
 from idgen.training import sequence_loss
 
@@ -71,7 +71,7 @@ class FdloraConfig:
         check(self)
 
 
-def fdlora(recommender: Recommender, config: FdloraConfig) -> FederatedMethod:
+def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
     """Round 1 trains ``theta_p``; later rounds train ``theta_s`` from the server's, which takes an outer step.
 
     Stage 1 (round 1): ``theta_p`` is trained from the common start, ``theta_s`` becomes the mean of all. Stage 2: the
@@ -113,7 +113,7 @@ def fdlora(recommender: Recommender, config: FdloraConfig) -> FederatedMethod:
 
 
 def load_view(
-    recommender: Recommender, config: FdloraConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: FdloraConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the fused adapters, the global or the client's personal ones.
 
@@ -148,7 +148,7 @@ def fuse(theta_p: Tree, theta_s: Tree, weights: tuple[float, float]) -> Tree:
 
 
 def fusion_weights(
-    recommender: Recommender, config: FdloraConfig, own: Tree, theta_s: Tree, client: int
+    recommender: ClientModels, config: FdloraConfig, own: Tree, theta_s: Tree, client: int
 ) -> tuple[float, float]:
     """AdaFusion: (w1, w2) of personal and global adapters, by Nelder-Mead from (0.5, 0.5) without gradients.
 
@@ -168,7 +168,7 @@ def fusion_weights(
 
 
 def _update(
-    recommender: Recommender, config: FdloraConfig, round: int, shared: Tree, own: Tree, client: int
+    recommender: ClientModels, config: FdloraConfig, round: int, shared: Tree, own: Tree, client: int
 ) -> tuple[Tree, Tree, dict[str, Any]]:
     """Train from ``theta_s``; the result becomes ``theta_p`` when it is time, or when the client has none yet."""
     sent, copy, log = train_from_global(recommender, round, shared, own, client)
@@ -177,7 +177,7 @@ def _update(
     return sent, copy if due else own, {**log, "synced": due and log["finite"]}
 
 
-def _search_batches(recommender: Recommender, config: FdloraConfig, client: int) -> list[dict[str, Tensor]]:
+def _search_batches(recommender: ClientModels, config: FdloraConfig, client: int) -> list[dict[str, Tensor]]:
     """About ``num_search_prompts`` training prompts from the first batches of a stream of the search's own."""
     generator = stream(recommender.seed, "fusion search", recommender.names[client])
     num_batches = max(NUM_BATCHES, -(-config.num_search_prompts // recommender.training.batch_size))
@@ -193,7 +193,7 @@ def _search_batches(recommender: Recommender, config: FdloraConfig, client: int)
 
 
 @torch.no_grad()
-def _token_loss(recommender: Recommender, batches: list[dict[str, Tensor]]) -> float:
+def _token_loss(recommender: ClientModels, batches: list[dict[str, Tensor]]) -> float:
     """Mean cross-entropy per target token of the model as it is loaded, without dropout."""
     recommender.model.eval()
     total, count = 0.0, 0

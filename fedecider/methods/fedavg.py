@@ -10,7 +10,7 @@ from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 VIEWS = ("global", "local")
 
@@ -31,7 +31,7 @@ class FedavgConfig:
         check(self)
 
 
-def fedavg(recommender: Recommender, config: FedavgConfig) -> FederatedMethod:
+def fedavg(recommender: ClientModels, config: FedavgConfig) -> FederatedMethod:
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` trained from ``theta``.
 
     The mean of the factors is not the mean of the products. Views: ``global`` (after aggregation, reported) and
@@ -43,7 +43,7 @@ def fedavg(recommender: Recommender, config: FedavgConfig) -> FederatedMethod:
 
 
 def load_view(
-    recommender: Recommender, config: FedavgConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: FedavgConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global adapters, or the client's before its upload."""
     assert view in VIEWS, view

@@ -36,7 +36,7 @@ from fedecider.lora.fusion import client_order, load_fusion, load_plain
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender, client_positions
+from fedecider.methods.recommender import ClientModels, client_positions
 
 VIEWS = ("post_broadcast", "pre_upload")
 UNWANTED = "unwanted"
@@ -46,7 +46,7 @@ GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": "auto"}, {"alpha_init": "
 fusion moves the model (``docs/papers.md``)."""
 
 
-def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMethod:
+def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMethod:
     """Round 1 trains plain LoRA; later rounds train own pair and weights over all clients' directions.
 
     ``dW_i = sum_j alpha_ij B_j A_j`` with ``||B_j A_j||_F = 1`` per module (section 3.1). Upload: the own pair only (P
@@ -126,7 +126,7 @@ def fedecider(recommender: Recommender, config: FedeciderConfig) -> FederatedMet
 
 
 def load_view(
-    recommender: Recommender, config: FedeciderConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: FedeciderConfig, view: str, download: Download, own: Tree, client: int
 ) -> nn.Parameter:
     """Load client ``client``'s fusion and return its weights in slot order; ``own`` is its row of the local state.
 
@@ -167,7 +167,7 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
 
 
 def _update(
-    recommender: Recommender, config: FedeciderConfig, round: int, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: FedeciderConfig, round: int, download: Download, own: Tree, client: int
 ) -> tuple[Tree, Tree, dict[str, Any]]:
     """Train one client -> what to upload, its new local row, its log."""
     directions, alpha = download.shared if round == 1 else _received(download.shared, own), None

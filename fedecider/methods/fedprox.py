@@ -11,7 +11,7 @@ from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 VIEWS = ("local", "global")
 
@@ -36,7 +36,7 @@ class FedproxConfig:
         check(self)
 
 
-def fedprox(recommender: Recommender, config: FedproxConfig) -> FederatedMethod:
+def fedprox(recommender: ClientModels, config: FedproxConfig) -> FederatedMethod:
     """``theta_i = argmin F_i(theta) + mu / 2 ||theta - w||^2`` by local training from ``w``, then ``w`` is their mean.
 
     ``w`` is what the client received; the distance is over all A and B. Views: ``local`` (the client's model before the
@@ -49,7 +49,7 @@ def fedprox(recommender: Recommender, config: FedproxConfig) -> FederatedMethod:
 
 
 def load_view(
-    recommender: Recommender, config: FedproxConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: FedproxConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's adapters before its upload, or the global ones."""
     assert view in VIEWS, view

@@ -16,7 +16,7 @@ from fedecider.bounds import Positive, at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import Shapes, factor_scalars
 from fedecider.methods.personal_average import LOSS, cosines, exact_sum, load_row, module_products, personal_average
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FellrecConfig:
 GRID: tuple[dict[str, Any], ...] = ({}, {"a": 0.5, "beta": 5.0}, {"a": 0.3}, {"a": 0.1}, {"temperature": 0.5})
 
 
-def fellrec(recommender: Recommender, config: FellrecConfig) -> FederatedMethod:
+def fellrec(recommender: ClientModels, config: FellrecConfig) -> FederatedMethod:
     """Personal averages of all adapters by :func:`mixing_weights`, with the cosine of all factors laid flat.
 
     Every client uploads its adapters and its last training loss. Views: ``aggregated`` (reported) and ``local``.
@@ -79,7 +79,7 @@ def mixing_weights(cosine_KK: Tensor, loss_K: Tensor, round: int, config: Fellre
 
 
 def load_view(
-    recommender: Recommender, config: FellrecConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: FellrecConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
     load_row(recommender, view, download, own, client)

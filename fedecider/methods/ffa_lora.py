@@ -21,7 +21,7 @@ from fedecider.lora.adapters import (
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 VIEWS = ("global", "local")
 
@@ -40,7 +40,7 @@ class FfaLoraConfig:
         check(self)
 
 
-def ffa_lora(recommender: Recommender, config: FfaLoraConfig) -> FederatedMethod:
+def ffa_lora(recommender: ClientModels, config: FfaLoraConfig) -> FederatedMethod:
     """``B <- sum_i p_i B_i`` with A as it was drawn: ``sum_i p_i B_i A = (sum_i p_i B_i) A``, without cross terms.
 
     A follows from the seed of the run, which all parties know: it is never sent, and neither server nor local state
@@ -65,7 +65,7 @@ def ffa_lora(recommender: Recommender, config: FfaLoraConfig) -> FederatedMethod
 
 
 def load_view(
-    recommender: Recommender, config: FfaLoraConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: FfaLoraConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global B, or the client's before its upload, beside the common A."""
     assert view in VIEWS, view

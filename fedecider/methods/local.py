@@ -21,7 +21,7 @@ from fedecider.lora.adapters import (
 )
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender, client_positions
+from fedecider.methods.recommender import ClientModels, client_positions
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LocalConfig:
     """Local training has no settings of its own."""
 
 
-def local(recommender: Recommender, config: LocalConfig) -> FederatedMethod:
+def local(recommender: ClientModels, config: LocalConfig) -> FederatedMethod:
     """Every client trains its own adapters for as many epochs as the federated methods do; nothing is sent."""
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
 
@@ -66,7 +66,7 @@ def local(recommender: Recommender, config: LocalConfig) -> FederatedMethod:
 
 
 def load_view(
-    recommender: Recommender, config: LocalConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: LocalConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's own adapters."""
     assert view == "local", view

@@ -15,7 +15,7 @@ from fedecider.federation.method import Tree
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.lora.adapters import FACTORS, ROLES, adapter_shapes, check_adapters, named_factors, read_adapters
 from fedecider.methods.private_training import draw_users, private_steps
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 from fedecider.methods.sharded import deepspeed_steps
 from idgen.backbones.family import every_nth_row, num_targets
 from idgen.quantized import check_trainable
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
 
 
 def train_locally(
-    recommender: Recommender,
+    recommender: ClientModels,
     client: int,
     round: int,
     *,
@@ -97,7 +97,7 @@ def train_locally(
     return Trained(adapters, {**log, "seconds": time.perf_counter() - started})
 
 
-def _batches(recommender: Recommender, client: int, round: int, epoch: int) -> list[Any]:
+def _batches(recommender: ClientModels, client: int, round: int, epoch: int) -> list[Any]:
     """What each step of an epoch takes: a batch, or batches of users."""
     if recommender.training.user_privacy.on:
         return draw_users(recommender, client, round, epoch)
@@ -114,7 +114,7 @@ def _rows_of_output(name: str) -> bool:
 
 @contextmanager
 def _stepping(
-    recommender: Recommender,
+    recommender: ClientModels,
     client: int,
     round: int,
     groups: list[dict[str, Any]],
@@ -155,7 +155,7 @@ def _stepping(
 
 
 def _step(
-    recommender: Recommender,
+    recommender: ClientModels,
     optimizer: torch.optim.Optimizer,
     trained: list[nn.Parameter],
     inputs: dict[str, Tensor],
@@ -174,7 +174,7 @@ def _step(
     return loss
 
 
-def _gradients(recommender: Recommender, trained: list[nn.Parameter], inputs: dict[str, Tensor]) -> Tensor:
+def _gradients(recommender: ClientModels, trained: list[nn.Parameter], inputs: dict[str, Tensor]) -> Tensor:
     """The mean loss of a batch, its gradients in ``trained``; of several processes each computes those of its rows."""
     processes = recommender.processes
     if processes.count == 1:

@@ -14,7 +14,7 @@ from fedecider.bounds import Positive, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import scalars_both_ways
 from fedecider.methods.personal_average import cosines, exact_sum, load_row, module_products, personal_average
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 scalars = scalars_both_ways
 
@@ -44,7 +44,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 
 
-def lora_sim(recommender: Recommender, config: LoraSimConfig) -> FederatedMethod:
+def lora_sim(recommender: ClientModels, config: LoraSimConfig) -> FederatedMethod:
     """Personal averages of all adapters by :func:`mixing_weights`, with the mean over modules of the cosine of factors.
 
     Views: ``aggregated`` (reported) and ``local``. Differs from the paper: it names layer-wise cosines and client-wise
@@ -68,7 +68,7 @@ def mixing_weights(cosine_KK: Tensor, config: LoraSimConfig) -> Tensor:
 
 
 def load_view(
-    recommender: Recommender, config: LoraSimConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: LoraSimConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
     load_row(recommender, view, download, own, client)

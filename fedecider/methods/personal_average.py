@@ -33,7 +33,7 @@ from fedecider.lora.adapters import (
 )
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender, client_positions
+from fedecider.methods.recommender import ClientModels, client_positions
 
 VIEWS = ("aggregated", "local")
 WEIGHTS, UPLOADED, LOSS = "weights", "uploaded", "loss"
@@ -42,7 +42,9 @@ Weigh = Callable[[int, Tree], Tensor]
 """round, uploads (J, ...) with ``loss`` (J,) where it is sent -> (J, J) float64 weights, every row with sum 1."""
 
 
-def personal_average(name: str, recommender: Recommender, weigh: Weigh, *, sends_loss: bool = False) -> FederatedMethod:
+def personal_average(
+    name: str, recommender: ClientModels, weigh: Weigh, *, sends_loss: bool = False
+) -> FederatedMethod:
     """``theta_i <- sum_j weights_ij theta_j`` for all clients, from the uploads as they arrived.
 
     A client that is absent, or whose upload is not finite, stands in the averages with its last upload; one that has
@@ -102,7 +104,7 @@ def personal_average(name: str, recommender: Recommender, weigh: Weigh, *, sends
     )
 
 
-def load_row(recommender: Recommender, view: str, download: Download, own: Tree, client: int) -> None:
+def load_row(recommender: ClientModels, view: str, download: Download, own: Tree, client: int) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
     assert view in VIEWS, view
     load_plain(recommender.model, message(download, 0) if view == "aggregated" else without_prefix(own, "own"))
@@ -156,7 +158,7 @@ def mixed_row(rows: Tree, weight_K: Tensor, client: int, own_rows: Tree) -> Tree
     return mixed
 
 
-def _row_by_row(recommender: Recommender) -> Callable[[str, Download, Tree, Block, str], list[Tensor]]:
+def _row_by_row(recommender: ClientModels) -> Callable[[str, Download, Tree, Block, str], list[Tensor]]:
     """``client_positions`` for downloads that hold one row per client."""
     single = client_positions(recommender, partial(load_row, recommender))
 

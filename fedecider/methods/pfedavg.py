@@ -10,7 +10,7 @@ from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.lora.adapters import without_prefix
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
-from fedecider.methods.recommender import Recommender
+from fedecider.methods.recommender import ClientModels
 
 VIEWS = ("fine_tuned", "global")
 
@@ -31,7 +31,7 @@ class PfedavgConfig:
         check(self)
 
 
-def pfedavg(recommender: Recommender, config: PfedavgConfig) -> FederatedMethod:
+def pfedavg(recommender: ClientModels, config: PfedavgConfig) -> FederatedMethod:
     """FedAvg whose reported model is ``w`` after ``local_epochs`` epochs on the client's own data.
 
     A client's adapters before its upload in round t are ``w`` of round t - 1, fine-tuned. They are kept and reported
@@ -45,7 +45,7 @@ def pfedavg(recommender: Recommender, config: PfedavgConfig) -> FederatedMethod:
 
 
 def load_view(
-    recommender: Recommender, config: PfedavgConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: PfedavgConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global adapters, or those that the client made of the last ones it received."""
     assert view in VIEWS, view

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedecider.federation.privacy import PrivacyConfig, epsilon, normal_draws, secret_uniform
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import only_rows
-from fedecider.methods.recommender import Recommender, UserPrivacy
+from fedecider.methods.recommender import ClientModels, UserPrivacy
 from idgen.backbones.family import TokenBatch
 from idgen.training import keep_full_rates, sequence_loss, set_rates
 
@@ -53,7 +53,7 @@ def user_report(config: UserPrivacy, num_epochs: int) -> str:
     )
 
 
-def draw_users(recommender: Recommender, client: int, round: int, epoch: int) -> list[list[TokenBatch]]:
+def draw_users(recommender: ClientModels, client: int, round: int, epoch: int) -> list[list[TokenBatch]]:
     """For every step of an epoch one batch for each of its users, who are drawn independently of each other."""
     assert recommender.users is not None, "a recommender that knows its users"
     config, name = recommender.training.user_privacy, recommender.names[client]
@@ -70,7 +70,7 @@ def draw_users(recommender: Recommender, client: int, round: int, epoch: int) ->
 
 @contextmanager
 def private_steps(
-    recommender: Recommender, client: int, round: int, groups: Sequence[dict], named: Mapping[str, nn.Parameter]
+    recommender: ClientModels, client: int, round: int, groups: Sequence[dict], named: Mapping[str, nn.Parameter]
 ) -> Iterator[Callable[[list[TokenBatch], float], Tensor]]:
     """Steps of AdamW on batches of :func:`draw_users`: batches, factor on the learning rates -> mean loss of the users.
 
@@ -116,7 +116,7 @@ def private_steps(
 
 
 def _add_user(
-    recommender: Recommender, parameters: list[nn.Parameter], total: list[Tensor], batch: TokenBatch, bound: float
+    recommender: ClientModels, parameters: list[nn.Parameter], total: list[Tensor], batch: TokenBatch, bound: float
 ) -> Tensor:
     """Add one user's bounded gradient to ``total``; returns the loss."""
     device, precision = recommender.device, recommender.training.precision

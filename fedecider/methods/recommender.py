@@ -118,7 +118,7 @@ class Users(NamedTuple):
     """numbers of users (ascending, below ``num_users``), generator -> one batch a user: all of its training samples."""
 
 
-class Recommender(NamedTuple):
+class ClientModels(NamedTuple):
     """One model that serves all clients in turn, and three functions that know the private data."""
 
     model: PeftModel
@@ -158,7 +158,7 @@ class Recommender(NamedTuple):
     def num_clients(self) -> int:
         return len(self.names)
 
-    def by_itself(self) -> Recommender:
+    def by_itself(self) -> ClientModels:
         """The same, for what one process does while the others do not."""
         return self._replace(positions=self.alone or self.positions, processes=Processes())
 
@@ -175,7 +175,7 @@ def build_recommender(
     device: torch.device | str = "cpu",
     deepspeed: Accelerator | None = None,
     processes: Processes | None = None,
-) -> Recommender:
+) -> ClientModels:
     """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``.
 
     ``processes``: those that train and rank every client together, if they do.
@@ -221,7 +221,7 @@ def build_recommender(
         parts = processes.gather(ranked(client, split, (processes.index, processes.count)))
         return torch.stack(parts).amin(0)  # whom another process ranks is not ranked here, which is the largest place
 
-    return Recommender(
+    return ClientModels(
         model=model,
         tokenizer=tokenizer,
         tasks=tasks,
@@ -242,7 +242,7 @@ def build_recommender(
 
 
 def client_positions(
-    recommender: Recommender, load: Callable[[str, Download, Tree, int], Any]
+    recommender: ClientModels, load: Callable[[str, Download, Tree, int], Any]
 ) -> Callable[[str, Download, Tree, Block, str], list[Tensor]]:
     """The ``positions`` of a method whose ``load(view, download, own row, client)`` puts a client's model in place."""
 

@@ -31,7 +31,7 @@ from fedecider.lora.adapters import (
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import Recommender, client_positions
+from fedecider.methods.recommender import ClientModels, client_positions
 
 LAST_ROUND = "last_round"
 
@@ -50,7 +50,7 @@ class RoloraConfig:
         check(self)
 
 
-def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
+def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
     """Odd rounds: ``B <- sum_i p_i B_i`` with A frozen; even rounds: ``A <- sum_i p_i A_i`` with B frozen.
 
     B comes first, since A has no gradient while B = 0. Every round is exact: ``sum_i p_i B_i A = (sum_i p_i B_i) A``.
@@ -114,7 +114,7 @@ def rolora(recommender: Recommender, config: RoloraConfig) -> FederatedMethod:
 
 
 def load_view(
-    recommender: Recommender, config: RoloraConfig, view: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: RoloraConfig, view: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's adapters before its upload, or the global ones: the download over what the client has."""
     assert view in ("local", "global"), view

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from peft.tuners.lora.layer import LoraLayer
 from torch import Tensor, nn
 
 from idgen.trie import IGNORED_LABEL
@@ -134,15 +135,33 @@ class Family(ABC):
 
     @staticmethod
     def read_out(head: Any, hidden_RD: Tensor, token_C: Tensor | None) -> Tensor:
-        """What the output layer gives for all tokens or for some; an adapted layer has ``output_rows`` of its own."""
+        """What the output layer gives for all tokens or for some; a layer that trains has ``output_rows`` of its own,
+        and the rows of one that peft has loaded are worked out here."""
         if token_C is None:
             return head(hidden_RD).float()
-        rows_CD = head.output_rows(token_C) if hasattr(head, "output_rows") else F.embedding(token_C, head.weight)
+        if hasattr(head, "output_rows"):
+            rows_CD = head.output_rows(token_C)
+        elif isinstance(head, LoraLayer):
+            rows_CD = _lora_rows(head, token_C)
+        else:
+            rows_CD = F.embedding(token_C, head.weight)
         return F.linear(hidden_RD, rows_CD).float()
 
     def layers(self, model: Any) -> dict[str, nn.ModuleList]:
         """Stack -> its layers."""
         return {name: model.get_submodule(path) for name, path in self.stacks.items()}
+
+
+def _lora_rows(head: Any, token_C: Tensor) -> Tensor:
+    """(C, D) rows ``W[token_C] + s B[token_C] A`` of a linear layer with adapters of peft; s is their scaling."""
+    rows_CD = F.embedding(token_C, head.get_base_layer().weight)
+    if head.disable_adapters or head.merged:
+        return rows_CD
+    for name in head.active_adapters:
+        if name in head.lora_A:
+            update_CD = F.embedding(token_C, head.lora_B[name].weight) @ head.lora_A[name].weight
+            rows_CD = rows_CD + head.scaling[name] * update_CD.to(rows_CD.dtype)
+    return rows_CD
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from tiny_causal import tiny_causal
 from tiny_t5 import tiny_t5
 from tokenizers import Tokenizer, models
@@ -313,3 +314,22 @@ def test_another_model_is_refused(name):
     config.architectures, config.model_type = ["BertModel"], "bert"
     with pytest.raises(ValueError, match=r"of type 'bert' \(BertModel\)"):
         family_of_config(config)
+
+
+def test_some_outputs_of_an_adapter_that_peft_loaded(name):
+    """The output layer of a hand-over is peft's own: its rows hold the adapter, too."""
+    model = get_peft_model(MODELS[name](), LoraConfig(r=2, lora_alpha=6, target_modules=["lm_head"]))
+    head, family = model.get_base_model().lm_head, family_of(model)
+    torch.nn.init.normal_(head.lora_B["default"].weight, generator=torch.Generator().manual_seed(0))
+    hidden_RD, token_C = (
+        torch.randn(3, head.in_features, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([9, 4]),
+    )
+    with torch.no_grad():
+        adapted = family.token_logits(model.get_base_model(), hidden_RD, token_C)
+        assert torch.allclose(adapted, family.token_logits(model.get_base_model(), hidden_RD)[:, token_C], atol=1e-5)
+        with model.disable_adapter():
+            plain = family.token_logits(model.get_base_model(), hidden_RD, token_C)
+            whole = family.token_logits(model.get_base_model(), hidden_RD)
+    assert torch.allclose(plain, whole[:, token_C], atol=1e-5)
+    assert (adapted - plain).abs().max() > 0.01

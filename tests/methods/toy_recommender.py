@@ -12,7 +12,7 @@ from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.methods.recommender import LocalTraining, Recommender
+from fedecider.methods.recommender import ClientModels, LocalTraining
 from idgen.backbones.families import family_of, unwrap
 from idgen.ranking import RankingConfig
 
@@ -78,7 +78,7 @@ def toy_recommender(
     local_epochs: int = 1,
     learning_rate: float = 1e-2,
     dropout: float = 0.0,
-) -> Recommender:
+) -> ClientModels:
     """``data`` overrides the invented data per client."""
     model = attach_lora(BACKBONES[BACKBONE](dropout), LoraSettings(rank=rank))
     data = [toy_data(name) for name in names] if data is None else data
@@ -97,7 +97,7 @@ def toy_recommender(
         place_B = (logit_BV > logit_BV.gather(1, target_B[:, None])).sum(1)
         return torch.where(place_B < 20, place_B, NOT_RANKED)
 
-    return Recommender(
+    return ClientModels(
         model=model,
         tokenizer=None,
         tasks=data,
@@ -112,7 +112,7 @@ def toy_recommender(
     )
 
 
-def catalogue_recommender(names=SILOS, *, targets=("table", "attention"), learning_rate: float = 1e-2) -> Recommender:
+def catalogue_recommender(names=SILOS, *, targets=("table", "attention"), learning_rate: float = 1e-2) -> ClientModels:
     """Silos of catalogues that share no item, with adapters of the table; a target is compared with its catalogue."""
     model = attach_lora(tied_backbone(), LoraSettings(2, tuple(targets)))
     tokens = [torch.arange(*CATALOGUES[name.split(".")[0]]) for name in names]

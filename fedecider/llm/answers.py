@@ -1,0 +1,55 @@
+"""What a recommender answers, as plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One recommended item."""
+
+    key: str
+    title: str
+    score: float
+    """Log-probability: of the item's ID, over length ** length_penalty; with a memory, of the item in the mixture."""
+    experts: Mapping[str, float]
+    """With a memory: the share of each expert in the item's probability, which sum to 1; else empty."""
+
+
+@dataclass(frozen=True)
+class HistoryItem:
+    """An entry of a history as it was understood."""
+
+    key: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The recommendations for one history; iterating gives its items."""
+
+    items: tuple[Recommendation, ...]
+    """The best first; less than were asked for where there are no more."""
+    history: tuple[HistoryItem, ...]
+    """Oldest first."""
+    alpha: Mapping[str, float]
+    """Each domain's share of the absolute fusion weights of the adapter; empty for methods without."""
+    notes: tuple[str, ...]
+    """Sentences about what was done otherwise than asked, such as an entry that was not written as in the catalogue."""
+
+    def __iter__(self) -> Iterator[Recommendation]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> Recommendation:
+        return self.items[place]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dictionaries and lists, ready for JSON."""
+        found = asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}

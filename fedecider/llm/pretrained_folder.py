@@ -1,0 +1,183 @@
+"""Where a recommender is loaded from: a run folder, a folder that was handed over, or a name of the hub.
+
+Nothing of a folder is trusted: only JSON and safetensors are read, and files that have checksums are compared first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from fedecider.data.store import file_sha256
+from fedecider.llm.manifest import ADVICE, MANIFEST_FILE, verify_manifest
+from fedecider.llm.recipe import RECIPE_FILE, Recipe, read_recipe, recipe_of_run
+from fedecider.llm.run_record import read_llm_run
+from fedecider.lora.export import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE
+from fedecider.running.damage import damage_names, read_object
+from fedecider.running.run_folder import RunFolder
+
+BACKBONE_FOLDER, MEMORY_FOLDER = "backbone", "memory"
+"""Inside a folder that `save_pretrained` wrote."""
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, RECIPE_FILE)
+READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
+"""What is fetched from the hub: no code and no pickle."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SOURCES = (
+    "Give the folder that scripts/federate.py printed at its end, one that save_pretrained wrote, or a name of the hub"
+)
+ANEW = "Copy or download the whole folder again, or save it anew with save_pretrained"
+
+
+class Place(NamedTuple):
+    """The parts of one domain's recommender."""
+
+    domain: str
+    adapter: Path
+    backbone: Path
+    memory: Path | None
+    """The folder of the client's private memory; None where there is none."""
+    recipe: Recipe
+
+
+class Source(NamedTuple):
+    """Folders with recommenders of one or more domains."""
+
+    name: str
+    """As it was asked for."""
+    adapters: Mapping[str, Path]
+    """Domain -> folder of its adapter, in the order of their names."""
+    run: RunFolder | None
+    """The run that they are part of; None for a folder that stands for itself."""
+
+    @property
+    def domains(self) -> list[str]:
+        return list(self.adapters)
+
+    def choose(self, domain: str | None) -> str:
+        """``domain``, or the only one for None.
+
+        Raises:
+            ValueError: there are several and none was named.
+            FileNotFoundError: there is no such one.
+        """
+        if domain is None:
+            if len(self.adapters) == 1:
+                return self.domains[0]
+            raise ValueError(f"got no domain for {self.name}, expected one of {self.domains}. Name it")
+        if domain not in self.adapters:
+            raise FileNotFoundError(
+                f"no adapter for domain {domain!r} in {self.name}; found {self.domains}. Give one of these"
+            )
+        return domain
+
+    def place(self, domain: str) -> Place:
+        """The parts of a domain's recommender, after their checksums were compared.
+
+        Raises:
+            FileNotFoundError: there is no such domain, or no backbone.
+            ValueError: a file was changed since it was handed over, is missing or damaged; the message names it.
+        """
+        adapter = self.adapters[self.choose(domain)]
+        if self.run is not None:
+            recipe = recipe_of_run(self.run, domain)
+            verify_manifest(self.run.root, [self.run.backbone, adapter])
+            return Place(domain, adapter, self.run.backbone, _memory(self.run.private / domain), recipe)
+        recipe, backbone = read_recipe(adapter), _backbone(adapter)
+        memory = _memory(adapter / MEMORY_FOLDER) or _memory(adapter.parent.parent / RunFolder(Path()).private / domain)
+        _verify(adapter, backbone, memory)
+        return Place(domain, adapter, backbone, memory, recipe)
+
+
+def find_source(source: str | Path, revision: str | None = None) -> Source:
+    """What ``source`` is: a run folder, one adapter in it, a folder that stands for itself, or a name of the hub.
+
+    ``revision``: branch, tag or commit of a hub name. Under HF_HUB_OFFLINE=1 the local cache of the hub is asked alone.
+
+    Raises:
+        FileNotFoundError: there is no such folder or name.
+        ValueError: a folder that holds no recommender, or ``revision`` with a folder.
+    """
+    path, name = Path(source), str(source)
+    if not path.is_dir():
+        return _of_folder(_from_hub(name, revision), name)
+    if revision is not None:
+        raise ValueError(f"got revision {revision!r} with the folder {name}, expected it with a hub name only")
+    return _of_folder(path, name)
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """File -> SHA-256 of what decides how a backbone computes: its configuration, weights and tokenizer."""
+    kept = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")
+    return {path.name: file_sha256(path) for pattern in kept for path in sorted(folder.glob(pattern))}
+
+
+def _of_folder(folder: Path, name: str) -> Source:
+    if RunFolder(folder).record.is_file():
+        read_llm_run(folder)
+        return Source(name, _adapters(folder), RunFolder(folder))
+    if (folder / CONFIG_FILE).is_file():
+        adapter = folder.resolve()
+        run = RunFolder(adapter.parent.parent)
+        if adapter.parent == run.adapters and run.record.is_file():
+            return Source(name, {adapter.name: adapter}, run)
+        return Source(name, {read_recipe(folder).domain: folder}, None)
+    if found := _adapters(folder):
+        return Source(name, found, None)
+    raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
+
+
+def _adapters(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in sorted(RunFolder(folder).adapters.glob("*")) if path.is_dir()}
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The local copy of a model of the hub; fetched where it is not there and the network may be used."""
+    if not HUB_NAME.fullmatch(name):
+        raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(READ_FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FileNotFoundError(
+            f"{_no_run(name)}, and no model of that name from the hub ({reason}). {SOURCES}"
+        ) from error
+
+
+def _no_run(name: str) -> str:
+    return f"no run in {name} (expected {RunFolder(Path(name)).record})"
+
+
+def _backbone(adapter: Path) -> Path:
+    """The folder of the backbone that an adapter names: relative to its own folder, or on the hub."""
+    config = adapter / CONFIG_FILE
+    named = read_object(config, {"base_model_name_or_path": str})["base_model_name_or_path"]
+    with damage_names(config):
+        if (adapter / named).is_dir():
+            return adapter / named
+    try:
+        return _from_hub(named, None)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"no backbone {named!r} for the adapter in {adapter}, expected a folder beside it or a name of the hub. "
+            f"Copy the backbone with it ({error})"
+        ) from error
+
+
+def _memory(folder: Path) -> Path | None:
+    return folder if folder.is_dir() else None
+
+
+def _verify(adapter: Path, backbone: Path, memory: Path | None) -> None:
+    """Compare what has checksums: in the folder itself, or beside ``adapters/`` and ``backbone/`` of a copied run."""
+    files = [adapter / name for name in ADAPTER_FILES]
+    for root, parts in ((adapter, files), (adapter.parent.parent, [adapter])):
+        if (root / MANIFEST_FILE).is_file():
+            inside = backbone.resolve().is_relative_to(root.resolve())
+            below = [root / backbone.resolve().relative_to(root.resolve())] if inside else []
+            kept = [memory] if memory is not None and root == adapter else []
+            verify_manifest(root, [*parts, *below, *kept], ANEW if root == adapter else ADVICE)
+            return

@@ -17,7 +17,6 @@ from urllib.request import urlopen
 
 import pytest
 
-import fedecider
 from fedecider.commands.main import COMMANDS
 from fedecider.commands.main import main as command
 
@@ -91,7 +90,6 @@ def test_the_tutorial_goes_from_tables_to_recommendations(tutorial):
     assert (folder / "runs/shop/report.html").is_file()
 
 
-@pytest.mark.skipif(not hasattr(fedecider, "Recommender"), reason="this version has no Recommender")
 def test_the_tutorial_recommends_from_python(tutorial):
     folder, scope, printed = tutorial
     with inside(folder):

@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: venv demo test check lint format slow clean
+.PHONY: venv demo test check lint format slow docs docs-serve notebooks clean
 
 venv: $(VENV)/.installed
 
@@ -38,5 +38,16 @@ format: venv
 
 check: lint test
 
+# The site (Python 3.11 or newer), into site/; docs-serve shows it on localhost:8000 and follows changes.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# Runs the notebooks of examples/ again, and keeps what they print.
+notebooks: venv
+	$(BIN)/python examples/notebooks/execute.py
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

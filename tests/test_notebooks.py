@@ -1,0 +1,80 @@
+"""The notebooks of examples/: they run with few steps; what is kept of a run is small and of nobody's machine."""
+
+import ast
+import re
+
+import nbformat
+import pytest
+
+from examples.notebooks.execute import FOLDER, PARAMETERS, executed, stripped
+
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SHORT = {
+    "llm_track": {"rounds": 1, "local_epochs": 1, "pretrain_epochs": 2},
+    "embedding_leaderboard": {"methods": "fedmf", "rounds": 3, "seeds": 1, "tune": 1},
+}
+
+
+def texts(content: nbformat.NotebookNode) -> str:
+    """All that the cells printed or showed, as text."""
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "\n".join(output.get("text") or output["data"]["text/plain"] for output in outputs)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """Notebook -> what it shows after a short run."""
+    work = tmp_path_factory.mktemp("notebooks")
+    return {name: texts(stripped(executed(FOLDER / f"{name}.ipynb", work, **SHORT[name]))) for name in SHORT}
+
+
+def test_every_notebook_has_short_settings():
+    assert {path.stem for path in NOTEBOOKS} == set(SHORT)
+
+
+def test_the_llm_track_is_trained_measured_and_asked(shown):
+    text = shown["llm_track"]
+    assert "protocol: strict" in text
+    assert re.search(r"fedecider \+ memory +0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", text)
+    assert text.count("(macro, ndcg@10") == 3
+    assert "round 1" in text
+    assert "round 2" not in text
+    assert len(re.findall(r"\bcrime-\d{4}\b", text)) == 3
+
+
+def test_the_leaderboard_has_its_rows_and_its_canary(shown):
+    text = shown["embedding_leaderboard"]
+    assert {"fedmf", "popularity", "ease", "memoriser"} <= set(text.split())
+    assert "fedrap" not in text
+    paper, strict = map(float, re.findall(r"^memoriser +(\d\.\d+) +(\d\.\d+)$", text, re.M)[-1])
+    assert strict < 0.2 < 0.95 < paper
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_kept_is_whole_small_and_of_nobodys_machine(path):
+    content = nbformat.read(path, as_version=4)
+    nbformat.validate(content)
+    assert path.stat().st_size < 60_000
+    assert content == stripped(nbformat.read(path, as_version=4)), "run: make notebooks"
+    assert sum(PARAMETERS in cell.metadata.get("tags", []) for cell in content.cells) == 1
+    for cell in content.cells:
+        if cell.cell_type == "code":
+            ast.parse(cell.source)
+            assert cell.execution_count, f"not run: {cell.source[:80]}"
+            assert all(output.output_type in ("stream", "execute_result") for output in cell.outputs)
+    assert not re.search(r"/(home|root|tmp|Users|work|opt)/|[A-Z]:\\\\", texts(content))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_of_a_notebook_lead_somewhere(path):
+    content = nbformat.read(path, as_version=4)
+    text = "\n".join(cell.source for cell in content.cells if cell.cell_type == "markdown")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets
+    for target in targets:
+        assert (path.parent / target).is_file(), target
+
+
+def test_a_parameter_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected names that its cell of parameters assigns"):
+        executed(NOTEBOOKS[0], tmp_path, num_roundz=1)

@@ -14,7 +14,7 @@ import torch
 from embedding_fr import averaged
 from embedding_fr.leaderboard import all_methods, kind_of, protocol_groups
 from embedding_fr.local_training import check_finite
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import EmbeddingRunConfig, eval_users
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records

@@ -19,7 +19,7 @@ from fedecider.llm.setup import Settings
 from fedecider.lora.adapters import LoraSettings, attach_lora
 from fedecider.lora.card import LOCAL_BACKBONE, Card, PromptLayout, model_card, snippet
 from fedecider.lora.export import ItemTable, export_adapter, read_item_ids
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.recommender import LocalTraining
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search

@@ -90,7 +90,7 @@ def test_a_new_process_lists_the_methods_runs_one_and_checks_it(site, data, tmp_
 
 @pytest.mark.slow
 def test_the_tests_of_the_package_pass(site, tmp_path):
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(EXAMPLE / "tests")]
+    words = ["-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(EXAMPLE / "tests")]
     assert "8 passed" in ran(site, *words, cwd=tmp_path)
 
 

@@ -10,7 +10,7 @@ from fedecider.comparison import plan
 from fedecider.comparison.plan import CompareConfig
 from fedecider.data.prepare import PrepareConfig
 from fedecider.llm.commands import parse_settings
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 from fedecider.running.cli import build_parser, parse
 
 REPOSITORY = Path(__file__).resolve().parents[1]

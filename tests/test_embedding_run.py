@@ -15,7 +15,7 @@ from embedding_fr import averaged
 from embedding_fr.leaderboard import LeaderboardConfig, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import EmbeddingRunConfig, eval_users
 from fedecider.baselines import BASELINES
 from fedecider.data.rating_sets import InteractionsConfig

@@ -32,6 +32,7 @@ except SystemExit as stop:
 print("checked")
 """
 """Of one process, since each of them takes seconds to start."""
+LLM_RUN = ("federate", "--config", "toy.yaml", "--method", "interpolated", "--share", "0.4")
 PACKAGE_RECORD = {"name": "fedecider-interpolated", "version": "0.1.0"}
 
 
@@ -89,7 +90,7 @@ def test_a_new_process_lists_the_methods_runs_one_and_checks_it(site, data, tmp_
 
 @pytest.mark.slow
 def test_the_tests_of_the_package_pass(site, tmp_path):
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(EXAMPLE / "tests")]
+    words = ["-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(EXAMPLE / "tests")]
     assert "8 passed" in ran(site, *words, cwd=tmp_path)
 
 
@@ -175,37 +176,48 @@ def test_the_documented_file_of_settings_is_read(tmp_path, capsys):
     assert "share: 0.3" in text
 
 
+@pytest.fixture(scope="module")
+def playground(site, tmp_path_factory):
+    """A folder with toy settings and ``run``, a finished run of the LLM track, made by a process of its own."""
+    folder = tmp_path_factory.mktemp("llm")
+    (folder / "toy.yaml").write_text(yaml.safe_dump({**test_pipeline.SETTINGS, "num_rounds": 2}))
+    command = ("-m", "fedecider.commands.main", *LLM_RUN, "--output", "run")
+    ran(site, *command, cwd=folder)
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("installed")
-def test_a_run_of_the_llm_track_is_reported_evaluated_resumed_and_compared(site, tmp_path, capsys, monkeypatch):
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**test_pipeline.SETTINGS, "num_rounds": 2}))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(REPOSITORY)]))
-    words = ["federate", "--config", "toy.yaml", "--method", "interpolated", "--share", "0.4"]
-    assert main([*words, "--output", "run"]) == 0
-    record = read_json(tmp_path / "run" / "run.json")
+def test_a_run_of_the_llm_track_is_recorded_reported_evaluated_and_resumed(installed, playground, capsys, monkeypatch):
+    monkeypatch.chdir(playground)
+    record, metrics = read_json(Path("run/run.json")), read_json(Path("run/metrics.json"))
     assert record["config"]["package"] == PACKAGE_RECORD
     assert record["config"]["method"] == {"share": 0.4}
-    metrics = read_json(tmp_path / "run" / "metrics.json")
     assert (metrics["method"], metrics["reported"]) == ("interpolated", "interpolated (mixed)")
-    assert "fedecider-interpolated" in (tmp_path / "run" / "report.html").read_text()
-    (tmp_path / "run" / "report.html").unlink()
+    cut_short(Path("run"), Path("parts"))
+    assert main([*LLM_RUN, "--output", "parts", "--resume", "true"]) == 0
+    assert read_json(Path("parts/metrics.json"))["domains"] == metrics["domains"]
+    report = Path("run/report.html")
+    assert "fedecider-interpolated" in report.read_text()
+    report.unlink()
     assert main(["report", "--run", "run"]) == 0
-    assert (tmp_path / "run" / "report.html").is_file()
+    assert "fedecider-interpolated" in report.read_text()
     assert main(["evaluate", "--run", "run"]) == 0
-    cut_short(tmp_path / "run", tmp_path / "parts")
-    assert main([*words, "--output", "parts", "--resume", "true"]) == 0
-    assert read_json(tmp_path / "parts" / "metrics.json")["domains"] == metrics["domains"]
-    table = {"runs": "toy.yaml", "rows": {"interpolated": {"share": 0.4}, "local": {}}, "seeds": 1, "output": "table"}
-    (tmp_path / "table.yaml").write_text(yaml.safe_dump({**table, "baselines": ["popularity"], "num_threads": 1}))
-    assert main(["compare", "--config", "table.yaml"]) == 0, capsys.readouterr().err
-    assert "interpolated" in (tmp_path / "table" / "table.md").read_text()
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(site)])
-    look_again(site)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(installed)])
+    look_again(installed)
     capsys.readouterr()
     for command in ("report", "evaluate"):
         assert main([command, "--run", "run"]) == 2
         assert "got the method interpolated of fedecider-interpolated 0.1.0 in run/run.json" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_comparison_takes_it_as_a_row(installed, playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    table = {"runs": "toy.yaml", "rows": {"interpolated": {"share": 0.4}}, "seeds": 1, "output": "table", "jobs": 1}
+    Path("table.yaml").write_text(yaml.safe_dump({**table, "baselines": ["popularity"], "num_threads": 1}))
+    assert main(["compare", "--config", "table.yaml"]) == 0
+    assert "interpolated" in next(Path("table").glob("*.md")).read_text()
 
 
 def test_nobody_else_has_them():

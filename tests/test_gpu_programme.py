@@ -16,7 +16,7 @@ from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.domain_ids import load_ids
 from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
 from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone

@@ -17,7 +17,7 @@ from fedecider.deployment.secure import SiteSums, masking
 from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
 from fedecider.deployment.site import Site
 from fedecider.federation.rounds import RoundSettings
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 
 NAMES = ("crime", "comics", "children")
 SETTINGS: dict[str, dict] = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"alpha_init": "auto"}}

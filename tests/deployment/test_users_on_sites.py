@@ -15,7 +15,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, toy_federation, toy_method, toy
 
 from embedding_fr.blocks import make_block
 from embedding_fr.commands import parse_embedding_settings
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import set_up, train, user_positions
 from fedecider.data.interactions import Interactions
 from fedecider.deployment import tracks

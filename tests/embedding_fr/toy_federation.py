@@ -3,7 +3,7 @@
 import torch
 
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import BUILT_IN as METHODS
 from fedecider.federation.method import RowUpdate
 from fedecider.federation.rows import write_rows
 from fedecider.testing.embedding_setting import NUM_ITEMS, SEQUENCES, run, tiny_training  # noqa: F401

@@ -13,7 +13,7 @@ from toy_recommender import SILOS, catalogue_recommender, run, toy_recommender
 from fedecider.federation.aggregate import robust, weighted_mean, with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Upload
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ["crime", "comics", "children"]

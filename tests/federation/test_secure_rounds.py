@@ -21,7 +21,7 @@ from fedecider.federation.secure_rounds import (
 )
 from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
 from fedecider.federation.wire import measure
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 
 AVERAGING = ["fedavg", "pfedavg", "fedprox", "ditto", "ffa_lora", "rolora", "fdlora"]
 SETTINGS: dict[str, dict] = {"fdlora": {"sync_every": 2, "num_evaluations": 5}}

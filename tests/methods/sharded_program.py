@@ -10,7 +10,7 @@ from toy_recommender import run, toy_recommender, toy_t5
 
 from fedecider.lora.export import load_adapter, save_peft_folder
 from fedecider.lora.fusion import fused_factors
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 from fedecider.running.launch import start
 
 

@@ -11,7 +11,7 @@ from fedecider.llm.results import fusion_over_rounds
 from fedecider.lora.adapters import module_names, num_scalars, read_adapters, stack_trees, without_prefix
 from fedecider.lora.directions import normalise, update_norms
 from fedecider.lora.fusion import client_order, fused_factors, load_fusion
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally

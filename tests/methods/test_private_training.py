@@ -14,7 +14,7 @@ from fedecider.federation.privacy import PrivacyConfig, protector
 from fedecider.lora.adapters import adapter_shapes, initial_adapters, named_factors
 from fedecider.lora.directions import update_norms
 from fedecider.lora.fusion import load_plain
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.own_rows import TABLE
 from fedecider.methods.private_training import draw_users, private_steps, steps_per_epoch, user_epsilon, user_report

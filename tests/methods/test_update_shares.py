@@ -9,7 +9,7 @@ from toy_recommender import run, toy_recommender
 from fedecider.llm.config import RunConfig
 from fedecider.llm.loading import chosen_shares, load_reported
 from fedecider.lora.fusion import fused_layers
-from fedecider.methods import METHODS
+from fedecider.methods import BUILT_IN as METHODS
 
 
 def size_of(model):

@@ -153,8 +153,8 @@ def main() -> None:
         before = process.memory_info().rss / MIB
         number = args.requests // len(counts) * len(counts)
         lines += [
-            f"{number} requests to one process on loopback, one thread for the model; the clients run on the same cores. "
-            f"Resident memory before, after {WARM} requests: {before:.0f} MiB.",
+            f"{number} requests to one process on loopback, one thread for the model; the clients run on the "
+            f"same cores. Resident memory before, after {WARM} requests: {before:.0f} MiB.",
             "",
             "| clients | requests | requests a second | p50 ms | p95 ms | errors | requests a model call "
             "| CPU ms of the service a request | MiB afterwards |",

@@ -19,6 +19,7 @@ from fedecider.evaluation.split import MIN_EVENTS, train_part
 from fedecider.llm import item_texts, new_items, setup
 from fedecider.llm.config import PretrainConfig
 from fedecider.llm.item_texts import PROJECTION_FILE, save_projection
+from fedecider.llm.manifest import write_manifest
 from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.llm.recommender import Recommender
 from fedecider.lora.export import ItemTable
@@ -122,6 +123,39 @@ def test_a_new_item_stands_where_its_text_stands(there):
     after = [item.key for item in loaded.recommend([titles[3], titles[9]], k=22)]
     assert [key for key in after if key not in ("later", "other")][:18] == before[:18]
     assert loaded.recommend(["A Later Book"], k=1)[0].key == CRIME.item_keys[7]
+
+
+def test_items_may_be_added_later_and_another_adapter_takes_them_away(there):
+    rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
+    plain = rec.recommend([titles[7]], k=5)
+    added = [NewItem("later", "A Later Book", CRIME.item_texts[7]), NewItem("last", "The Last", CRIME.item_texts[9])]
+    rec.add_items(added[:1])
+    with pytest.raises(ValueError, match="one that no other item has"):
+        rec.add_items([{"key": "new", "title": "New", "text": "title: new"}, added[0]._asdict()])
+    with pytest.raises(ValueError, match="expected the texts key, title, text"):
+        rec.add_items([{"key": "new", "title": "New"}])
+    rec.add_items([added[1]._asdict()])
+    both = Recommender.from_pretrained("run", "crime", new_items=added)
+    history = ["A Later Book", titles[3]]
+    assert rec.items.keys == both.items.keys
+    assert rec.recommend(history, k=5) == both.recommend(history, k=5)
+    assert [match.key for match in rec.items.search("a later", 1)] == ["later"]
+    with pytest.raises(ValueError, match="2 items that came after the training"):
+        rec.save_pretrained("saved")
+    shutil.copytree("run", "other")
+    (there / "other" / "adapters" / "comics" / "item_ids.json").write_text("[")
+    write_manifest(Path("other"), [Path("other/backbone"), *Path("other/adapters").iterdir()])
+    with pytest.raises(ValueError, match=r"item_ids\.json"):
+        rec.load_adapter("other", "comics")
+    config = there / "other" / "adapters" / "crime" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "r": 3}))
+    write_manifest(Path("other"), [Path("other/backbone"), *Path("other/adapters").iterdir()])
+    with pytest.raises(ValueError, match="does not fit the backbone"):
+        rec.load_adapter("other", "crime")
+    assert rec.recommend(history, k=5) == both.recommend(history, k=5)  # added items stay where nothing was changed
+    rec.load_adapter("comics").load_adapter("crime")
+    assert "later" not in rec.items.keys
+    assert rec.recommend([titles[7]], k=5) == plain
 
 
 def test_the_command_takes_both_kinds_of_files(there, capsys):

@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.llm.manifest import write_manifest
 from fedecider.llm.recommender import Recommender
-from idgen.samples import encode_histories
+from idgen.samples import empty_prompt, encode_histories
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = {
@@ -126,6 +126,27 @@ def test_plain_peft_reproduces_the_recommendations(playground, monkeypatch, caps
             logits = model(input_ids=input_ids, attention_mask=attention_mask, labels=target).logits
         score = logits.log_softmax(-1).gather(2, target[..., None]).sum().item()
         assert score == pytest.approx(item.score, abs=1e-3)
+
+
+def test_many_histories_get_what_each_gets_alone_and_an_empty_one_what_is_likely(playground):
+    """With IDs of several tokens, where the number of beams counts: it is that of each history."""
+    rec = Recommender.from_pretrained(playground / "runs" / "whole", "crime")
+    titles = rec.items.titles
+    asked = [[titles[(5 * row + 3 * place) % 60] for place in range(row)] for row in range(14)]
+    together, alone = rec.recommend(asked, k=10), [rec.recommend(history, k=10) for history in asked]
+    for one, other in zip(together, alone, strict=True):
+        assert [item.key for item in one] == [item.key for item in other]
+        assert [item.score for item in one] == pytest.approx([item.score for item in other], abs=1e-4)
+        assert len(one) == 10
+        assert not one[0].experts
+    assert together[0].notes == ("no history was given: the items that the model finds likely whoever asks",)
+    input_ids, attention_mask = empty_prompt(rec.task)
+    best = rec.task.item_ids.token_ids[rec.items.keys.index(together[0][0].key)]
+    labels = torch.tensor([[*best, rec.tokenizer.eos_token_id]])
+    with torch.no_grad():
+        logits = rec.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).logits
+    score = logits.log_softmax(-1).gather(2, labels[..., None]).sum().item()
+    assert together[0][0].score == pytest.approx(score, abs=1e-3)
 
 
 def test_the_program_of_a_model_card_gives_our_recommendations(playground, tmp_path):

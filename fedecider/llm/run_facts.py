@@ -67,7 +67,10 @@ def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) ->
         seen = f"It was trained on events of the {users} users of `{domain}`; their last two events were held out."
     lines = [seen]
     if method not in ("centralised", "local") and others:
-        lines.append(f"What the clients {', '.join(others)} sent in the rounds is part of it: updates, no events.")
+        lines.append(
+            f"What the clients {', '.join(others)} sent in the rounds is part of it, and may be read off it: updates, "
+            "no events."
+        )
     lines += facts["privacy"] or [
         "Differential privacy was not used: there is no bound (epsilon) on what the adapter tells of a single user."
     ]

@@ -128,8 +128,8 @@ def _prompt_text(prompt: PromptLayout) -> str:
 def _how_to_run(base_name: str) -> str:
     places = {
         LOCAL_BACKBONE: (
-            "The backbone is named\nrelative to this folder: keep `backbone/` and `adapters/` together, wherever they are "
-            "moved. When you\npublish it, give its hub name to the run (`--backbone_name`), or write it into\n"
+            "The backbone is named\nrelative to this folder: keep `backbone/` and `adapters/` together, wherever they "
+            "are moved. When you\npublish it, give its hub name to the run (`--backbone_name`), or write it into\n"
             "`adapter_config.json` and into the first lines of this file."
         ),
         INNER_BACKBONE: "The backbone is in\nthis folder, below `backbone/`.",

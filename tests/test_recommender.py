@@ -1,0 +1,383 @@
+"""`fedecider.Recommender` on a small run with memories: sources, answers, other adapters, folders of its own, hubs."""
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hub_toys import FolderHub
+from safetensors.torch import load_file, save_file
+from test_memory_run import decoder_settings
+
+import fedecider
+from fedecider.commands.main import main
+from fedecider.llm.manifest import MANIFEST_FILE, write_manifest
+from fedecider.llm.recommender import Recommender
+from fedecider.memory.contexts import new_contexts
+from fedecider.memory.memory import rank
+from fedecider.memory.store import TENSOR_FILE, load_memory
+
+EXPERTS = {"counts", "text", "agreement", "model", "consensus", "uniform"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of two clients."""
+    folder = tmp_path_factory.mktemp("recommender")
+    settings = decoder_settings() | {"domains": "crime,comics", "memory": {"kind": "mixture", "max_contexts": 200}}
+    (folder / "toy.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["federate", "--config", "toy.yaml", "--output", "run"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def rec(run):
+    """With the memory."""
+    return fedecider.Recommender.from_pretrained(run, "crime")
+
+
+@pytest.fixture(scope="module")
+def alone(run):
+    """The model alone."""
+    return Recommender.from_pretrained(run, "crime", memory=False)
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """A copy of the run that may be changed."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def histories(rec, count=9):
+    """Of one item to nine, with one that stands twice."""
+    titles = rec.items.titles
+    return [[titles[(7 * row + 11 * place) % 40] for place in range(row + 1)] for row in range(count)] + [
+        [titles[3], titles[5], titles[3]]
+    ]
+
+
+def same(first, second):
+    """The same items in the same order; scores but for the rounding of sums."""
+    assert [[item.key for item in one] for one in first] == [[item.key for item in one] for one in second]
+    for one, other in zip(first, second, strict=True):
+        assert (one.history, one.alpha, one.notes) == (other.history, other.alpha, other.notes)
+        assert [item.score for item in one] == pytest.approx([item.score for item in other], abs=1e-5)
+    return True
+
+
+def test_an_answer_says_what_was_understood_and_what_each_item_is_made_of(rec, run):
+    first, second = rec.items.titles[4], rec.items.titles[9]
+    answer = rec.recommend([rec.items.keys[4], second.upper()], k=4)
+    assert [(entry.key, entry.title) for entry in answer.history] == [
+        (rec.items.keys[4], first),
+        (rec.items.keys[9], second),
+    ]
+    assert len(answer) == len(answer.items) == 4
+    assert answer[0] == next(iter(answer))
+    memory = load_memory(run / "private" / "crime", rec.items.keys)
+    (ranked,) = rank(memory, new_contexts([[4, 9]]), rec._loaded.scores)
+    for item in answer:
+        assert set(item.experts) == EXPERTS
+        assert sum(item.experts.values()) == pytest.approx(1.0, abs=1e-12)
+        assert item.score == pytest.approx(float(ranked.prob_BM[0, rec.items.keys.index(item.key)].log()), abs=1e-6)
+    assert set(answer.alpha) == {"crime", "comics"}
+    assert sum(answer.alpha.values()) == pytest.approx(1.0)
+    assert answer.notes == ()
+    assert json.loads(json.dumps(answer.to_dict()))["items"][0]["experts"] == answer[0].experts
+    assert (rec.domain, rec.domains, rec.num_beams) == ("crime", ["comics", "crime"], 20)
+
+
+def test_shares_of_experts_are_their_parts_of_the_probability(rec, run):
+    """The model's share of an item is its weight times its probability, over the probability of the item."""
+    memory = load_memory(run / "private" / "crime", rec.items.keys)
+    everything = rec.recommend([rec.items.titles[4]], k=len(rec.items))
+    probs = {item.key: np.exp(item.score) for item in everything}
+    assert sum(probs.values()) == pytest.approx(1.0)
+    given = {name: sum(probs[item.key] * item.experts[name] for item in everything) for name in EXPERTS}
+    rows = [dict(zip(memory.beside_model.experts, weights, strict=True)) for weights in memory.beside_model.weight_QE]
+    assert any(given == pytest.approx(row, abs=1e-6) for row in rows)  # every expert sums to 1, so its weight is left
+
+
+def test_many_histories_get_what_each_gets_alone(rec, alone):
+    for one in (rec, alone):
+        asked = histories(one)
+        assert same(one.recommend(asked, k=15), [one.recommend(history, k=15) for history in asked])
+    assert not alone.recommend(histories(alone)[0])[0].experts
+
+
+def test_several_threads_get_what_one_gets(rec):
+    asked = histories(rec)
+    with ThreadPoolExecutor(3) as pool:
+        assert same(list(pool.map(rec.recommend, asked)), [rec.recommend(history) for history in asked])
+
+
+def test_items_of_the_history_stay_out_unless_they_are_wanted(rec, alone):
+    titles = list(alone.items.titles[:3])
+    everything = len(alone.items)
+    assert len(alone.recommend(titles, k=everything)) == everything - 3
+    assert len(alone.recommend(titles, k=everything, exclude_seen=False)) == everything
+    mixed = rec.recommend(titles, k=everything, exclude_seen=False)
+    assert len(mixed) == everything - 3
+    assert mixed.notes == ("the memory leaves out items of the history, also with exclude_seen false",)
+
+
+def test_without_a_history_the_counts_of_the_memory_say_what_is_popular(rec, alone, run):
+    events = load_file(run / "private" / "crime" / TENSOR_FILE)["event_count"]
+    empty, other = rec.recommend([[], [rec.items.titles[3]]], k=5)
+    assert [rec.items.keys.index(item.key) for item in empty] == events.sort(descending=True, stable=True).indices[
+        :5
+    ].tolist()
+    assert np.exp(empty[0].score) == pytest.approx(float(events.max() + 0.1) / float(events.sum() + 0.1 * len(events)))
+    assert empty[0].experts == {"popularity": 1.0}
+    assert empty.notes == ("no history was given: the items with most events in the counts of the memory",)
+    assert same([other], [rec.recommend([rec.items.titles[3]], k=5)])
+    assert other.notes == ()
+    with pytest.raises(ValueError, match=r"got an empty history.*templates history"):
+        alone.recommend([])
+
+
+BAD = {
+    "no item": ({"history": [], "k": 0}, "got k 0"),
+    "half an item": ({"history": [], "k": 1.5}, "got k 1.5"),
+    "a text": ({"history": "a title"}, "expected a list of titles"),
+    "a number": ({"history": 3}, "expected a list of titles"),
+    "numbers": ({"history": [1, 2]}, "texts and other things"),
+    "texts and lists": ({"history": ["a", ["b"]]}, "texts and other things"),
+    "an unknown title among others": ({"history": [[], ["no such title at all"]]}, "history 2: got title"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_questions_are_one_sentence(case, rec):
+    arguments, expected = BAD[case]
+    with pytest.raises(ValueError, match=expected):
+        rec.recommend(**arguments)
+
+
+def test_what_a_source_may_be(run, alone, tmp_path):
+    history = list(alone.items.titles[:2])
+    expected = alone.recommend(history)
+    shutil.copytree(run / "backbone", tmp_path / "copy" / "backbone")
+    shutil.copytree(run / "adapters", tmp_path / "copy" / "adapters")
+    of_run = Recommender.from_pretrained(run / "adapters" / "crime")
+    assert of_run.has_memory
+    assert of_run.domains == ["crime"]
+    for source, domain in ((tmp_path / "copy" / "adapters" / "crime", None), (tmp_path / "copy", "crime")):
+        found = Recommender.from_pretrained(source, domain)
+        assert not found.has_memory
+        assert found.recommend(history) == expected
+    shutil.copy(run / MANIFEST_FILE, tmp_path / "copy")
+    (tmp_path / "copy" / "backbone" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"config\.json was changed after the export"):
+        Recommender.from_pretrained(tmp_path / "copy", "crime")
+
+
+SOURCES = {
+    "no domain": (lambda run: (run, None), ValueError, "got no domain for .* expected one of"),
+    "another domain": (lambda run: (run, "horror"), FileNotFoundError, "no adapter for domain 'horror'"),
+    "another folder": (lambda run: (run.parent, None), FileNotFoundError, "no run in"),
+    "a path that is none": (lambda run: (run / "../../x", None), FileNotFoundError, "no run in"),
+    "a name that is not in the cache": (lambda run: ("us/nothing", None), FileNotFoundError, "no model of that name"),
+    "an adapter of others": (lambda run: (run / "strange", None), ValueError, r"without recommender\.json"),
+}
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_sources_that_are_none_are_one_sentence(case, copy):
+    (copy / "strange").mkdir()
+    (copy / "strange" / "adapter_config.json").write_text("{}")
+    source, kind, expected = SOURCES[case]
+    with pytest.raises(kind, match=expected):
+        Recommender.from_pretrained(*source(copy))
+
+
+def test_another_adapter_takes_the_place_on_the_same_backbone(run, tmp_path, monkeypatch):
+    fresh = {name: Recommender.from_pretrained(run, name) for name in ("crime", "comics")}
+    moved = Recommender.from_pretrained(run, "crime")
+    moved.save_pretrained(tmp_path / "saved")
+    monkeypatch.setattr("fedecider.llm.recommender.load_backbone", lambda *_: pytest.fail("the backbone is read again"))
+    for source, domain in (("comics", "comics"), ("crime", "crime"), (run / "adapters" / "comics", "comics")):
+        assert moved.load_adapter(source) is moved
+        assert moved.domain == domain
+        history = list(fresh[domain].items.titles[:3])
+        assert moved.recommend(history) == fresh[domain].recommend(history)
+    moved.load_adapter(tmp_path / "saved")  # a copy of the backbone
+    assert not moved.has_memory
+    assert moved.domain == "crime"
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_present_one_in_place(run, copy):
+    rec = Recommender.from_pretrained(run, "crime")
+    history = list(rec.items.titles[:3])
+    before = rec.recommend(history)
+    config = copy / "adapters" / "comics" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "r": 3}))
+    write_manifest(copy, [copy / "backbone", *(copy / "adapters").iterdir()])
+    with pytest.raises(ValueError, match="does not fit the backbone"):
+        rec.load_adapter(copy, "comics")
+    assert rec.recommend(history) == before
+    weights = copy / "backbone" / "model.safetensors"
+    save_file({name: 2 * tensor for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    write_manifest(copy, [copy / "backbone", *(copy / "adapters").iterdir()])
+    with pytest.raises(ValueError, match="needs another backbone"):
+        rec.load_adapter(copy, "crime")
+    assert rec.recommend(history) == before
+
+
+def front_matter(folder):
+    return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+
+
+def test_a_saved_folder_stands_for_itself_and_has_no_memory_unless_it_is_named(rec, alone, tmp_path):
+    history = list(rec.items.titles[:3])
+    saved = rec.save_pretrained(tmp_path / "saved")
+    names = {path.relative_to(saved).as_posix() for path in saved.rglob("*")}
+    assert {"adapter_config.json", "adapter_model.safetensors", "item_ids.json", "backbone/config.json"} <= names
+    assert not any("memory" in name for name in names)
+    found = Recommender.from_pretrained(saved)
+    assert (found.domain, found.has_memory, found.alpha) == ("crime", False, rec.alpha)
+    assert found.recommend(history) == alone.recommend(history)
+    header = front_matter(saved)
+    assert (saved / header["base_model"] / "config.json").is_file()
+    assert header["library_name"] == "peft"
+    assert {"recommendation", "federated-learning", "lora"} <= set(header["tags"])
+    assert "license" not in header
+    card = (saved / "README.md").read_text()
+    metrics = json.loads((rec._loaded.source.run.root / "metrics.json").read_text())["domains"]["crime"]["test"]
+    hit = metrics["fedecider (post_broadcast)"]["hit@10"]
+    assert f"| fedecider (post_broadcast) | {hit['mean']:.4f} [{hit['low']:.4f}, {hit['high']:.4f}] |" in card
+    assert "there is no bound (epsilon)" in card
+    assert "is not in this folder" in card
+
+    whole = rec.save_pretrained(tmp_path / "whole", include_memory=True, license="cc-by-4.0")
+    assert (whole / "memory" / TENSOR_FILE).is_file()
+    assert Recommender.from_pretrained(whole).recommend(history) == rec.recommend(history)
+    assert not Recommender.from_pretrained(whole, memory=False).has_memory
+    assert "counts of real users. Do not share this folder" in (whole / "README.md").read_text()
+    assert front_matter(whole)["license"] == "cc-by-4.0"
+    again = found.save_pretrained(tmp_path / "again")
+    assert (again / "README.md").read_text() == card
+
+
+def test_the_program_of_the_card_gives_our_recommendations(alone, tmp_path, monkeypatch, capsys):
+    saved = alone.save_pretrained(tmp_path / "saved")
+    program = (saved / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(saved)
+    for words in ([], [".", *(alone.items.titles[item] for item in (8, 2, 30))]):
+        monkeypatch.setattr(sys, "argv", ["next_items.py", *words])
+        capsys.readouterr()
+        exec(compile(program, "next_items.py", "exec"), {})
+        expected = alone.recommend(words[1:] or alone.items.titles[:2], k=10)
+        lines = [f"{place}\t{item.title}" for place, item in enumerate(expected, 1)]
+        assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_saved_folder_is_refused_where_it_was_changed(rec, tmp_path):
+    saved = rec.save_pretrained(tmp_path / "saved", include_memory=True)
+    for name in ("backbone/tokenizer.json", "recommender.json", f"memory/{TENSOR_FILE}"):
+        before = (saved / name).read_bytes()
+        (saved / name).write_bytes(before + b" ")
+        with pytest.raises(ValueError, match=f"{Path(name).name} was changed"):
+            Recommender.from_pretrained(saved)
+        (saved / name).write_bytes(before)
+    (saved / "README.md").write_text("mine")
+    (saved / "LICENSE").write_text("mine")
+    Recommender.from_pretrained(saved)
+
+
+def test_what_cannot_be_saved_is_one_sentence_and_leaves_nothing(rec, alone, tmp_path, copy):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        rec.save_pretrained(tmp_path / "full")
+    with pytest.raises(ValueError, match="expected a name of the hub"):
+        rec.save_pretrained(tmp_path / "new", backbone_name="../x")
+    shutil.rmtree(copy / "private")
+    with pytest.raises(ValueError, match="has no memory"):
+        Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new", include_memory=True)
+    (copy / "data_cards.json").write_text("[")
+    with pytest.raises(ValueError, match=r"data_cards\.json"):
+        Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "run"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["kept"]
+
+
+def test_a_hub_keeps_what_a_folder_keeps(rec, alone, tmp_path, monkeypatch):
+    hub = FolderHub(tmp_path / "cache", monkeypatch)
+    history = list(rec.items.titles[:3])
+    assert rec.push_to_hub("us/books", api=hub).oid
+    assert hub.repositories["us/books"].private
+    found = Recommender.from_pretrained("us/books")
+    assert found.recommend(history) == alone.recommend(history)
+    folder = next((tmp_path / "cache" / "models--us--books" / "snapshots").iterdir())
+    assert front_matter(folder)["base_model"] == "us/books"
+    assert not (folder / "memory").exists()
+    rec.push_to_hub("us/kept", include_memory=True, api=hub)
+    assert Recommender.from_pretrained("us/kept", "crime").recommend(history) == rec.recommend(history)
+    with pytest.raises(ValueError, match="expected a private one"):
+        rec.push_to_hub("us/open", private=False, include_memory=True, api=hub)
+    hub.create_repo("us/old", repo_type="model", private=False, exist_ok=False)
+    with pytest.raises(ValueError, match="expected a private one"):
+        rec.push_to_hub("us/old", include_memory=True, api=hub)
+    with pytest.raises(ValueError, match="expected one such as someone/books"):
+        rec.push_to_hub("../books", api=hub)
+    assert set(hub.repositories) == {"us/books", "us/kept", "us/old"}
+    with pytest.raises(FileNotFoundError, match="no model of that name"):
+        Recommender.from_pretrained("us/books", revision="0" * 40)
+    with pytest.raises(ValueError, match="expected it with a hub name only"):
+        Recommender.from_pretrained(folder, revision="main")
+
+
+def test_a_published_backbone_is_fetched_by_its_name(alone, run, tmp_path, monkeypatch):
+    hub = FolderHub(tmp_path / "cache", monkeypatch)
+    saved = alone.save_pretrained(tmp_path / "saved", backbone_name="us/backbone")
+    assert not (saved / "backbone").exists()
+    assert front_matter(saved)["base_model"] == "us/backbone"
+    with pytest.raises(FileNotFoundError, match="no backbone 'us/backbone'"):
+        Recommender.from_pretrained(saved)
+    hub.create_repo("us/backbone", repo_type="model", private=True, exist_ok=True)
+    hub.upload_folder(repo_id="us/backbone", folder_path=run / "backbone", repo_type="model", commit_message="x")
+    history = list(alone.items.titles[:3])
+    assert Recommender.from_pretrained(saved).recommend(history) == alone.recommend(history)
+
+
+def test_the_command_prints_shares_notes_and_json(run, rec, capsys):
+    common = ["recommend", "--run", str(run), "--domain", "crime", "--k", "2"]
+    title = rec.items.titles[3]
+    typed = "Burning Moon Investigations, Book 1: The Frozn Alibi"
+    assert main([*common, "--history", typed]) == 0
+    assert f"note: '{typed}' was taken for '{typed.replace('Frozn', 'Frozen')}'" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main([*common, "--history", title, "--json", "true"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"domain": "crime", **json.loads(json.dumps(rec.recommend([title], k=2).to_dict()))}
+    assert main(common) == 0
+    printed = capsys.readouterr().out
+    assert "note: no history was given" in " ".join(printed.split())
+    assert "share of each domain's direction" in " ".join(printed.split())
+    assert main([*common, "--history", title]) == 0
+    assert "probability of 1: " in capsys.readouterr().out
+    assert main(["recommend", "--run", str(run), "--history", title]) == 2
+    assert "got no domain" in capsys.readouterr().err
+
+
+def test_importing_the_package_loads_no_library():
+    code = (
+        "import sys, fedecider; assert fedecider.__version__; assert 'Recommender' in dir(fedecider)\n"
+        "print([name for name in ('torch', 'transformers', 'peft', 'numpy') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError, match="has no attribute 'Recommenders'"):
+        fedecider.Recommenders  # noqa: B018
+    assert fedecider.Recommender is Recommender
+    assert torch.get_num_threads() == 1

@@ -291,6 +291,14 @@ def test_a_saved_folder_is_refused_where_it_was_changed(rec, tmp_path):
     (saved / "README.md").write_text("mine")
     (saved / "LICENSE").write_text("mine")
     Recommender.from_pretrained(saved)
+    content = json.loads((saved / "recommender.json").read_text())
+    (saved / "recommender.json").write_text(json.dumps({**content, "facts": {"method": "fedecider"}}))
+    (saved / MANIFEST_FILE).unlink()  # then nothing is compared
+    with pytest.raises(ValueError, match=r"recommender\.json"):
+        Recommender.from_pretrained(saved).save_pretrained(tmp_path / "again")
+    (saved / "recommender.json").write_text(json.dumps({**content, "samples": {"templates": "none"}}))
+    with pytest.raises(ValueError, match=r"samples in .*recommender\.json"):
+        Recommender.from_pretrained(saved)
 
 
 def test_what_cannot_be_saved_is_one_sentence_and_leaves_nothing(rec, alone, tmp_path, copy):
@@ -307,6 +315,10 @@ def test_what_cannot_be_saved_is_one_sentence_and_leaves_nothing(rec, alone, tmp
     with pytest.raises(ValueError, match=r"data_cards\.json"):
         Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "run"]
+    (copy / "data_cards.json").unlink()
+    card = (Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new") / "README.md").read_text()
+    assert "## Data" not in card
+    assert "It was trained on events of the" in card
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["kept"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedecider.llm.memories import MEMORY_ROW, with_memory
@@ -18,12 +19,12 @@ COMPARED = ("text neighbours + counts", "popularity")
 def run_facts(run: RunFolder, domain: str) -> dict[str, Any]:
     """The facts of one domain, plain values: ``method``, ``clients``, ``protocol``, ``round``, ``lora_rank``, ``seed``,
     ``num_users`` and ``rows`` (of the test items; row -> metric -> ``mean``, ``low``, ``high``), ``export`` (metrics of
-    an adapter that was cut down, else null), ``privacy`` (sentences) and ``data`` (counts of the data card).
+    an adapter that was cut down, else null), ``privacy`` (sentences) and ``data`` (counts of the data card, or null).
 
     Raises:
         ValueError: a file of the run is missing or damaged; the message names it.
     """
-    record, metrics, cards = read_llm_run(run.root), read_object(run.metrics), read_object(run.root / CARDS_FILE)
+    record, metrics = read_llm_run(run.root), read_object(run.metrics)
     with damage_names(run.record):
         config = record["config"]["run"]
         settings = {"lora_rank": int(config["lora_rank"]), "seed": int(config["seed"])}
@@ -41,7 +42,7 @@ def run_facts(run: RunFolder, domain: str) -> dict[str, Any]:
             "rows": {row: found["test"][row] for row in wanted if row in found["test"]},
             "export": found.get("export", {}).get("test"),
             "privacy": [entry["text"] for entry in metrics.get("privacy", {}).values()],
-            "data": _counts(cards, domain, run),
+            "data": _counts(run.root / CARDS_FILE, domain),
         }
 
 
@@ -60,11 +61,11 @@ def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) -> list[str]:
     """What the adapter has seen, what bounds what it tells of users, and what the folder holds of them."""
     method, others = facts["method"], [name for name in facts["clients"] if name != domain]
-    users = facts["data"]["clients"]["users"]
     if method == "centralised":
         seen = f"It was trained on the events of all clients together: {', '.join(facts['clients'])}."
     else:
-        seen = f"It was trained on events of the {users} users of `{domain}`; their last two events were held out."
+        users = f"the {facts['num_users']} users of `{domain}`"
+        seen = f"It was trained on events of {users}; the last two of each were held out."
     lines = [seen]
     if method not in ("centralised", "local") and others:
         lines.append(
@@ -82,8 +83,12 @@ def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) ->
     return [*lines, "`item_ids.json` holds the keys and titles of the whole catalogue, and nothing of users."]
 
 
-def _counts(cards: Mapping[str, Any], domain: str, run: RunFolder) -> dict[str, Any]:
-    with damage_names(run.root / CARDS_FILE):
+def _counts(path: Path, domain: str) -> dict[str, Any] | None:
+    """Counts of the data card; None where there is none, as at a site of a deployment."""
+    if not path.is_file():
+        return None
+    cards = read_object(path)
+    with damage_names(path):
         card = cards[domain]
         groups = {
             name: {field: int(card[name][field]) for field in ("users", "events")} for name in ("clients", "public")

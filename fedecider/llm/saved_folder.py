@@ -26,11 +26,12 @@ from fedecider.llm.pretrained_folder import (
     Place,
 )
 from fedecider.llm.prompt_layout import prompt_layout
-from fedecider.llm.recipe import write_recipe
+from fedecider.llm.recipe import RECIPE_FILE, write_recipe
 from fedecider.llm.run_facts import data_lines, privacy_lines, run_facts
 from fedecider.lora.card import INNER_BACKBONE, Card, model_card
 from fedecider.lora.export import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE
+from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder, check_output
 from idgen.samples import Task
 
@@ -82,8 +83,9 @@ def save_folder(
             for name in (SETTINGS_FILE, TENSOR_FILE):
                 shutil.copyfile(place.memory / name, scratch / MEMORY_FOLDER / name)
             parts.append(scratch / MEMORY_FOLDER)
-        card = _card(place, facts, model, task, include_memory, license)
-        text = model_card(card, base, titles, backbone_name or published_name)
+        with damage_names(place.adapter / RECIPE_FILE if run is None else run.metrics):
+            card = _card(place, facts, model, task, include_memory, license)
+            text = model_card(card, base, titles, backbone_name or published_name)
         (scratch / CARD_FILE).write_text(text, encoding="utf-8")
         write_manifest(scratch, parts)
         if folder.exists():
@@ -155,7 +157,7 @@ def _card(place: Place, facts: Mapping[str, Any], model: Any, task: Task, includ
         license=license,
         details=details,
         intervals=facts.get("rows", {}),
-        data=data_lines(facts["data"]) if facts else (),
+        data=data_lines(facts["data"]) if facts.get("data") else (),
         privacy=privacy,
     )
 

@@ -15,7 +15,10 @@ export function combobox(field, list, search, pick, fail) {
   function show(open) {
     list.hidden = !open;
     field.setAttribute("aria-expanded", String(open));
-    if (!open) move(-1);
+    if (open) return;
+    move(-1);
+    found = [];
+    list.replaceChildren();
   }
 
   function move(place) {
@@ -37,6 +40,7 @@ export function combobox(field, list, search, pick, fail) {
         return element("li", { id: `match-${at}`, role: "option", "aria-selected": "false" }, item.title, " ", key);
       }),
     );
+    move(-1);
     show(items.length > 0);
     announce(items.length === 1 ? "1 title matches" : `${items.length} titles match`);
   }
@@ -56,6 +60,8 @@ export function combobox(field, list, search, pick, fail) {
       if (running === own) fill(items);
     } catch (error) {
       if (error.name !== "AbortError") fail(error);
+    } finally {
+      if (running === own) running = null;
     }
   }
 
@@ -87,7 +93,7 @@ export function combobox(field, list, search, pick, fail) {
       else if (event.key === "ArrowDown") move((active + 1) % found.length);
       else move(active <= 0 ? found.length - 1 : active - 1);
     } else if (event.key === "Enter") {
-      if (open || field.value.trim()) event.preventDefault(); // a title half typed asks for nothing
+      if (open || running || field.value.trim()) event.preventDefault(); // a title half typed asks for nothing
       if (open && active >= 0) choose(active);
     } else if (event.key === "Escape") {
       event.preventDefault();

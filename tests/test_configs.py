@@ -172,7 +172,7 @@ def test_extras_hold_only_what_some_module_imports():
             "docs",
             "track",
             "gpu",
-        ):  # those of tests and site; accelerate and transformers import others
+        ):  # the rest: tests, site, accelerate
             continue
         for name in re.findall(r'"([\w-]+)', names):
             assert re.search(rf"^ *(import|from) {name.replace('-', '_')}[.\s]", source, re.MULTILINE), name

@@ -352,11 +352,11 @@ def test_a_stage_without_its_teacher_is_told_before_the_rounds(inside, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-def test_an_embedding_run_is_not_evaluated_recommended_from_or_reported(copy, capsys):
+def test_an_embedding_run_is_not_evaluated_or_recommended_from(copy, capsys):
     record = json.loads((copy / "run.json").read_text())
     del record["config"]["ranking"]
     (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "method", to="fedmf")))
-    for script, words in {"evaluate": (), "recommend": ("--domain", "crime", "--history", "x"), "report": ()}.items():
+    for script, words in {"evaluate": (), "recommend": ("--domain", "crime", "--history", "x")}.items():
         refused(capsys, "embedding track", script, "--run", str(copy), *words)
 
 

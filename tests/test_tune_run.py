@@ -13,7 +13,7 @@ from toy_ratings import REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import tune as embedding_tune
 from embedding_fr.commands import parse_embedding_settings
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import BUILT_IN as METHODS
 from fedecider.commands.tune import main
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.llm import tune as llm_tune

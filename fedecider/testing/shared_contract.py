@@ -317,11 +317,11 @@ def _plain(tree: Tree) -> Tree:
 def positions(bench: Bench) -> None:
     """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits."""
     method = bench.build()
-    server, local = method.init()
+    state, _ = bench.reference(1)
     for size in (1, bench.num_clients):
         for block in bench.blocks(size):
-            download = method.broadcast(1, server, block.clients)
-            own = {name: tensor[block.clients] for name, tensor in local.items()}
+            download = method.broadcast(2, state.server, block.clients)
+            own = {name: tensor[block.clients] for name, tensor in state.local.items()}
             for view in method.views:
                 for split in ("valid", "test"):
                     found = method.positions(view, download, own, block, split)

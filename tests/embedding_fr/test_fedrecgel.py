@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from test_embedding_contract import close
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
@@ -12,6 +11,12 @@ from embedding_fr.methods.fedrecgel import FedrecgelConfig, neumf_logits, neumf_
 from embedding_fr.sampling import draw_examples, touched_rows
 
 SERVER_RATE = 0.5
+
+
+def close(left, right, tolerance):
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=tolerance, atol=tolerance)
 
 
 def code(**changes):

@@ -80,6 +80,14 @@ class Bench:
         """A run that many contracts compare with; nobody may change it."""
         return self.run(self.build(), rounds)
 
+    def trained(self) -> RunState:
+        """The state after one round of the real loop in which nobody was ranked: the places are made up."""
+
+        def places(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+            return [torch.zeros(self.num_places(client), dtype=torch.int64) for client in block.clients.tolist()]
+
+        return self.run(self.build()._replace(positions=places), 1)[0]
+
     def update(self, round: int, block: Block, state: RunState) -> tuple[Download, Any, Mapping[str, Any], list[dict]]:
         """Download, upload, new own rows and logs of a block that trains in ``round`` from ``state``."""
         return updated(self.build(), round, block, state.server, state.local)

@@ -316,8 +316,7 @@ def _plain(tree: Tree) -> Tree:
 
 def positions(bench: Bench) -> None:
     """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits."""
-    method = bench.build()
-    state, _ = bench.reference(1)
+    method, state = bench.build(), bench.trained()
     for size in (1, bench.num_clients):
         for block in bench.blocks(size):
             download = method.broadcast(2, state.server, block.clients)

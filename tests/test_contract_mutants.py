@@ -45,6 +45,22 @@ def wrapped_update(method, change):
     return {"client_update": client_update}
 
 
+def wrapped_server(method, change):
+    """``server_aggregate`` of uploads that went through ``change(upload)``."""
+    return {
+        "server_aggregate": lambda round, server, uploads: method.server_aggregate(
+            round, server, (change(upload) for upload in uploads)
+        )
+    }
+
+
+def finite_numbers(upload):
+    """The upload with 0 and the like where it is not finite."""
+    return upload._replace(
+        tensors={name: torch.nan_to_num(tensor, 0.0, 1.0) for name, tensor in upload.tensors.items()}
+    )
+
+
 def shifted(upload, value):
     """The first tensor of an upload, with ``value`` (C,) added to each client's part."""
     name = min(upload.tensors)
@@ -138,13 +154,33 @@ for track in ("llm", "embedding"):
             )
         }
 
-    @mutant(track, "non_finite_uploads", "are not finite after an upload that is not: leave such clients out")
+    @mutant(track, "non_finite_uploads", "are others after an upload with nan everywhere than without its client")
     def takes_every_number(method, place):
         def aggregate(round, server, uploads):
             sums = [{name: one.tensors[name].sum(dtype=torch.float32) for name in server} for one in uploads]
             return {name: tensor + 1e-3 * sum(one[name] for one in sums) for name, tensor in server.items()}
 
         return {"server_aggregate": aggregate}
+
+    @mutant(track, "non_finite_uploads", "are others after an upload with nan everywhere than without its client")
+    def takes_zeros_for_what_is_not_finite(method, place):
+        return wrapped_server(method, finite_numbers)
+
+    @mutant(track, "non_finite_uploads", "are others after an upload with inf everywhere than without its client")
+    def looks_for_nan_alone(method, place):
+        def cleaned(upload):
+            nan = any(bool(tensor.isnan().any()) for tensor in upload.tensors.values())
+            return upload if nan else finite_numbers(upload)
+
+        return wrapped_server(method, cleaned)
+
+    @mutant(track, "non_finite_uploads", "are others after an upload with one inf in .* than without its client")
+    def takes_the_other_tensors_of_a_client(method, place):
+        def cleaned(upload):
+            some = any(bool(tensor.isfinite().any()) for tensor in upload.tensors.values())
+            return finite_numbers(upload) if some else upload
+
+        return wrapped_server(method, cleaned)
 
     @mutant(track, "arguments_stay", "client_update writes into its download")
     def writes_into_its_download(method, place):

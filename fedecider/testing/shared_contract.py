@@ -262,26 +262,39 @@ def _in_order(bench: Bench) -> list[Any]:
 
 def non_finite_uploads(bench: Bench) -> None:
     """An upload with a number that is not finite leaves the server as if its client had not been heard."""
-    method = bench.build()
-    server, local = method.init()
-    sent: list[Upload] = [updated(method, 1, block, server, local)[1] for block in _in_order(bench)]
-    if not any(tensor.is_floating_point() for tensor in sent[1].tensors.values()):
-        return  # whole numbers are always finite
-    after = method.server_aggregate(1, server, iter([sent[0], _poisoned(sent[1]), *sent[2:]]))
-    wrong = [name for name, tensor in after.items() if not tensor.isfinite().all()]
-    require(
-        not wrong,
-        f"the server's {wrong} are not finite after an upload that is not: leave such clients out, as "
-        "fedecider.federation.aggregate.weighted_mean does",
-    )
+    with bench.precision():
+        method = bench.build()
+        server, local = method.init()
+        sent: list[Upload] = [updated(method, 1, block, server, local)[1] for block in _in_order(bench)]
+        # Whole numbers are always finite, and a method that needs everyone has nothing to go on with.
+        poisoned = {} if bench.needs_everyone else _poisoned(sent[1])
+        if not poisoned:
+            return
+        expected = method.server_aggregate(1, server, iter([sent[0], *sent[2:]]))
+        for what, upload in poisoned.items():
+            after = method.server_aggregate(1, server, iter([sent[0], upload, *sent[2:]]))
+            wrong = differing(after, expected, bench.tolerance)
+            require(
+                not wrong,
+                f"the server's {wrong} are others after an upload with {what} than without its client: leave such "
+                "clients out as a whole, as fedecider.federation.aggregate.weighted_mean does",
+            )
 
 
-def _poisoned(upload: Upload) -> Upload:
-    tensors = {
-        name: torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
-        for name, tensor in upload.tensors.items()
+def _poisoned(upload: Upload) -> dict[str, Upload]:
+    """What is not finite -> the upload with it: all numbers, or a single one of each tensor."""
+    tensors = {name: tensor for name, tensor in upload.tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    if not tensors:
+        return {}
+    found = {
+        f"{value} everywhere": {name: torch.full_like(tensor, value) for name, tensor in tensors.items()}
+        for value in (torch.nan, torch.inf, -torch.inf)
     }
-    return upload._replace(tensors=tensors)
+    for name, tensor in tensors.items():
+        one = tensor.flatten().clone()
+        one[-1] = torch.inf
+        found[f"one inf in {name}"] = {name: one.view(tensor.shape)}
+    return {what: upload._replace(tensors={**upload.tensors, **changed}) for what, changed in found.items()}
 
 
 def bytes_counted(bench: Bench) -> None:

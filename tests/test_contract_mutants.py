@@ -192,6 +192,16 @@ for track in ("llm", "embedding"):
 
         return {"client_update": client_update}
 
+    @mutant(track, "arguments_stay", r"client_update writes into the own rows \['.*'\] that it is given")
+    def zeroes_the_own_rows_that_it_is_given(method, place):
+        def client_update(round, download, own, block):
+            done = method.client_update(round, download, {name: rows.clone() for name, rows in own.items()}, block)
+            for rows in own.values():
+                rows.zero_()
+            return done
+
+        return {"client_update": client_update}
+
     @mutant(track, "arguments_stay", "the server's .* are written in place")
     def writes_into_the_server(method, place):
         def aggregate(round, server, uploads):
@@ -219,6 +229,10 @@ for track in ("llm", "embedding"):
     @mutant(track, "positions", "lists for")
     def places_of_all_in_one_list(method, place):
         return {"positions": lambda *given: [torch.cat(method.positions(*given)), torch.zeros(1)]}
+
+    @mutant(track, "positions", "gives every held-out item of every client the place 0")
+    def ranks_everything_first(method, place):
+        return {"positions": lambda *given: [torch.zeros_like(found) for found in method.positions(*given)]}
 
     @mutant(track, "upload_like", "upload_like is not what is sent in round 1")
     def says_that_other_things_are_sent(method, place):

@@ -216,7 +216,10 @@ def arguments_stay(bench: Bench) -> None:
     shared = {name: tensor.clone() for name, tensor in {**download.shared, **download.per_client}.items()}
     own = {name: tensor[block.clients] for name, tensor in state.local.items()}
     read = {name: tensor for name, tensor in own.items() if name not in method.unread}
+    given = {name: tensor.clone() for name, tensor in read.items()}
     upload, _, _ = method.client_update(2, download, read, block)
+    wrong = differing(read, given)
+    require(not wrong, f"client_update writes into the own rows {wrong} that it is given: clone them first")
     wrong = differing({**download.shared, **download.per_client}, shared)
     require(not wrong, f"client_update writes into its download ({wrong}), which all clients share: clone it first")
     sent = {name: tensor.clone() for name, tensor in upload.tensors.items()}
@@ -328,8 +331,12 @@ def _plain(tree: Tree) -> Tree:
 
 
 def positions(bench: Bench) -> None:
-    """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits."""
+    """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits.
+
+    After one round of the tiny setting no model is so good, or so bad, that all items have one place.
+    """
     method, state = bench.build(), bench.trained()
+    places: dict[str, set[int]] = {view: set() for view in method.views}
     for size in (1, bench.num_clients):
         for block in bench.blocks(size):
             download = method.broadcast(2, state.server, block.clients)
@@ -346,6 +353,10 @@ def positions(bench: Bench) -> None:
                             f"{view}, client {client}, {split}: places have the shape {shape}, expected ({expected},)",
                         )
                         require(bool((place_U >= 0).all()), f"{view}, client {client}: a place below 0, or NaN")
+                        places[view].update(place_U.tolist())
+    for view, seen in places.items():
+        sentence = f"{view} gives every held-out item of every client the place {min(seen)}"
+        require(len(seen) > 1, f"{sentence}: count the items that score higher")
 
 
 SHARED: tuple[Contract, ...] = (

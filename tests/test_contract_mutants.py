@@ -1,11 +1,11 @@
 """`fedecider.testing` finds what is wrong: each part of the contract refuses a method that breaks it, in a sentence."""
 
 import sys
-from dataclasses import dataclass, field, make_dataclass
 
 import pytest
 import torch
 from outside import EXAMPLE
+from settings_mutants import wrong_settings
 
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
@@ -301,11 +301,6 @@ def trains_adapters_of_any_rank(method, models):
 def wrong_entries():
     """Parts that look at the entry itself: (part, what is wrong) -> entry, pattern."""
     llm, embedding = interpolated.METHOD, fedbias.METHOD
-    texts = {"__doc__": "Settings."}
-    mutable = dataclass(type("Mutable", (), {"__annotations__": {}, **texts}))
-    silent = make_dataclass("Silent", [("share", float, field(default=0.5))], frozen=True, namespace=texts)
-    told = {"__doc__": "Settings.\n\nArgs:\n    seed: The seed.\n"}
-    clashing = make_dataclass("Clashing", [("seed", int, field(default=0))], frozen=True, namespace=told)
 
     def load_local(models, config, view, download, own, client):
         interpolated.load_view(models, config, "local", download, own, client)
@@ -329,13 +324,7 @@ def wrong_entries():
         )
 
     return {
-        ("settings", "mutable"): (llm._replace(config=mutable), "Mutable is no frozen dataclass"),
-        ("settings", "no text"): (llm._replace(config=silent), r"Silent has no help text for \['share'\]"),
-        ("settings", "clash"): (embedding._replace(config=clashing), r"\['seed'\] of Clashing are names of common"),
-        ("settings", "grid"): (
-            llm._replace(grid=({"shares": 1.0},)),
-            r"the grid has \['shares'\], which are no settings",
-        ),
+        **wrong_settings(llm, embedding),
         ("scalars", "half"): (llm._replace(scalars=lambda *given: (0, 0)), r"scalars says 0 bytes down of client 0"),
         ("scalars_of_silos", "whole tables"): (
             llm._replace(

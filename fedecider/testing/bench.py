@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree
 from fedecider.federation.state import RunState
+from fedecider.tuning.space import Space
 
 Ran = tuple[RunState, list[dict]]
 """The final state of a run and the records of its rounds."""
@@ -27,6 +28,9 @@ class Entry(Protocol):
 
     @property
     def grid(self) -> tuple[dict[str, Any], ...]: ...
+
+    @property
+    def space(self) -> Space: ...
 
 
 class Bench:
@@ -68,8 +72,8 @@ class Bench:
         """How many held-out items a client has in each split."""
         raise NotImplementedError
 
-    def common_options(self) -> set[str]:
-        """Names of settings that are not the method's own."""
+    def common_settings(self) -> tuple[type, ...]:
+        """Dataclasses of the settings of a run that are not the method's own."""
         raise NotImplementedError
 
     def precision(self) -> AbstractContextManager[Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,24 +15,9 @@ from torch import Tensor
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of
 from fedecider.testing.bench import Bench, alike, differing, global_generators, require, require_same, updated
+from fedecider.testing.settings_contract import settings, space
 
 Contract = Callable[[Bench], None]
-
-
-def settings(bench: Bench) -> None:
-    """The settings are a frozen dataclass with a default and a help text for each, and the grid is made of settings."""
-    config, entry = bench.entry.config, bench.entry
-    frozen = is_dataclass(config) and getattr(config, "__dataclass_params__").frozen  # noqa: B009 (mypy lacks it)
-    require(frozen, f"{config.__name__} is no frozen dataclass")
-    own = {field.name for field in fields(config)}
-    told = set(re.findall(r"\n    (\w+): \S", inspect.getdoc(config) or ""))
-    require(own <= told, f"{config.__name__} has no help text for {sorted(own - told)}: give them below Args:")
-    common = bench.common_options()
-    require(not own & common, f"{sorted(own & common)} of {config.__name__} are names of common settings")
-    for setting in entry.grid:
-        unknown = sorted({name.partition(".")[0] for name in setting} - own - common)
-        require(not unknown, f"the grid has {unknown}, which are no settings")
-        config(**{name: value for name, value in setting.items() if name in own})
 
 
 def trees(bench: Bench) -> None:
@@ -331,10 +313,7 @@ def _plain(tree: Tree) -> Tree:
 
 
 def positions(bench: Bench) -> None:
-    """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits.
-
-    After one round of the tiny setting no model is so good, or so bad, that all items have one place.
-    """
+    """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits."""
     method, state = bench.build(), bench.trained()
     places: dict[str, set[int]] = {view: set() for view in method.views}
     for size in (1, bench.num_clients):
@@ -354,13 +333,14 @@ def positions(bench: Bench) -> None:
                         )
                         require(bool((place_U >= 0).all()), f"{view}, client {client}: a place below 0, or NaN")
                         places[view].update(place_U.tolist())
-    for view, seen in places.items():
+    for view, seen in places.items():  # after one round of the tiny setting no model is so good that all are first
         sentence = f"{view} gives every held-out item of every client the place {min(seen)}"
         require(len(seen) > 1, f"{sentence}: count the items that score higher")
 
 
 SHARED: tuple[Contract, ...] = (
     settings,
+    space,
     trees,
     uploads,
     upload_like,

@@ -1,11 +1,11 @@
 """`fedecider.testing` finds what is wrong: each part of the contract refuses a method that breaks it, in a sentence."""
 
 import sys
-from dataclasses import dataclass, field, make_dataclass
 
 import pytest
 import torch
 from outside import EXAMPLE
+from settings_mutants import wrong_settings
 
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
@@ -43,6 +43,22 @@ def wrapped_update(method, change):
         return change(upload, round, block), new, logs
 
     return {"client_update": client_update}
+
+
+def wrapped_server(method, change):
+    """``server_aggregate`` of uploads that went through ``change(upload)``."""
+    return {
+        "server_aggregate": lambda round, server, uploads: method.server_aggregate(
+            round, server, (change(upload) for upload in uploads)
+        )
+    }
+
+
+def finite_numbers(upload):
+    """The upload with 0 and the like where it is not finite."""
+    return upload._replace(
+        tensors={name: torch.nan_to_num(tensor, 0.0, 1.0) for name, tensor in upload.tensors.items()}
+    )
 
 
 def shifted(upload, value):
@@ -138,7 +154,7 @@ for track in ("llm", "embedding"):
             )
         }
 
-    @mutant(track, "non_finite_uploads", "are not finite after an upload that is not: leave such clients out")
+    @mutant(track, "non_finite_uploads", "are others after an upload with nan everywhere than without its client")
     def takes_every_number(method, place):
         def aggregate(round, server, uploads):
             sums = [{name: one.tensors[name].sum(dtype=torch.float32) for name in server} for one in uploads]
@@ -146,12 +162,42 @@ for track in ("llm", "embedding"):
 
         return {"server_aggregate": aggregate}
 
+    @mutant(track, "non_finite_uploads", "are others after an upload with nan everywhere than without its client")
+    def takes_zeros_for_what_is_not_finite(method, place):
+        return wrapped_server(method, finite_numbers)
+
+    @mutant(track, "non_finite_uploads", "are others after an upload with inf everywhere than without its client")
+    def looks_for_nan_alone(method, place):
+        def cleaned(upload):
+            nan = any(bool(tensor.isnan().any()) for tensor in upload.tensors.values())
+            return upload if nan else finite_numbers(upload)
+
+        return wrapped_server(method, cleaned)
+
+    @mutant(track, "non_finite_uploads", "are others after an upload with one inf in .* than without its client")
+    def takes_the_other_tensors_of_a_client(method, place):
+        def cleaned(upload):
+            some = any(bool(tensor.isfinite().any()) for tensor in upload.tensors.values())
+            return finite_numbers(upload) if some else upload
+
+        return wrapped_server(method, cleaned)
+
     @mutant(track, "arguments_stay", "client_update writes into its download")
     def writes_into_its_download(method, place):
         def client_update(round, download, own, block):
             done = method.client_update(round, download, own, block)
             for tensor in download.shared.values():
                 tensor += 1.0
+            return done
+
+        return {"client_update": client_update}
+
+    @mutant(track, "arguments_stay", r"client_update writes into the own rows \['.*'\] that it is given")
+    def zeroes_the_own_rows_that_it_is_given(method, place):
+        def client_update(round, download, own, block):
+            done = method.client_update(round, download, {name: rows.clone() for name, rows in own.items()}, block)
+            for rows in own.values():
+                rows.zero_()
             return done
 
         return {"client_update": client_update}
@@ -183,6 +229,10 @@ for track in ("llm", "embedding"):
     @mutant(track, "positions", "lists for")
     def places_of_all_in_one_list(method, place):
         return {"positions": lambda *given: [torch.cat(method.positions(*given)), torch.zeros(1)]}
+
+    @mutant(track, "positions", "gives every held-out item of every client the place 0")
+    def ranks_everything_first(method, place):
+        return {"positions": lambda *given: [torch.zeros_like(found) for found in method.positions(*given)]}
 
     @mutant(track, "upload_like", "upload_like is not what is sent in round 1")
     def says_that_other_things_are_sent(method, place):
@@ -251,11 +301,6 @@ def trains_adapters_of_any_rank(method, models):
 def wrong_entries():
     """Parts that look at the entry itself: (part, what is wrong) -> entry, pattern."""
     llm, embedding = interpolated.METHOD, fedbias.METHOD
-    texts = {"__doc__": "Settings."}
-    mutable = dataclass(type("Mutable", (), {"__annotations__": {}, **texts}))
-    silent = make_dataclass("Silent", [("share", float, field(default=0.5))], frozen=True, namespace=texts)
-    told = {"__doc__": "Settings.\n\nArgs:\n    seed: The seed.\n"}
-    clashing = make_dataclass("Clashing", [("seed", int, field(default=0))], frozen=True, namespace=told)
 
     def load_local(models, config, view, download, own, client):
         interpolated.load_view(models, config, "local", download, own, client)
@@ -279,13 +324,7 @@ def wrong_entries():
         )
 
     return {
-        ("settings", "mutable"): (llm._replace(config=mutable), "Mutable is no frozen dataclass"),
-        ("settings", "no text"): (llm._replace(config=silent), r"Silent has no help text for \['share'\]"),
-        ("settings", "clash"): (embedding._replace(config=clashing), r"\['seed'\] of Clashing are names of common"),
-        ("settings", "grid"): (
-            llm._replace(grid=({"shares": 1.0},)),
-            r"the grid has \['shares'\], which are no settings",
-        ),
+        **wrong_settings(llm, embedding),
         ("scalars", "half"): (llm._replace(scalars=lambda *given: (0, 0)), r"scalars says 0 bytes down of client 0"),
         ("scalars_of_silos", "whole tables"): (
             llm._replace(

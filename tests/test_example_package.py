@@ -142,8 +142,13 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
         "3",
         "--protocol",
         "strict",
+        "--seeds",
+        "1",
+        "--output",
+        str(tmp_path / "board"),
     ]
-    assert main([*board, "--seeds", "1", "--output", str(tmp_path / "board")]) == 0
+    assert main(board) == 0
+    cells = {folder.name for folder in (tmp_path / "board" / "cells").iterdir()}
     rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
     assert {row["method"] for row in rows} == {"popularity", "fedbias", "fedbias/local"}
     capsys.readouterr()
@@ -156,8 +161,9 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
         assert "package.version: got '0.2.0', expected '0.1.0'" in capsys.readouterr().err
         assert main(board) == 0
         made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
-        assert made_again
-        assert all(line.startswith("fedbias") for line in made_again)
+        added = {folder.name for folder in (tmp_path / "board" / "cells").iterdir()} - cells
+        assert len(made_again) == len(added) == sum(name.startswith("fedbias") for name in cells)
+        assert all(name.startswith("fedbias") for name in [*made_again, *added])
     finally:
         (info / "METADATA").write_text(metadata)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(installed)])

@@ -163,6 +163,26 @@ def test_names_that_options_have_are_refused(site, monkeypatch):
     assert parse_settings("", ["--method", "local", "--seed", "3"]).run.seed == 3
 
 
+@pytest.mark.parametrize("name", ["config", "help", "print_config", "my method", "-x", "a.b", "Domains", "seed"])
+def test_an_unlucky_name_disturbs_no_command(name, site, monkeypatch, capsys):
+    write_package(site, "acme-fl", GOOD_LLM, llm={name: "acme_fl:METHOD"})
+    use(monkeypatch, site)
+    assert parse_settings("", ["--method", "local", "--seed", "3"]).run.seed == 3
+    path = site / "settings.yaml"
+    path.write_text((PACKAGE / "configs" / "demo.yaml").read_text() + "seed: 4\n")
+    assert parse_settings("", ["--config", str(path), "--method", "local"]).run.seed == 4
+    for words in (["federate", "--help"], ["federate", "--print_config"], ["tune", "--help", "--method", "fedavg"]):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 0
+        assert "num_rounds" in capsys.readouterr().out
+    assert main(["federate", f"--method={name}", "--output", str(site / "run")]) == 2
+    assert f"got {'a method with the name' if name == 'seed' else 'the method'} " in capsys.readouterr().err
+    assert not (site / "run").exists()
+    if name != "seed":
+        assert "that is none of config, help, print_config: options and blocks" in LLM.problem(name)
+
+
 def test_settings_of_a_package_that_is_not_installed_name_it(site, monkeypatch):
     config = {"run": {"method": "acme"}, "package": {"name": "acme-fl", "version": "0.9"}}
     with pytest.raises(ValueError, match=r"got the method acme of acme-fl 0\.9 in run\.json, expected that"):

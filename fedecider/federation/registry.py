@@ -17,6 +17,10 @@ module is imported: the embedding track starts without the libraries of language
 TRACKS = {LLM_METHODS: "the LLM track", EMBEDDING_METHODS: "the embedding track"}
 
 
+RESERVED = ("config", "help", "print_config")
+"""Options that every command has, and that no method can be called after."""
+
+
 class HasConfig(Protocol):
     """What an entry of either track has."""
 
@@ -151,12 +155,17 @@ class Registry(Mapping[str, Entry]):
                 f"got the method {name} from {package_of(first)}{tracks[0]} and from {package_of(second)}{tracks[1]}, "
                 "expected different names. Uninstall one of them, or rename its method"
             )
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        if not may_be_name(name):
             return (
-                f"got the method {name!r} of {package_of(points[0])}, expected a name of small letters, digits and _: "
-                "options and blocks of settings are called after it"
+                f"got the method {name!r} of {package_of(points[0])}, expected a name of small letters, digits and _ "
+                f"that is none of {', '.join(RESERVED)}: options and blocks of settings are called after it"
             )
         return ""
+
+
+def may_be_name(name: str) -> bool:
+    """Whether options and blocks of settings can be called after a method of this name."""
+    return re.fullmatch(r"[a-z][a-z0-9_]*", name) is not None and name not in RESERVED
 
 
 def _is_a(kind: type) -> str:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fedecider.federation.registry import may_be_name
 from fedecider.llm.config import RunConfig
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings
@@ -61,7 +62,8 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     options = {field.name for one in classes for field in fields(one)}
     if method in options:
         raise ValueError(f"got a method with the name {method}, expected another name: an option is called so")
-    blocks_of = [name for name in METHODS if name not in options]  # who has such a name is refused when asked for
+    # who has another name is refused when asked for
+    blocks_of = [name for name in METHODS if may_be_name(name) and name not in options]
     starts = {f"--{name}" for name in blocks_of}
     prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in starts]
     if prefixed:
@@ -74,7 +76,7 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     default = DEMO if demo else None
     common = (*COMMON, *(name for one in beside for name in field_names(one)))
     parser = build_parser(description, *classes, default_config=default, common=common, texts=texts)
-    blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")))
+    blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")), blocks_of)
     for name in blocks_of:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
@@ -94,10 +96,10 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     return settings, others
 
 
-def _method_blocks(config: Path) -> dict[str, dict]:
-    """Checked method settings of a config file, by method."""
+def _method_blocks(config: Path, methods: Sequence[str]) -> dict[str, dict]:
+    """Checked settings of these methods in a config file, by method."""
     content = load_yaml(config) if settings_file(config).is_file() else None
-    blocks = {name: content[name] for name in METHODS if name in content} if isinstance(content, dict) else {}
+    blocks = {name: content[name] for name in methods if name in content} if isinstance(content, dict) else {}
     for name, block in blocks.items():
         if METHODS.problem(name):
             continue  # a package that is out of order is told to those who ask for its method

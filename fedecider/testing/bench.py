@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree
 from fedecider.federation.state import RunState
+from fedecider.tuning.space import Space
 
 Ran = tuple[RunState, list[dict]]
 """The final state of a run and the records of its rounds."""
@@ -27,6 +28,9 @@ class Entry(Protocol):
 
     @property
     def grid(self) -> tuple[dict[str, Any], ...]: ...
+
+    @property
+    def space(self) -> Space: ...
 
 
 class Bench:
@@ -68,8 +72,8 @@ class Bench:
         """How many held-out items a client has in each split."""
         raise NotImplementedError
 
-    def common_options(self) -> set[str]:
-        """Names of settings that are not the method's own."""
+    def common_settings(self) -> tuple[type, ...]:
+        """Dataclasses of the settings of a run that are not the method's own."""
         raise NotImplementedError
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -79,6 +83,14 @@ class Bench:
     def _reference(self, rounds: int) -> Ran:
         """A run that many contracts compare with; nobody may change it."""
         return self.run(self.build(), rounds)
+
+    def trained(self) -> RunState:
+        """The state after one round of the real loop in which nobody was ranked: the places are made up."""
+
+        def places(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+            return [torch.zeros(self.num_places(client), dtype=torch.int64) for client in block.clients.tolist()]
+
+        return self.run(self.build()._replace(positions=places), 1)[0]
 
     def update(self, round: int, block: Block, state: RunState) -> tuple[Download, Any, Mapping[str, Any], list[dict]]:
         """Download, upload, new own rows and logs of a block that trains in ``round`` from ``state``."""

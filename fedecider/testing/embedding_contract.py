@@ -17,6 +17,7 @@ from embedding_fr.setup import EmbeddingRunConfig
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.protocols import PROTOCOLS
 from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.privacy import PrivacyConfig
 from fedecider.testing.bench import Bench, Ran, alike, differing, require, require_same
 from fedecider.testing.embedding_setting import (
     SEQUENCES,
@@ -62,9 +63,9 @@ class EmbeddingBench(Bench):
     def num_places(self, client: int) -> int:
         return 1
 
-    def common_options(self) -> set[str]:
-        classes = (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining)
-        return {field.name for one in classes for field in dataclasses.fields(one)}
+    def common_settings(self) -> tuple[type, ...]:
+        privacy = () if self.entry.guarantee else (PrivacyConfig,)
+        return (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy)
 
     @contextmanager
     def precision(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -68,8 +67,8 @@ class LlmBench(Bench):
     def num_places(self, client: int) -> int:
         return SIZES[NAMES[client]]
 
-    def common_options(self) -> set[str]:
-        return {field.name for one in (RunConfig, LocalTraining, RankingConfig) for field in fields(one)}
+    def common_settings(self) -> tuple[type, ...]:
+        return (RunConfig, LocalTraining, RankingConfig)
 
 
 def base_stays(bench: LlmBench) -> None:

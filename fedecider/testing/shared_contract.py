@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,24 +15,9 @@ from torch import Tensor
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of
 from fedecider.testing.bench import Bench, alike, differing, global_generators, require, require_same, updated
+from fedecider.testing.settings_contract import settings, space
 
 Contract = Callable[[Bench], None]
-
-
-def settings(bench: Bench) -> None:
-    """The settings are a frozen dataclass with a default and a help text for each, and the grid is made of settings."""
-    config, entry = bench.entry.config, bench.entry
-    frozen = is_dataclass(config) and getattr(config, "__dataclass_params__").frozen  # noqa: B009 (mypy lacks it)
-    require(frozen, f"{config.__name__} is no frozen dataclass")
-    own = {field.name for field in fields(config)}
-    told = set(re.findall(r"\n    (\w+): \S", inspect.getdoc(config) or ""))
-    require(own <= told, f"{config.__name__} has no help text for {sorted(own - told)}: give them below Args:")
-    common = bench.common_options()
-    require(not own & common, f"{sorted(own & common)} of {config.__name__} are names of common settings")
-    for setting in entry.grid:
-        unknown = sorted({name.partition(".")[0] for name in setting} - own - common)
-        require(not unknown, f"the grid has {unknown}, which are no settings")
-        config(**{name: value for name, value in setting.items() if name in own})
 
 
 def trees(bench: Bench) -> None:
@@ -216,7 +198,10 @@ def arguments_stay(bench: Bench) -> None:
     shared = {name: tensor.clone() for name, tensor in {**download.shared, **download.per_client}.items()}
     own = {name: tensor[block.clients] for name, tensor in state.local.items()}
     read = {name: tensor for name, tensor in own.items() if name not in method.unread}
+    given = {name: tensor.clone() for name, tensor in read.items()}
     upload, _, _ = method.client_update(2, download, read, block)
+    wrong = differing(read, given)
+    require(not wrong, f"client_update writes into the own rows {wrong} that it is given: clone them first")
     wrong = differing({**download.shared, **download.per_client}, shared)
     require(not wrong, f"client_update writes into its download ({wrong}), which all clients share: clone it first")
     sent = {name: tensor.clone() for name, tensor in upload.tensors.items()}
@@ -262,26 +247,39 @@ def _in_order(bench: Bench) -> list[Any]:
 
 def non_finite_uploads(bench: Bench) -> None:
     """An upload with a number that is not finite leaves the server as if its client had not been heard."""
-    method = bench.build()
-    server, local = method.init()
-    sent: list[Upload] = [updated(method, 1, block, server, local)[1] for block in _in_order(bench)]
-    if not any(tensor.is_floating_point() for tensor in sent[1].tensors.values()):
-        return  # whole numbers are always finite
-    after = method.server_aggregate(1, server, iter([sent[0], _poisoned(sent[1]), *sent[2:]]))
-    wrong = [name for name, tensor in after.items() if not tensor.isfinite().all()]
-    require(
-        not wrong,
-        f"the server's {wrong} are not finite after an upload that is not: leave such clients out, as "
-        "fedecider.federation.aggregate.weighted_mean does",
-    )
+    with bench.precision():
+        method = bench.build()
+        server, local = method.init()
+        sent: list[Upload] = [updated(method, 1, block, server, local)[1] for block in _in_order(bench)]
+        # Whole numbers are always finite, and a method that needs everyone has nothing to go on with.
+        poisoned = {} if bench.needs_everyone else _poisoned(sent[1])
+        if not poisoned:
+            return
+        expected = method.server_aggregate(1, server, iter([sent[0], *sent[2:]]))
+        for what, upload in poisoned.items():
+            after = method.server_aggregate(1, server, iter([sent[0], upload, *sent[2:]]))
+            wrong = differing(after, expected, bench.tolerance)
+            require(
+                not wrong,
+                f"the server's {wrong} are others after an upload with {what} than without its client: leave such "
+                "clients out as a whole, as fedecider.federation.aggregate.weighted_mean does",
+            )
 
 
-def _poisoned(upload: Upload) -> Upload:
-    tensors = {
-        name: torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
-        for name, tensor in upload.tensors.items()
+def _poisoned(upload: Upload) -> dict[str, Upload]:
+    """What is not finite -> the upload with it: all numbers, or a single one of each tensor."""
+    tensors = {name: tensor for name, tensor in upload.tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    if not tensors:
+        return {}
+    found = {
+        f"{value} everywhere": {name: torch.full_like(tensor, value) for name, tensor in tensors.items()}
+        for value in (torch.nan, torch.inf, -torch.inf)
     }
-    return upload._replace(tensors=tensors)
+    for name, tensor in tensors.items():
+        one = tensor.flatten().clone()
+        one[-1] = torch.inf
+        found[f"one inf in {name}"] = {name: one.view(tensor.shape)}
+    return {what: upload._replace(tensors={**upload.tensors, **changed}) for what, changed in found.items()}
 
 
 def bytes_counted(bench: Bench) -> None:
@@ -316,8 +314,8 @@ def _plain(tree: Tree) -> Tree:
 
 def positions(bench: Bench) -> None:
     """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits."""
-    method = bench.build()
-    state, _ = bench.reference(1)
+    method, state = bench.build(), bench.trained()
+    places: dict[str, set[int]] = {view: set() for view in method.views}
     for size in (1, bench.num_clients):
         for block in bench.blocks(size):
             download = method.broadcast(2, state.server, block.clients)
@@ -334,10 +332,15 @@ def positions(bench: Bench) -> None:
                             f"{view}, client {client}, {split}: places have the shape {shape}, expected ({expected},)",
                         )
                         require(bool((place_U >= 0).all()), f"{view}, client {client}: a place below 0, or NaN")
+                        places[view].update(place_U.tolist())
+    for view, seen in places.items():  # after one round of the tiny setting no model is so good that all are first
+        sentence = f"{view} gives every held-out item of every client the place {min(seen)}"
+        require(len(seen) > 1, f"{sentence}: count the items that score higher")
 
 
 SHARED: tuple[Contract, ...] = (
     settings,
+    space,
     trees,
     uploads,
     upload_like,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.bounds import is_out_of_memory
-from fedecider.federation.record import Recorder
+from fedecider.federation.record import CannotResume, Recorder
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder, default_name
@@ -48,7 +48,7 @@ class Track(NamedTuple):
     """What all trials share is built, and what cannot be run as it is given is refused; called once before them."""
     play: Callable[[Any, TrialPlace], Outcome]
     """settings, place -> what all rounds gave on validation items; goes on after the last checkpoint of ``place``.
-    ``ValueError`` for settings that cannot be run or that diverged."""
+    ``ValueError`` for settings that cannot be run or that diverged; ``CannotResume`` where ``place`` is damaged."""
     as_file: Callable[[Any], dict[str, Any]]
     """settings -> what a file of ``--config`` says for the same run."""
 
@@ -59,7 +59,8 @@ def tune(track: Track, config: TuneConfig, fixed: Sequence[str], launch: Launch)
     ``fixed``: options that are not searched, since they were given by name.
 
     Raises:
-        ValueError: there is nothing to search; no trial finished; or the folder holds another search.
+        ValueError: there is nothing to search; no trial finished; the folder holds another search; or the trial in
+            progress cannot go on from what is there of it.
     """
     load_optuna()
     run = track.settings.run
@@ -119,6 +120,8 @@ def _played(track: Track, setting: Setting, folder: Path, launch: Launch) -> Tri
     place = TrialPlace(Recorder(folder / "rounds.jsonl" if launch.is_main else None), folder / "checkpoints")
     try:
         outcome = track.play(with_setting(track.settings, setting), place)
+    except CannotResume:  # says nothing about the setting
+        raise
     except ValueError as error:  # such as a run that diverged
         problem = " ".join(str(error).split())
     except (MemoryError, RuntimeError) as error:

@@ -167,6 +167,51 @@ def test_every_reservation_is_said_and_turns_yes_into_perhaps(changes, said):
     assert not found.answer.startswith("By these numbers")
 
 
+@pytest.mark.parametrize("field", ["without_exchange", "before_rounds"])
+@pytest.mark.parametrize(
+    ("hit", "ndcg", "answer", "held"),
+    [
+        ((0.02, 0.01), (0.02, 0.01), "By these numbers, yes: it is better than text neighbours", None),
+        ((0.02, 0.01), (0.02, 0.3), "By these numbers, yes: it is better than text neighbours", None),
+        ((0.02, 0.3), (0.02, 0.3), "Perhaps: it is better than text", "It is not distinguishable from the other (it):"),
+        ((0.02, 0.01), (-0.02, 0.01), "Perhaps: it is better than text", "By one metric it is better than the other"),
+        ((-0.02, 0.3), (-0.02, 0.01), "No: the other (it) is better, so the ", "It is worse than the other (it)."),
+        ((-0.02, 0.01), (-0.02, 0.01), "No: the other (it) is better, so the ", "It is worse than the other (it)."),
+        (None, None, "Perhaps: it is better than text", "No paired test with the other (it) was made, and the int"),
+    ],
+)
+def test_who_trained_alone_and_what_was_there_before_the_rounds_must_be_beaten(field, hit, ndcg, answer, held):
+    tests = both("ours", RULES[1], 0.026, 0.01)
+    for metric, found in (("hit@10", hit), ("ndcg@10", ndcg)):
+        tests += [paired("ours", "it", *found, metric)] if found else []
+    known = evidence(rows={**evidence().rows, "it": values(0.16)}, tests=tests, **{field: {"it": "the other"}})
+    said = opening(known)
+    assert said.answer.startswith(answer)
+    assert [line.startswith(held) for line in said.reservations] == ([True] if held else [])
+    assert "Beside it: the other, 16.0 (" in said.paragraphs[-1]
+    if answer.startswith("No"):
+        harm = "the federation" if field == "without_exchange" else "the training"
+        assert said.answer == f"No: the other (it) is better, so {harm} does harm."
+    planted = opening(known._replace(planted=True)).answer
+    assert planted.startswith(
+        f"Cannot be said: the data are planted. On them, {'no: the other' if 'No' in answer else 'it is'}"
+    )
+    assert opening(known._replace(rows=evidence().rows)).reservations == [], "no such row, nothing to say"
+
+
+def test_a_row_that_must_be_beaten_and_is_no_number_is_said():
+    rows = {**evidence().rows, "it": values(math.nan)}
+    tests = both("ours", RULES[1], 0.026, 0.01)
+    said = opening(evidence(rows=rows, tests=tests, without_exchange={"it": "the other"}))
+    assert said.reservations == [
+        "The result of the other (it) is not a number: whether the exchange helps cannot be said."
+    ]
+    assert said.answer.startswith("Perhaps")
+    alone = opening(evidence(tests=tests, without_exchange={"ours": "itself"}))  # the row itself trained alone
+    assert (alone.answer[:7], alone.reservations) == ("By thes", [])
+    assert opening(evidence(rows=rows, simple=(), before_rounds={"ours": "itself"})).answer.startswith("Cannot")
+
+
 def test_agreement_needs_no_reservation():
     assert opening(evidence(valid={"ours": 0.16, RULES[1]: 0.14})).reservations == []
     assert opening(evidence(valid={"ours": 0.12})).reservations == []  # the rule was not ranked on validation items

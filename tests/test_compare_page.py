@@ -109,6 +109,7 @@ def test_the_verdict_is_about_the_row_that_validation_chose(config, methods, col
     assert [line.partition(":")[0] for line in said.reservations] == [
         "ours was chosen on validation items; on test items local has more",
         "2 seeds",
+        "Not tested",
         "It is not distinguishable from the same training without any exchange (local)",
         "Validation and test disagree",
     ]

@@ -32,7 +32,10 @@ def chosen_row(methods: Sequence[RowRuns], collected: Collected) -> str | None:
 
 
 def comparison_opening(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Opening | None:
-    """None where there is no row that one could switch on; else about the row that is best on validation, beside simple rules, local training and models of one client."""
+    """About the row that is best on validation, beside simple rules, local training and models of one client.
+
+    None where there is no row that one could switch on.
+    """
     chosen = chosen_row(methods, collected)
     if chosen is None:
         return None

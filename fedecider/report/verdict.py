@@ -226,10 +226,29 @@ def _reservations(evidence: Evidence) -> list[str]:
         found.append(f"{evidence.num_seeds} seeds: too few to know how much runs differ.")
     if evidence.num_clients == 1:
         found.append("One client: nothing was exchanged, so this says nothing about federation.")
-    found += _not_better(evidence)
+    found += [*_untested(evidence), *_not_better(evidence)]
     if best is not None:
         found += [*_disagreement(evidence, subject, best), *_elsewhere(evidence, subject, best)]
     return found
+
+
+def _untested(evidence: Evidence) -> list[str]:
+    """Rows that the subject is said to be above or below without a paired test."""
+    pairs = [(label, metric) for metric, (label, _) in _sides(evidence).items()]
+    must = (*evidence.without_exchange, *evidence.before_rounds)
+    pairs += [(label, metric) for label in must if _kinds(evidence, label) for metric in COMPARED]
+    untested: dict[str, list[str]] = {}
+    for label, metric in pairs:
+        found = side(evidence, evidence.subject, label, metric)
+        if found in ("above", "below") and _test(evidence, evidence.subject, label, metric) is None:
+            untested.setdefault(label, []).append(metric)
+    if not untested:
+        return []
+    said = ", ".join(f"{label} ({' and '.join(metrics)})" for label, metrics in untested.items())
+    return [
+        f"Not tested: intervals that do not overlap are all there is for {evidence.subject} beside {said}. A paired "
+        "test was not made."
+    ]
 
 
 def _not_better(evidence: Evidence) -> list[str]:

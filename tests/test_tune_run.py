@@ -106,6 +106,18 @@ def test_a_search_that_was_killed_is_the_same_as_one_that_was_not(search, monkey
     assert len(trials()) == 10
 
 
+def test_a_lock_of_the_journal_that_a_kill_left_behind_does_not_stop_a_search(search, data, monkeypatch):
+    """Optuna's lock is a symbolic link to the journal; with a relative path it dangles, and optuna waits for ever."""
+    assert search("--trials", 1, "--output", "run") == 0
+    Path("run/journal.jsonl.lock").symlink_to("run/journal.jsonl")
+    words = ["--method", "fedmf", *data, "--embedding_size", "4", "--num_threads", "1", "--num_rounds", "3"]
+    command = [sys.executable, "-m", "fedecider.commands.main", "tune", *words, "--output", "run", "--resume", "true"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([*command, "--trials", "2"], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(trials()) == 2
+
+
 def test_failed_trials_are_kept_with_their_sentence(search, monkeypatch, capsys):
     whole = METHODS["fedmf"]
 

@@ -165,7 +165,7 @@ def _write(
         comments = [f"{title}: trial {best + 1} of {len(trials)}, {score}", setting_text(trials[best].setting)]
         write_settings(root / "best.yaml", values, comments)
         notes.append(f"A run with them: `fedecider federate --config {root / 'best.yaml'}`")
-    shares = importances(journal, trials)
+    shares = importances(journal)
     (root / "tune.md").write_text(trial_page(title, heading, trials, search, shares, notes), encoding="utf-8")
     console.print(trial_table(trials, title))
     for note in notes:

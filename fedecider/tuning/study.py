@@ -18,7 +18,7 @@ from fedecider.running.tracking import checked_run, opened_together
 from fedecider.tuning.config import TuneConfig
 from fedecider.tuning.journal import Journal, Outcome, Trial, importances
 from fedecider.tuning.report import setting_text, trial_page, trial_table, write_settings
-from fedecider.tuning.search import Search, best_of, load_optuna, proposal, search_of
+from fedecider.tuning.search import Search, best_of, load_optuna, proposal, search_of, shortfall
 from fedecider.tuning.settings import with_setting
 from fedecider.tuning.space import Setting, Space
 
@@ -99,10 +99,11 @@ def _all_trials(
     if trials and launch.is_main:
         say(f"{len(trials)} trials are there already")
     while len(trials) < config.trials:
-        setting = proposal(search, [trial.tried for trial in trials])
+        tried = [trial.tried for trial in trials]
+        setting = proposal(search, tried)
         if setting is None:
             if launch.is_main:
-                say(f"every setting of the search was tried: {len(trials)} trials instead of {config.trials}")
+                say(shortfall(search, tried, config.trials))
             break
         trial = _played(track, setting, folder.root / "trials" / f"{len(trials) + 1:03d}", launch)
         trials.append(trial)

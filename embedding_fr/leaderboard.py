@@ -149,8 +149,10 @@ def fill(
 ) -> Iterator[BoardRow]:
     """Run what is missing and yield the rows, method by method."""
     groups = protocol_groups(config.protocol_names)
+    tuned_under = [group for group in groups if not get_protocol(group[0]).leaks]  # as _tuned has it
     for method in config.method_names:
-        check_budget(_search(config, data, method, groups[0]), config.tune)
+        for group in tuned_under:
+            check_budget(_search(config, data, method, group), config.tune)
     for method in config.method_names:
         for group in groups:
             try:

@@ -12,7 +12,7 @@ from fedecider.report.figures import convergence_curves
 from fedecider.report.page import Download, Opening, PageTable, Section, write_page
 from fedecider.report.rows import CANARY, COMPARED
 from fedecider.report.tables import comparisons_csv, csv_text, interval_text
-from fedecider.report.verdict import Evidence, opening
+from fedecider.report.verdict import WITHOUT_EXCHANGE, Evidence, opening
 
 SIMPLE = ("popularity", "last_item_cooccurrence", "decayed_cooccurrence")
 """Rows that need no training."""
@@ -68,10 +68,11 @@ def board_evidence(
     """What the rows of one protocol say about ``chosen``."""
     name, subject = chosen["protocol"], chosen["method"]
     central = [row for row in rows if row["kind"] == "central" and row["method"] not in (*SIMPLE, CANARY)]
-    beside = {f"{subject}{LOCAL}": "the same training without any exchange"}
+    beside = {}
     if central:
         best = max(central, key=lambda row: row["valid_ndcg@10"])["method"]
         beside[best] = f"{best} with all data in one place"
+    alone = {row["method"]: row["method"].removesuffix(LOCAL) for row in rows if row["kind"] == "local"}
     protocol, chance = get_protocol(name), content["chance_hit@10"][name]
     canary = [row["hit@10"]["low"] for row in rows if row["method"] == CANARY]
     alarms = [
@@ -93,6 +94,10 @@ def board_evidence(
         protocol=name,
         tests=content["comparisons"][name],
         beside=beside,
+        without_exchange={
+            label: WITHOUT_EXCHANGE if method == subject else f"{method} without any exchange"
+            for label, method in alone.items()
+        },
         num_seeds=chosen["seeds"],
         num_clients=content["num_users"],
         chance=chance,

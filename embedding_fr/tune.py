@@ -14,6 +14,7 @@ from fedecider.data.readers.files import to_stderr
 from fedecider.federation.faults import read_faults
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
+from fedecider.running.run_folder import fingerprint
 from fedecider.running.stages import as_plain, content_key
 from fedecider.running.yaml_file import load_yaml
 from fedecider.tuning.config import TuneConfig
@@ -44,7 +45,7 @@ def tune_embedding(settings: EmbeddingSettings, config: TuneConfig, fixed: Seque
                 setup,
                 recorder=place.recorder,
                 checkpoints=place.checkpoints,
-                key=content_key([hashes, own.as_record()]),
+                key=fingerprint({"config": own.as_record(), "data": hashes}),
                 processes=launch.processes,
                 on_clients=on_clients,
                 faults=faults,

@@ -166,6 +166,26 @@ def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playgrou
     assert more[1].tried[:5] == found["local"].tried
 
 
+def test_a_row_that_has_no_further_setting_says_so_once(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+
+    def work(config, jobs):
+        for run in [run for stage, run in jobs if stage == "federate" and not run.finished]:
+            run.folder.root.mkdir(parents=True)
+            run.folder.metrics.write_text(json.dumps({"best_valid_ndcg@10": scored(run)}))
+            run.folder.results.touch()
+
+    monkeypatch.setattr(planning, "_work", work)
+    monkeypatch.setattr(planning, "TRAINING_SPACE", {})
+    rows = {"local": {}, "fedprox": {}}
+    config = CompareConfig(**{**TABLE, "output": "few", "rows": rows, "tune": 9, "against": [], "analysed": []})
+    found = {row.label: row for row in planning.fill(config, plan(config))}
+    assert {label: len(row.tried) for label, row in found.items()} == {"local": 4, "fedprox": 9}
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("trials instead of") == 1
+    assert "local: every setting of the search was tried: 4 trials instead of 9" in said
+
+
 def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     config = CompareConfig(**{**TABLE, "rows": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})

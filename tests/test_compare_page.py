@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from fedecider.comparison.collect import Collected, Cost
-from fedecider.comparison.opening import chosen_row, comparison_evidence
+from fedecider.comparison.opening import chosen_row, comparison_evidence, comparison_opening
 from fedecider.comparison.page import write_page_of
 from fedecider.comparison.plan import CompareConfig, RowRuns, Run
 from fedecider.evaluation.statistics import Comparison, Interval
@@ -93,8 +93,8 @@ def config(tmp_path):
 
 
 def test_the_verdict_is_about_the_row_that_validation_chose(config, methods, collected):
-    evidence = comparison_evidence(config, methods, collected)
-    assert evidence.subject == chosen_row(collected) == "ours"
+    evidence = comparison_evidence(config, methods, collected, "ours")
+    assert evidence.subject == chosen_row(methods, collected) == "ours"
     assert evidence.valid == {"ours": pytest.approx(0.25), "popularity": pytest.approx(0.35)}
     assert {one["domain"] for one in evidence.tests} == {"macro"}
     assert list(evidence.domains) == ["crime", "comics"]
@@ -109,11 +109,40 @@ def test_the_verdict_is_about_the_row_that_validation_chose(config, methods, col
     assert [line.partition(":")[0] for line in said.reservations] == [
         "ours was chosen on validation items; on test items local has more",
         "2 seeds",
+        "Not tested",
+        "It is not distinguishable from the same training without any exchange (local)",
         "Validation and test disagree",
     ]
     turned = collected._replace(valid={"ours": 0.1, "local": 0.2})
-    assert comparison_evidence(config, methods, turned).subject == "local"
-    assert comparison_evidence(config, methods, turned).alarms == []
+    assert chosen_row(methods, turned) == "local"
+    assert comparison_evidence(config, methods, turned, "local").alarms == []
+
+
+def test_a_federation_that_does_harm_is_not_switched_on(config, methods, collected):
+    worse = collected._replace(comparisons=[comparison("ours", "local", -0.02, 0.01), *collected.comparisons[1:]])
+    said = opening(comparison_evidence(config, methods, worse, "ours"))
+    assert said.answer == ("No: the same training without any exchange (local) is better, so the federation does harm.")
+    student = result("zero-shot student", 0.4)
+    spoilt = collected._replace(rows=[*collected.rows, student])
+    assert opening(comparison_evidence(config, methods, spoilt, "ours")).answer == (
+        "No: the shared model before the rounds (zero-shot student) is better, so the training does harm."
+    )
+
+
+def test_nobody_is_asked_to_switch_on_what_pools_all_data(config, methods, collected):
+    """It stands beside what one could switch on, however good it is."""
+    pooled = RowRuns("ours", "centralised", {}, [], methods[0].runs)
+    assert chosen_row([pooled, methods[1]], collected) == "local"
+    evidence = comparison_evidence(config, [pooled, methods[1]], collected, "local")
+    assert evidence.beside["ours"] == "all data in one place"
+    assert chosen_row([pooled], collected) is None
+    assert comparison_opening(config, [pooled], collected) is None
+    (about,) = [
+        text for text in comparison_opening(config, [pooled, methods[1]], collected).paragraphs if "What" in text
+    ]
+    assert about.endswith("the best validation ndcg@10, methods that pool all data left out.")
+    text = page(config, [pooled], collected._replace(valid={"ours": 0.3}, curves={}, costs={}))
+    assert "Would one" not in text
 
 
 def page(config, methods, collected) -> str:

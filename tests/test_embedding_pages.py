@@ -40,15 +40,20 @@ CONTENT = {
 def test_the_leaderboard_asks_about_the_row_that_validation_chose():
     evidence = board_evidence(CONTENT, ROWS, ROWS[0])
     assert evidence.subject == "fednear"
-    assert evidence.beside == {
-        "fednear/local": "the same training without any exchange",
-        "mf": "mf with all data in one place",
+    assert evidence.beside == {"mf": "mf with all data in one place"}
+    assert evidence.without_exchange == {"fedmf/local": "fedmf without any exchange"}
+    assert board_evidence(CONTENT, ROWS, ROWS[1]).without_exchange == {
+        "fedmf/local": "the same training without any exchange"
     }
     assert evidence.alarms == [
         "fednear was chosen on validation items; on test items fedmf has more: 22.0 against 20.0 of 100 users."
     ]
     said = opening(evidence)
     assert said.answer == "Perhaps: it is better than decayed_cooccurrence, the best simple rule, with reservations."
+    alone = [*ROWS, row("pfedrec/local", "local", 0.3, 0.2)]
+    assert opening(board_evidence(CONTENT, alone, ROWS[0])).answer == (
+        "No: pfedrec without any exchange (pfedrec/local) is better, so the federation does harm."
+    )
     loud = [*ROWS[:-1], row("memoriser", "central", 0.4, 0.3)]
     assert "The memoriser" in board_evidence(CONTENT, loud, ROWS[0]).alarms[0]
     assert board_evidence(CONTENT, ROWS, ROWS[1]).alarms == []

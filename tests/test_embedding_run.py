@@ -386,6 +386,14 @@ def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_ag
     assert "validation ndcg@10" not in capsys.readouterr().out
 
 
+def test_where_nothing_is_tuned_the_leaderboard_needs_no_optuna(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    words = ["--methods", "fedmf,ease", *data, "--num_rounds", 1, "--seeds", 1, "--tune", 30, "--only_cells", "true"]
+    assert leaderboard(*words, "--output", tmp_path / "board", "--protocol", "paper") == 0
+    assert leaderboard(*words, "--output", tmp_path / "board", "--protocol", "paper,strict") == 2
+    assert "pip install 'fedecider[tune]'" in capsys.readouterr().err
+
+
 def test_the_candidates_of_the_leaderboard_are_those_of_the_grids():
     """Tables of earlier versions knew nothing but grids, and are made again with the same cells."""
     config = LeaderboardConfig(methods="all")

@@ -95,7 +95,7 @@ def test_a_search_that_was_killed_is_the_same_as_one_that_was_not(search, monkey
         with Path("run/journal.jsonl").open("a") as file:
             file.write('{"op_code":4,"worker_id":"half a li')
     capsys.readouterr()
-    assert search(*words, "--output", "run", "--resume", "true") == 0
+    assert search(*words, "--output", Path("run").resolve(), "--resume", "true") == 0
     assert "6 trials are there already" in capsys.readouterr().out
     assert trials() == trials("whole")
     after = Path("run/trials/007/rounds.jsonl").read_text()
@@ -104,6 +104,18 @@ def test_a_search_that_was_killed_is_the_same_as_one_that_was_not(search, monkey
     assert search("--trials", 10, "--checkpoint_every", 1, "--output", "run", "--resume", "true") == 0
     assert trials()[:8] == trials("whole")
     assert len(trials()) == 10
+
+
+def test_a_lock_of_the_journal_that_a_kill_left_behind_does_not_stop_a_search(search, data, monkeypatch):
+    """Optuna's lock is a symbolic link to the journal; with a relative path it dangles, and optuna waits for ever."""
+    assert search("--trials", 1, "--output", "run") == 0
+    Path("run/journal.jsonl.lock").symlink_to("run/journal.jsonl")
+    words = ["--method", "fedmf", *data, "--embedding_size", "4", "--num_threads", "1", "--num_rounds", "3"]
+    command = [sys.executable, "-m", "fedecider.commands.main", "tune", *words, "--output", "run", "--resume", "true"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([*command, "--trials", "2"], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(trials()) == 2
 
 
 def test_failed_trials_are_kept_with_their_sentence(search, monkeypatch, capsys):
@@ -262,6 +274,40 @@ def test_a_search_of_the_llm_track(llm, monkeypatch, capsys):
     assert main([*words, "3", "--output", "other"]) == 0
     assert read_json(Path("run/run.json"))["data"] != read_json(Path("other/run.json"))["data"]
     assert trials("other") == trials("run")
+
+
+def test_a_killed_search_of_the_llm_track_goes_on_in_the_middle_of_its_trial(llm, monkeypatch, capsys):
+    monkeypatch.chdir(llm)
+    words = ["--config", "toy.yaml", "--method", "fedprox", "--trials", "2", "--output"]
+    assert main([*words, "uncut"]) == 0
+
+    class Killed(BaseException):
+        pass
+
+    kept = Recorder.write
+
+    def write(self, record):
+        if self.path.parent.name == "002" and record["round"] == 2:
+            raise Killed
+        kept(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "write", write)
+        with pytest.raises(Killed):
+            main([*words, "cut"])
+    rounds, before = Path("cut/trials/002/rounds.jsonl"), Path("cut/trials/002/rounds.jsonl").read_text()
+    assert before.count("\n") == 1
+
+    rounds.write_text(before.replace('"round": 1', '"round":  1'))
+    capsys.readouterr()
+    assert main([*words, "cut", "--resume", "true"]) == 2, "what cannot go on is no trial that failed"
+    assert "got cut/trials/002/rounds.jsonl damaged" in capsys.readouterr().err
+    assert len(trials("cut")) == 1
+
+    rounds.write_text(before)
+    assert main([*words, str(llm / "cut"), "--resume", "true"]) == 0  # the same folder by another name
+    assert trials("cut") == trials("uncut")
+    assert rounds.read_text().startswith(before), "it went on after its first round: seconds are the same"
 
 
 def with_other_test_items(domain):

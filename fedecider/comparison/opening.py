@@ -12,38 +12,50 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import STUDENT, UNTRAINED
 from fedecider.llm.run_warnings import canary_alarms
 from fedecider.llm.run_words import valid_hits
+from fedecider.methods import METHODS
 from fedecider.report.page import Opening
 from fedecider.report.rows import comparisons_data, rows_data
 from fedecider.report.tables import shown_domains
-from fedecider.report.verdict import Evidence, opening
+from fedecider.report.verdict import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, opening
 from fedecider.running.damage import read_object
 
-BESIDE = {"local": "the same training without any exchange", "centralised": "all data in one place"}
-"""Methods that say what an exchange can be worth."""
+LOCAL = "local"
 
 
-def chosen_row(collected: Collected) -> str:
-    """The method that one would take: the best one on validation items, whatever the test says."""
-    return max(collected.valid, key=lambda label: collected.valid[label])
+def chosen_row(methods: Sequence[RowRuns], collected: Collected) -> str | None:
+    """The row that one would take: the best one on validation items, whatever the test says.
+
+    Methods that pool all data are no choice for clients that keep theirs; None where there are only such.
+    """
+    labels = [row.label for row in methods if not METHODS[row.method].pooled]
+    return max(labels, key=lambda label: collected.valid[label], default=None)
 
 
-def comparison_opening(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Opening:
-    """About the row that is best on validation, beside simple rules, local training and models of one client."""
-    chosen = chosen_row(collected)
+def comparison_opening(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Opening | None:
+    """About the row that is best on validation, beside simple rules, local training and models of one client.
+
+    None where there is no row that one could switch on.
+    """
+    chosen = chosen_row(methods, collected)
+    if chosen is None:
+        return None
     about = (
         f"What was compared: {len(methods)} method{'s' if len(methods) > 1 else ''} with {config.seeds} "
-        f"seed{'s' if config.seeds > 1 else ''} each. {chosen} is the one with the best validation ndcg@10."
+        f"seed{'s' if config.seeds > 1 else ''} each. {chosen} is the one with the best validation ndcg@10"
+        f"{', methods that pool all data left out' if any(METHODS[row.method].pooled for row in methods) else ''}."
     )
-    return opening(comparison_evidence(config, methods, collected), [about])
+    return opening(comparison_evidence(config, methods, collected, chosen), [about])
 
 
-def comparison_evidence(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Evidence:
-    chosen = chosen_row(collected)
+def comparison_evidence(
+    config: CompareConfig, methods: Sequence[RowRuns], collected: Collected, chosen: str
+) -> Evidence:
+    """What the runs say about the row ``chosen``."""
     runs = next(row.runs for row in methods if row.label == chosen)
     metrics = [read_object(run.folder.metrics) for run in runs]
     *domains, scope = shown_domains(collected.rows)
     rows = rows_data(collected.rows, scope)
-    beside = {row.label: BESIDE[row.method] for row in methods if row.method in BESIDE and row.label != chosen}
+    beside = {row.label: "all data in one place" for row in methods if METHODS[row.method].pooled}
     beside |= {SASREC: "SASRec of one domain", SASREC_TEXT: "SASRec that starts from texts"}
     settings = runs[0].settings.run
     return Evidence(
@@ -52,14 +64,16 @@ def comparison_evidence(config: CompareConfig, methods: Sequence[RowRuns], colle
         simple=UNTRAINED,
         protocol=settings.protocol,
         tests=[one for one in comparisons_data(collected.comparisons) if one["domain"] == scope],
-        beside={**beside, STUDENT: "the shared model before the rounds"},
+        beside=beside,
+        without_exchange={row.label: WITHOUT_EXCHANGE for row in methods if row.method == LOCAL},
+        before_rounds={STUDENT: BEFORE_ROUNDS},
         domains={name: rows_data(collected.rows, name) for name in domains},
         valid=_valid([valid_hits(one) for one in metrics], metrics[0]["reported"], chosen),
         num_seeds=config.seeds,
         num_clients=len(metrics[0]["domains"]),
         chance=fmean(domain["chance_hit@10"] for domain in metrics[0]["domains"].values()),
         planted=not settings.data,
-        alarms=[*canary_alarms(metrics[0]), *_better_on_test(chosen, collected, scope)],
+        alarms=[*canary_alarms(metrics[0]), *_better_on_test(chosen, methods, collected, scope)],
     )
 
 
@@ -70,8 +84,9 @@ def _valid(per_seed: Sequence[dict[str, float]], reported: str, chosen: str) -> 
     return {chosen if label == reported else label: mean for label, mean in means.items()}
 
 
-def _better_on_test(chosen: str, collected: Collected, scope: str) -> list[str]:
-    means = {row.label: row.values[scope]["hit@10"].mean for row in collected.rows if row.label in collected.valid}
+def _better_on_test(chosen: str, methods: Sequence[RowRuns], collected: Collected, scope: str) -> list[str]:
+    labels = [row.label for row in methods if not METHODS[row.method].pooled]
+    means = {row.label: row.values[scope]["hit@10"].mean for row in collected.rows if row.label in labels}
     best = max(means, key=lambda label: means[label])
     if best == chosen:
         return []

@@ -58,7 +58,7 @@ def _examples(
     config: CompareConfig, methods: Sequence[RowRuns], collected: Collected
 ) -> tuple[list[Section], list[Section]]:
     """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
-    chosen = chosen_row(collected)
+    chosen = chosen_row(methods, collected) or next(iter(collected.valid))
     others = (*config.against, *collected.valid)
     other = [label for label in others if label != chosen and label in collected.valid][:1]
     files = {row.label: row.runs[0].folder.root / EXAMPLES_FILE for row in methods}

@@ -33,7 +33,7 @@ from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_output, fingerprint, locked
 from fedecider.running.stages import content_key
 from fedecider.running.yaml_file import PACKAGE
-from fedecider.tuning.search import Search, Tried, check_budget, proposal, search_of
+from fedecider.tuning.search import Search, Tried, check_budget, proposal, search_of, shortfall
 from fedecider.tuning.space import Setting
 from idgen.ranking import RankingConfig
 
@@ -207,15 +207,19 @@ def _searched(config: CompareConfig, planned: Mapping[str, list[list[Run]]]) -> 
     """``planned`` with drawn settings up to the budget: one a row at a time, so that a draw knows those before."""
     found = {label: list(settings) for label, settings in planned.items()}
     failed: dict[str, list[Tried]] = {label: [] for label in found}
+    open_rows = [label for label in found if _is_tuned(config.rows[label])]
     while True:
         missing = []
-        for label, settings in found.items():
-            first = settings[0][0]
-            if not _is_tuned(config.rows[label]) or len(settings) + len(failed[label]) >= config.tune:
+        for label in list(open_rows):
+            settings, first = found[label], found[label][0][0]
+            if len(settings) + len(failed[label]) >= config.tune:
                 continue
+            search = _search(first.settings)
             tried = [Tried(_setting(runs[0]), _valid_score(runs[0])) for runs in settings] + failed[label]
-            setting = proposal(_search(first.settings), tried)
+            setting = proposal(search, tried)
             if setting is None:
+                say(f"{label}: {shortfall(search, tried, config.tune)}")
+                open_rows.remove(label)
                 continue
             try:
                 options = {**first.options, **setting}

@@ -54,6 +54,10 @@ def read_object(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     return _with_fields(read_json(path), fields, str(path))
 
 
+class CannotResume(ValueError):
+    """Checkpoints or records are not those of the run that would go on from them."""
+
+
 class Recorder(NamedTuple):
     """Appends records to ``path`` (None: a process that does not write) and hands them to ``tracker``."""
 
@@ -77,7 +81,7 @@ class Recorder(NamedTuple):
         ``digest`` is what :meth:`digest` said at the checkpoint; empty for one whose records were not written.
 
         Raises:
-            ValueError: the records before are not exactly those of the rounds 1 to ``round``: every total over the
+            CannotResume: the records before are not exactly those of the rounds 1 to ``round``: every total over the
                 rounds would be wrong.
         """
         if self.path is None or (round > 0 and not digest):
@@ -88,7 +92,7 @@ class Recorder(NamedTuple):
         if found != list(range(1, round + 1)) or (round and hashlib.sha256(b"".join(kept)).hexdigest() != digest):
             wrong = next((n for n, one in enumerate(found, 1) if n != one), len(found) + 1)
             what = f"at line {wrong}" if found != list(range(1, round + 1)) else "in some line"
-            raise ValueError(
+            raise CannotResume(
                 f"got {self.path} damaged {what}, expected the records of the rounds 1 to {round} as they were "
                 "written: sums over rounds, such as bytes, would be wrong. Restore it from a copy, or start again with "
                 "another --output"

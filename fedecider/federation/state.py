@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.method import Tree
-from fedecider.federation.record import read_object
+from fedecider.federation.record import CannotResume, read_object
 
 FORMAT = 2
 """Raise it when checkpoints are laid out in another way, so that older ones are refused."""
@@ -82,7 +82,7 @@ def load_state(
     ``not_past``: a round after which no checkpoint is looked at.
 
     Raises:
-        ValueError: the checkpoint was written by another configuration; or all of them are damaged.
+        CannotResume: the checkpoint was written by another configuration; or all of them are damaged.
     """
     problems: list[str] = []
     for round, checkpoint in reversed(_checkpoints(folder)):
@@ -94,7 +94,7 @@ def load_state(
             problems.append(str(error))
             continue
         if numbers["fingerprint"] != fingerprint:
-            raise ValueError(
+            raise CannotResume(
                 f"{folder} belongs to a run with another configuration (got {fingerprint}, expected "
                 f"{numbers['fingerprint']}). Resume with the settings in run.json, or choose another --output"
             )
@@ -108,7 +108,7 @@ def load_state(
             **trees,
         )
     if problems:
-        raise ValueError(
+        raise CannotResume(
             f"{problems[0]}. No checkpoint of this run can be used: restore {folder} from a copy, or start again with "
             "another --output"
         )

@@ -10,7 +10,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import STUDENT, UNTRAINED
 from fedecider.llm.memories import MEMORY_ROW, with_memory
 from fedecider.report.page import Opening
-from fedecider.report.verdict import Evidence, opening
+from fedecider.report.verdict import BEFORE_ROUNDS, Evidence, opening
 
 
 def run_opening(
@@ -34,7 +34,8 @@ def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: 
         simple=UNTRAINED,
         protocol=metrics["protocol"],
         tests=metrics.get("comparisons", ()),  # runs of before have none
-        beside={label: what for label, what in beside(metrics["reported"]).items() if label != subject},
+        beside={label: what for label, what in beside(metrics["reported"]).items() if label != STUDENT},
+        before_rounds={STUDENT: BEFORE_ROUNDS},
         domains=tests if len(tests) > 1 else {},
         valid=valid_hits(metrics),
         num_clients=len(tests),
@@ -54,7 +55,7 @@ def beside(reported: str) -> dict[str, str]:
     return {
         reported: "the model without its memory",
         MEMORY_ROW: "the memory without a model",
-        STUDENT: "the shared model before the rounds",
+        STUDENT: BEFORE_ROUNDS,
     }
 
 

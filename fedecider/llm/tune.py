@@ -12,7 +12,8 @@ from fedecider.llm.setup import Foundation, Settings, build_foundation, load_dat
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
-from fedecider.running.stages import as_plain, content_key
+from fedecider.running.run_folder import fingerprint
+from fedecider.running.stages import as_plain
 from fedecider.tuning.config import TuneConfig
 from fedecider.tuning.journal import Outcome
 from fedecider.tuning.study import Track, TrialPlace, tune
@@ -40,7 +41,7 @@ def tune_llm(settings: Settings, config: TuneConfig, fixed: Sequence[str], launc
                 launch,
                 recorder=place.recorder,
                 checkpoints=place.checkpoints,
-                key=content_key([hashes, own.as_record()]),
+                key=fingerprint({"config": own.as_record(), "data": hashes}),
                 resume=True,
                 faults=faults,
                 on_round=lambda record: None,

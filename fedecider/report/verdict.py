@@ -19,6 +19,8 @@ Side = Literal["above", "below", "level", "overlap", "unknown"]
 """Of a first row beside a second: ``level`` is tested and not distinguishable, ``overlap`` is not tested, with
 intervals that have a part in common, ``unknown`` has no number."""
 LEVEL = 0.05
+WITHOUT_EXCHANGE, BEFORE_ROUNDS = "the same training without any exchange", "the shared model before the rounds"
+"""Words for rows of ``Evidence.without_exchange`` and ``before_rounds``."""
 FEW_SEEDS = 3
 
 
@@ -36,6 +38,11 @@ class Evidence(NamedTuple):
     """Paired tests of the same means as plain data (``statistics.Comparison``), corrected together."""
     beside: Mapping[str, str] = {}
     """Other rows that the reader will ask for -> what each is, in words."""
+    without_exchange: Mapping[str, str] = {}
+    """Rows of clients that trained alone -> what each is, in words: where one of them is better, the federation does
+    harm. Those that ``rows`` lacks are left out."""
+    before_rounds: Mapping[str, str] = {}
+    """Rows of what was there before any round -> what each is, in words: where one is better, the rounds do harm."""
     domains: Mapping[str, Mapping[str, Values]] = {}
     """Domain -> test values of every row, where there are several domains."""
     valid: Mapping[str, float] = {}
@@ -78,17 +85,19 @@ def best_of(evidence: Evidence, metric: str = "hit@10") -> str | None:
 
 
 def _answer(evidence: Evidence, held: bool) -> str:
-    best = best_of(evidence)
+    best, harm = best_of(evidence), _harm(evidence)
     mean = evidence.rows[evidence.subject]["hit@10"]["mean"]
     if get_protocol(evidence.protocol).leaks:
         return f"Cannot be said: the protocol {evidence.protocol} leaks the held-out item, so no number here counts."
     if not _finite(mean):
         return f"No: the result of {evidence.subject} is not a number."
-    if best is None:
+    if best is None and not harm:
         return "Cannot be said: no simple rule stands beside it."
     sides = _sides(evidence)
     kinds = {found for _, found in sides.values()}
-    if kinds >= {"above", "below"}:
+    if harm and kinds != {"below"}:
+        found = f"no: {harm}"
+    elif kinds >= {"above", "below"}:
         found = f"there is no clear answer: by one metric it is better than {best}, the best simple rule, by one worse"
     elif "below" in kinds:
         found = f"no: it is worse than {_named(sides, 'below')}, which needs no training"
@@ -100,7 +109,7 @@ def _answer(evidence: Evidence, held: bool) -> str:
         found = f"there is no reason to: it is not distinguishable from {best}, the best simple rule"
     if evidence.planted:
         return f"Cannot be said: the data are planted. On them, {found}."
-    if "above" in kinds and "below" not in kinds:
+    if "above" in kinds and "below" not in kinds and not harm:
         return f"{'Perhaps' if held else 'By these numbers, yes'}: {found}{', with reservations' if held else ''}."
     return f"{found[0].upper()}{found[1:]}."
 
@@ -113,6 +122,23 @@ def _sides(evidence: Evidence) -> dict[str, tuple[str, Side]]:
         for metric, label in best.items()
         if label is not None
     }
+
+
+def _harm(evidence: Evidence) -> str:
+    """Which row without exchange or before the rounds is better, in words; empty where none is."""
+    for rows, what in ((evidence.without_exchange, "the federation"), (evidence.before_rounds, "the training")):
+        for label, words in rows.items():
+            kinds = _kinds(evidence, label)
+            if "below" in kinds and "above" not in kinds:
+                return f"{words} ({label}) is better, so {what} does harm"
+    return ""
+
+
+def _kinds(evidence: Evidence, label: str) -> set[Side]:
+    """Sides of ``label`` on which the subject lies, over the metrics; empty where there is no such row."""
+    if label not in evidence.rows or label == evidence.subject:
+        return set()
+    return {side(evidence, evidence.subject, label, metric) for metric in COMPARED}
 
 
 def _named(sides: Mapping[str, tuple[str, Side]], wanted: Side) -> str:
@@ -140,7 +166,10 @@ def _sentences(evidence: Evidence) -> list[str]:
             one, two = (evidence.rows[label]["ndcg@10"]["mean"] for label in (subject, other))
             numbers = f"({one:.3f} against {two:.3f} of {other})"
             sentences.append(f"By ndcg@10, which looks at the place too, it is {_WORDS[by_place]} {numbers}.")
-    found = [_beside(evidence, label, what) for label, what in evidence.beside.items() if label in evidence.rows]
+    beside = {**evidence.without_exchange, **evidence.beside, **evidence.before_rounds}
+    found = [
+        _beside(evidence, label, what) for label, what in beside.items() if label in evidence.rows and label != subject
+    ]
     return [*sentences, *([f"Beside it: {'; '.join(found)}."] if found else [])]
 
 
@@ -197,8 +226,52 @@ def _reservations(evidence: Evidence) -> list[str]:
         found.append(f"{evidence.num_seeds} seeds: too few to know how much runs differ.")
     if evidence.num_clients == 1:
         found.append("One client: nothing was exchanged, so this says nothing about federation.")
+    found += [*_untested(evidence), *_not_better(evidence)]
     if best is not None:
         found += [*_disagreement(evidence, subject, best), *_elsewhere(evidence, subject, best)]
+    return found
+
+
+def _untested(evidence: Evidence) -> list[str]:
+    """Rows that the subject is said to be above or below without a paired test."""
+    pairs = [(label, metric) for metric, (label, _) in _sides(evidence).items()]
+    must = (*evidence.without_exchange, *evidence.before_rounds)
+    pairs += [(label, metric) for label in must if _kinds(evidence, label) for metric in COMPARED]
+    untested: dict[str, list[str]] = {}
+    for label, metric in pairs:
+        found = side(evidence, evidence.subject, label, metric)
+        if found in ("above", "below") and _test(evidence, evidence.subject, label, metric) is None:
+            untested.setdefault(label, []).append(metric)
+    if not untested:
+        return []
+    said = ", ".join(f"{label} ({' and '.join(metrics)})" for label, metrics in untested.items())
+    return [
+        f"Not tested: intervals that do not overlap are all there is for {evidence.subject} beside {said}. A paired "
+        "test was not made."
+    ]
+
+
+def _not_better(evidence: Evidence) -> list[str]:
+    """Rows without exchange and before the rounds that the subject is not known to be better than."""
+    found = []
+    for label, words in {**evidence.without_exchange, **evidence.before_rounds}.items():
+        kinds = _kinds(evidence, label)
+        if not kinds or ("above" in kinds and "below" not in kinds):
+            continue
+        gain = "the exchange" if label in evidence.without_exchange else "the training"
+        if kinds >= {"above", "below"}:
+            found.append(f"By one metric it is better than {words} ({label}), by another one worse.")
+        elif "below" in kinds:
+            found.append(f"It is worse than {words} ({label}).")
+        elif "level" in kinds:
+            found.append(f"It is not distinguishable from {words} ({label}): {gain} is not known to help.")
+        elif "overlap" in kinds:
+            found.append(
+                f"No paired test with {words} ({label}) was made, and the intervals overlap: {gain} is not known to "
+                "help."
+            )
+        else:
+            found.append(f"The result of {words} ({label}) is not a number: whether {gain} helps cannot be said.")
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +37,22 @@ class Trial(NamedTuple):
         return Tried(self.setting, None if self.outcome is None else self.outcome.valid)
 
 
+class _NoLock:
+    """A lock of optuna's journal that locks nothing: the folder of the search is locked already.
+
+    Optuna's own locks are files beside the journal. A kill while a line is written leaves them, and the next writer
+    waits for them.
+    """
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
 class Journal:
-    """The file, which optuna and its dashboard read too; one process writes it."""
+    """The file, which optuna and its dashboard read too; one process writes it, which has locked its folder."""
 
     def __init__(self, path: Path, search: Search) -> None:
         """Open or begin it. ``ValueError`` where it cannot be read."""
@@ -48,9 +61,8 @@ class Journal:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                storage = self._optuna.storages.JournalStorage(
-                    self._optuna.storages.journal.JournalFileBackend(str(path))
-                )
+                file = self._optuna.storages.journal.JournalFileBackend(str(path.resolve()), lock_obj=_NoLock())
+                storage = self._optuna.storages.JournalStorage(file)
                 self.study = self._optuna.create_study(
                     study_name=STUDY, storage=storage, direction="maximize", load_if_exists=True
                 )
@@ -95,10 +107,11 @@ class Journal:
         return found
 
 
-def importances(journal: Journal, trials: Sequence[Trial], least: int = 10) -> dict[str, float]:
+def importances(journal: Journal, least: int = 10) -> dict[str, float]:
     """Option -> its share of the differences between trials by fANOVA (Hutter et al., 2014), the largest first.
 
-    Empty with fewer than ``least`` trials that finished within the space, of which nothing could be told.
+    Of the trials that finished within the space: one beyond it has no parameters that the others share. Empty with
+    fewer than ``least`` of them, of which nothing could be told.
     """
     optuna = load_optuna()
     finished = [one for one in journal.study.trials if one.params and one.state == optuna.trial.TrialState.COMPLETE]
@@ -106,8 +119,10 @@ def importances(journal: Journal, trials: Sequence[Trial], least: int = 10) -> d
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        within = optuna.create_study(direction="maximize")
+        within.add_trials(finished)
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        return dict(optuna.importance.get_param_importances(journal.study, evaluator=evaluator))
+        return dict(optuna.importance.get_param_importances(within, evaluator=evaluator))
 
 
 def _cut_unfinished_line(path: Path) -> None:

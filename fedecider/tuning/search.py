@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from fedecider.federation.streams import derive_seed
 from fedecider.running.progress import say
 from fedecider.tuning.settings import value_of
-from fedecider.tuning.space import OneOf, Range, Real, Setting, Space, Whole
+from fedecider.tuning.space import OneOf, Range, Real, Setting, Space, Whole, points
 
 LOST = 0.0
 """What a trial that failed counts for the sampler: validation ndcg@10 cannot be lower."""
 MAX_DRAWS = 50
-"""Draws of a setting that was not tried yet; after so many the space counts as used up."""
+"""Draws by TPE, which repeats itself, before one of the settings that are left is drawn at random."""
 
 
 class Tried(NamedTuple):
@@ -39,6 +39,11 @@ class Search(NamedTuple):
     firsts: Sequence[Setting]
     """Candidates that are tried in their order before any is drawn; the start itself is the first one."""
     seed: int
+
+    @property
+    def is_tunable(self) -> bool:
+        """Whether there is more than one setting."""
+        return bool(self.space) or len(self.firsts) > 1
 
     def values(self, setting: Setting) -> dict[str, Any]:
         """What a setting amounts to; equal for settings that are the same."""
@@ -62,7 +67,7 @@ def search_of(blocks: Iterable[Any], space: Space, grid: Sequence[Setting], seed
 
 
 def proposal(search: Search, tried: Sequence[Tried]) -> Setting | None:
-    """The next setting, which no trial had yet; None where the space is used up.
+    """The next setting, which no trial had yet; None where nothing is left (:func:`is_used_up`) or none was found.
 
     Raises:
         ValueError: the candidates are used up and optuna, which draws further ones, is not installed.
@@ -71,11 +76,41 @@ def proposal(search: Search, tried: Sequence[Tried]) -> Setting | None:
     for setting in search.firsts:
         if search.values(setting) not in known:
             return setting
-    for attempt in range(MAX_DRAWS if search.space else 0):
-        drawn = _drawn(search, tried, derive_seed(search.seed, "tune", len(tried), attempt))
+    left = _left(search, known)
+    if left == []:
+        return None
+    for attempt in range(2 * MAX_DRAWS):
+        at_random, seed = attempt >= MAX_DRAWS, derive_seed(search.seed, "tune", len(tried), attempt)
+        if at_random and left:
+            return left[seed % len(left)]
+        drawn = _drawn(search, tried, seed, at_random)
         if search.values(drawn) not in known:
             return drawn
     return None
+
+
+def is_used_up(search: Search, tried: Sequence[Tried]) -> bool:
+    """Whether every setting was tried; false where they cannot be counted."""
+    known = [search.values(one.setting) for one in tried]
+    return _left(search, known) == [] and all(search.values(setting) in known for setting in search.firsts)
+
+
+def shortfall(search: Search, tried: Sequence[Tried], budget: int) -> str:
+    """Why a search that proposes nothing more has fewer trials than its budget, in words."""
+    why = "every setting of the search was tried" if is_used_up(search, tried) else "no other setting was found"
+    return f"{why}: {len(tried)} trials instead of {budget}"
+
+
+def _left(search: Search, known: Sequence[Mapping[str, Any]]) -> list[Setting] | None:
+    """Settings of the space without the ``known`` ones; None where they cannot be counted."""
+    every = points(search.space) if search.space else []
+    if every is None:
+        return None
+    return [own for point in every if search.values(own := _beyond_start(search, point)) not in known]
+
+
+def _beyond_start(search: Search, values: Setting) -> Setting:
+    return {name: value for name, value in values.items() if value != search.start[name]}
 
 
 def best_of(tried: Sequence[Tried]) -> int | None:
@@ -85,7 +120,10 @@ def best_of(tried: Sequence[Tried]) -> int | None:
 
 
 def tune(search: Search, budget: int, score: Callable[[Setting], float], label: str) -> list[Tried]:
-    """Up to ``budget`` trials; one whose ``score`` raises ``ValueError`` has failed, and its sentence is printed."""
+    """Up to ``budget`` trials; one whose ``score`` raises ``ValueError`` has failed, and its sentence is printed.
+
+    So is a shortfall, where there is anything to tune.
+    """
     tried: list[Tried] = []
     while len(tried) < budget and (setting := proposal(search, tried)) is not None:
         try:
@@ -93,12 +131,15 @@ def tune(search: Search, budget: int, score: Callable[[Setting], float], label: 
         except ValueError as error:  # a diverged trial is a trial that lost
             say(f"{label} {setting}: {error}")
             tried.append(Tried(setting, None))
+    if len(tried) < budget and search.is_tunable:
+        say(f"{label}: {shortfall(search, tried, budget)}")
     return tried
 
 
 def check_budget(search: Search, budget: int) -> None:
     """``ValueError`` where settings would be drawn and optuna is not installed: told before any work."""
-    if search.space and budget > len(search.firsts):
+    firsts = [search.values(setting) for setting in search.firsts]
+    if search.space and budget > len(firsts) and _left(search, firsts) != []:
         load_optuna()
 
 
@@ -139,17 +180,18 @@ def _distribution(one: Range) -> Any:
     return distributions.FloatDistribution(one.least, one.most, log=one.log)
 
 
-def _drawn(search: Search, tried: Sequence[Tried], seed: int) -> Setting:
-    """A draw by TPE (at random while it knows fewer than ten trials); only what differs from the start."""
+def _drawn(search: Search, tried: Sequence[Tried], seed: int, at_random: bool) -> Setting:
+    """A draw by TPE (``at_random``, or while it knows fewer than ten trials: uniform); what differs from the start."""
     optuna = load_optuna()
     ranges = distributions(search.space)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed % 2**32))
+        kind = optuna.samplers.RandomSampler if at_random else optuna.samplers.TPESampler
+        study = optuna.create_study(direction="maximize", sampler=kind(seed=seed % 2**32))
         for one in tried:
             if params := known_parameters(search, one.setting):
                 value = LOST if one.valid is None else one.valid
                 study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=value))
         drawn = study.ask(ranges).params
     rounded = {n: float(f"{v:.3g}") if isinstance(search.space[n], Real) else v for n, v in drawn.items()}
-    return {name: value for name, value in rounded.items() if value != search.start[name]}
+    return _beyond_start(search, rounded)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -54,3 +56,19 @@ Space = Mapping[str, Range]
 """Setting -> what may be tried. Names are those of options; ``block.name`` is a field of a block of settings."""
 Setting = dict[str, Any]
 """Setting -> value, for those that differ from the start; ``{}`` is the start itself."""
+MAX_LISTED = 10_000
+"""Points of a space that are listed; a larger space is no more used up than one with real numbers."""
+
+
+def points(space: Space) -> list[Setting] | None:
+    """All points of a space of whole numbers and choices; None with real numbers, or with more than ``MAX_LISTED``."""
+    values = [_values(one) for one in space.values()]
+    if any(own is None for own in values) or math.prod(len(own or ()) for own in values) > MAX_LISTED:
+        return None
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*(own or () for own in values))]
+
+
+def _values(one: Range) -> Sequence[Any] | None:
+    if isinstance(one, Real):
+        return None
+    return range(one.least, one.most + 1) if isinstance(one, Whole) else one.values

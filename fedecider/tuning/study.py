@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.bounds import is_out_of_memory
-from fedecider.federation.record import Recorder
+from fedecider.federation.record import CannotResume, Recorder
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder, default_name
@@ -18,7 +18,7 @@ from fedecider.running.tracking import checked_run, opened_together
 from fedecider.tuning.config import TuneConfig
 from fedecider.tuning.journal import Journal, Outcome, Trial, importances
 from fedecider.tuning.report import setting_text, trial_page, trial_table, write_settings
-from fedecider.tuning.search import Search, best_of, load_optuna, proposal, search_of
+from fedecider.tuning.search import Search, best_of, load_optuna, proposal, search_of, shortfall
 from fedecider.tuning.settings import with_setting
 from fedecider.tuning.space import Setting, Space
 
@@ -48,7 +48,7 @@ class Track(NamedTuple):
     """What all trials share is built, and what cannot be run as it is given is refused; called once before them."""
     play: Callable[[Any, TrialPlace], Outcome]
     """settings, place -> what all rounds gave on validation items; goes on after the last checkpoint of ``place``.
-    ``ValueError`` for settings that cannot be run or that diverged."""
+    ``ValueError`` for settings that cannot be run or that diverged; ``CannotResume`` where ``place`` is damaged."""
     as_file: Callable[[Any], dict[str, Any]]
     """settings -> what a file of ``--config`` says for the same run."""
 
@@ -59,7 +59,8 @@ def tune(track: Track, config: TuneConfig, fixed: Sequence[str], launch: Launch)
     ``fixed``: options that are not searched, since they were given by name.
 
     Raises:
-        ValueError: there is nothing to search; no trial finished; or the folder holds another search.
+        ValueError: there is nothing to search; no trial finished; the folder holds another search; or the trial in
+            progress cannot go on from what is there of it.
     """
     load_optuna()
     run = track.settings.run
@@ -98,10 +99,11 @@ def _all_trials(
     if trials and launch.is_main:
         say(f"{len(trials)} trials are there already")
     while len(trials) < config.trials:
-        setting = proposal(search, [trial.tried for trial in trials])
+        tried = [trial.tried for trial in trials]
+        setting = proposal(search, tried)
         if setting is None:
             if launch.is_main:
-                say(f"every setting of the search was tried: {len(trials)} trials instead of {config.trials}")
+                say(shortfall(search, tried, config.trials))
             break
         trial = _played(track, setting, folder.root / "trials" / f"{len(trials) + 1:03d}", launch)
         trials.append(trial)
@@ -119,6 +121,8 @@ def _played(track: Track, setting: Setting, folder: Path, launch: Launch) -> Tri
     place = TrialPlace(Recorder(folder / "rounds.jsonl" if launch.is_main else None), folder / "checkpoints")
     try:
         outcome = track.play(with_setting(track.settings, setting), place)
+    except CannotResume:  # says nothing about the setting
+        raise
     except ValueError as error:  # such as a run that diverged
         problem = " ".join(str(error).split())
     except (MemoryError, RuntimeError) as error:
@@ -162,7 +166,7 @@ def _write(
         comments = [f"{title}: trial {best + 1} of {len(trials)}, {score}", setting_text(trials[best].setting)]
         write_settings(root / "best.yaml", values, comments)
         notes.append(f"A run with them: `fedecider federate --config {root / 'best.yaml'}`")
-    shares = importances(journal, trials)
+    shares = importances(journal)
     (root / "tune.md").write_text(trial_page(title, heading, trials, search, shares, notes), encoding="utf-8")
     console.print(trial_table(trials, title))
     for note in notes:

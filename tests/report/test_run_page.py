@@ -79,7 +79,8 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     del metrics["macro"]
     evidence = run_evidence({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics)
     assert evidence.subject == "fedecider + memory"
-    assert list(evidence.beside) == [REPORTED, "memory", "zero-shot student"]
+    assert list(evidence.beside) == [REPORTED, "memory"]
+    assert evidence.before_rounds == {"zero-shot student": "the shared model before the rounds"}
     assert evidence.num_clients == 1
     assert evidence.domains == {}
     assert evidence.valid["text neighbours + counts"] == 0.5
@@ -87,6 +88,10 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     assert not evidence.planted
     said = run_opening(RECORD, metrics, 1)
     assert "the domain crime in 1 round." in said.paragraphs[-1]
+    spoilt = {**crime, "test": {**rows, "zero-shot student": intervals(0.5)}}
+    assert run_opening(RECORD, {**metrics, "domains": {"crime": spoilt}}, 1).answer == (
+        "No: the shared model before the rounds (zero-shot student) is better, so the training does harm."
+    )
     sample = {**RECORD, "config": {**CONFIG, "run": {**CONFIG["run"], "data": ""}}}
     assert run_opening(sample, metrics, 1).answer.startswith("Cannot be said: the data are planted.")
 

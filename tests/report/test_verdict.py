@@ -22,6 +22,9 @@ def both(first, second, mean, p_holm):
     return [paired(first, second, mean, p_holm, metric) for metric in ("hit@10", "ndcg@10")]
 
 
+TESTED = both("ours", RULES[1], 0.026, 0.01)
+
+
 def evidence(model=0.159, rule=0.133, tests=(), **changes):
     rows = {"ours": values(model), "popularity": values(0.05), "text neighbours + counts": values(rule)}
     known = {"num_seeds": 3, "num_clients": 3, "chance": 0.003, **changes}
@@ -81,8 +84,12 @@ def test_a_test_that_names_the_rows_the_other_way_round_says_the_same():
         ({"simple": ()}, "Cannot be said: no simple rule stands beside it."),
         ({"model": math.nan}, "No: the result of ours is not a number."),
         (
-            {"rule": math.nan, "model": 0.2},
+            {"rule": math.nan, "model": 0.2, "tests": both("ours", "popularity", 0.15, 0.01)},
             "By these numbers, yes: it is better than popularity, the best simple rule.",
+        ),
+        (
+            {},
+            "Perhaps: it is better than text neighbours + counts, the best simple rule, with reservations.",
         ),
         (
             {"num_seeds": 1},
@@ -162,30 +169,94 @@ def test_rows_beside_it():
     ],
 )
 def test_every_reservation_is_said_and_turns_yes_into_perhaps(changes, said):
-    found = opening(evidence(**changes))
+    found = opening(evidence(tests=TESTED, **changes))
     assert [line.startswith(said) for line in found.reservations] == [True]
     assert not found.answer.startswith("By these numbers")
 
 
+@pytest.mark.parametrize("field", ["without_exchange", "before_rounds"])
+@pytest.mark.parametrize(
+    ("hit", "ndcg", "answer", "held"),
+    [
+        ((0.02, 0.01), (0.02, 0.01), "By these numbers, yes: it is better than text neighbours", None),
+        ((0.02, 0.01), (0.02, 0.3), "By these numbers, yes: it is better than text neighbours", None),
+        ((0.02, 0.3), (0.02, 0.3), "Perhaps: it is better than text", "It is not distinguishable from the other (it):"),
+        ((0.02, 0.01), (-0.02, 0.01), "Perhaps: it is better than text", "By one metric it is better than the other"),
+        ((-0.02, 0.3), (-0.02, 0.01), "No: the other (it) is better, so the ", "It is worse than the other (it)."),
+        ((-0.02, 0.01), (-0.02, 0.01), "No: the other (it) is better, so the ", "It is worse than the other (it)."),
+        (None, None, "Perhaps: it is better than text", "No paired test with the other (it) was made, and the int"),
+    ],
+)
+def test_who_trained_alone_and_what_was_there_before_the_rounds_must_be_beaten(field, hit, ndcg, answer, held):
+    tests = both("ours", RULES[1], 0.026, 0.01)
+    for metric, found in (("hit@10", hit), ("ndcg@10", ndcg)):
+        tests += [paired("ours", "it", *found, metric)] if found else []
+    known = evidence(rows={**evidence().rows, "it": values(0.16)}, tests=tests, **{field: {"it": "the other"}})
+    said = opening(known)
+    assert said.answer.startswith(answer)
+    assert [line.startswith(held) for line in said.reservations] == ([True] if held else [])
+    assert "Beside it: the other, 16.0 (" in said.paragraphs[-1]
+    if answer.startswith("No"):
+        harm = "the federation" if field == "without_exchange" else "the training"
+        assert said.answer == f"No: the other (it) is better, so {harm} does harm."
+    planted = opening(known._replace(planted=True)).answer
+    assert planted.startswith(
+        f"Cannot be said: the data are planted. On them, {'no: the other' if 'No' in answer else 'it is'}"
+    )
+    assert opening(known._replace(rows=evidence().rows)).reservations == [], "no such row, nothing to say"
+
+
+def test_a_row_that_must_be_beaten_and_is_no_number_is_said():
+    rows = {**evidence().rows, "it": values(math.nan)}
+    tests = both("ours", RULES[1], 0.026, 0.01)
+    said = opening(evidence(rows=rows, tests=tests, without_exchange={"it": "the other"}))
+    assert said.reservations == [
+        "The result of the other (it) is not a number: whether the exchange helps cannot be said."
+    ]
+    assert said.answer.startswith("Perhaps")
+    alone = opening(evidence(tests=tests, without_exchange={"ours": "itself"}))  # the row itself trained alone
+    assert (alone.answer[:7], alone.reservations) == ("By thes", [])
+    assert opening(evidence(rows=rows, simple=(), before_rounds={"ours": "itself"})).answer.startswith("Cannot")
+
+
 def test_agreement_needs_no_reservation():
-    assert opening(evidence(valid={"ours": 0.16, RULES[1]: 0.14})).reservations == []
-    assert opening(evidence(valid={"ours": 0.12})).reservations == []  # the rule was not ranked on validation items
-    assert opening(evidence(valid={"ours": 0.12, RULES[1]: math.nan})).reservations == []
+    for valid in (
+        {"ours": 0.16, RULES[1]: 0.14},
+        {"ours": 0.12},  # the rule was not ranked on validation items
+        {"ours": 0.12, RULES[1]: math.nan},
+    ):
+        assert opening(evidence(valid=valid, tests=TESTED)).reservations == []
+
+
+def test_intervals_without_a_paired_test_are_a_reservation():
+    """Intervals say nothing about pairs of the same users, and nothing is corrected for several looks."""
+    assert opening(evidence()).reservations == [
+        "Not tested: intervals that do not overlap are all there is for ours beside text neighbours + counts (hit@10 "
+        "and ndcg@10). A paired test was not made."
+    ]
+    assert "(ndcg@10). A paired" in opening(evidence(tests=TESTED[:1])).reservations[0]
+    assert "A paired test was not made." in opening(evidence(model=0.05)).reservations[0]
+    assert opening(evidence(model=0.135)).reservations == []  # intervals that overlap are no answer anyway
+    rows = {**evidence().rows, "it": values(0.05)}
+    beaten = opening(evidence(rows=rows, tests=TESTED, without_exchange={"it": "the other"}))
+    assert "for ours beside it (hit@10 and ndcg@10)." in beaten.reservations[0]
+    assert beaten.answer.startswith("Perhaps")
 
 
 def test_domains_that_go_the_other_way_are_named():
     crime = {"ours": values(0.2), "popularity": values(0.05), RULES[1]: values(0.1)}
     comics = {"ours": values(0.1), "popularity": values(0.15), RULES[1]: values(0.12)}
-    said = opening(evidence(domains={"crime": crime, "comics": comics}))
+    said = opening(evidence(domains={"crime": crime, "comics": comics}, tests=TESTED))
     assert "users, mean over domains; the best" in said.paragraphs[0]
     assert said.reservations == [
         "Not alike in all domains: a simple rule has the higher mean (not tested) in comics (10.0 against 15.0 of "
         "popularity)."
     ]
-    below = opening(evidence(model=0.1, domains={"crime": crime, "comics": comics})).reservations
+    worse = both("ours", RULES[1], -0.033, 0.01)
+    below = opening(evidence(model=0.1, tests=worse, domains={"crime": crime, "comics": comics})).reservations
     assert below == [
         "Not alike in all domains: it has a higher mean than every simple rule (not tested) in crime (20.0 against "
         "10.0 of text neighbours + counts)."
     ]
     broken = {**comics, "ours": values(math.nan)}
-    assert opening(evidence(domains={"crime": crime, "comics": broken})).reservations == []
+    assert opening(evidence(domains={"crime": crime, "comics": broken}, tests=TESTED)).reservations == []

@@ -17,9 +17,10 @@ from fedecider.methods import RATES, TRAINING_SPACE
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.cli import from_plain
 from fedecider.running.stages import as_plain
-from fedecider.tuning.search import Tried, best_of, check_budget, proposal, search_of, tune
+from fedecider.tuning import search as search_module
+from fedecider.tuning.search import Tried, best_of, check_budget, is_used_up, proposal, search_of, shortfall, tune
 from fedecider.tuning.settings import value_of, with_setting
-from fedecider.tuning.space import OneOf, Real, Whole
+from fedecider.tuning.space import OneOf, Real, Whole, points
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +109,48 @@ def test_a_failed_trial_is_told_counts_as_a_trial_and_is_not_chosen(capsys):
     assert best_of([Tried({}, 0.5), Tried({"a": 1}, 0.5)]) == 0, "the earlier one on ties"
 
 
-def test_a_space_that_is_used_up_ends_the_search():
+def test_a_space_that_is_used_up_ends_the_search_and_says_so(capsys):
     search = search_of(Blocks(), {"kind": OneOf(("a", "b"))}, ({},), 0)
     assert [one.setting for one in tune(search, 9, score, "toy")] == [{}, {"kind": "b"}]
+    assert "toy: every setting of the search was tried: 2 trials instead of 9\n" in capsys.readouterr().out
     assert [one.setting for one in tune(search._replace(space={}), 9, score, "toy")] == [{}]
+    assert capsys.readouterr().out == "", "there was nothing to tune"
+    grid = search._replace(space={}, firsts=({}, {"kind": "b"}))
+    assert len(tune(grid, 3, score, "toy")) == 2
+    assert "toy: every setting of the search was tried: 2 trials instead of 3\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_point_of_a_finite_space_is_tried_once(seed, capsys):
+    """TPE alone repeats the best ones: with 50 draws for each trial it finds 12 of these 30 points, or 25."""
+    space = {"kind": OneOf(("a", "b", None)), "depth": Whole(1, 10)}
+    search = search_of(Blocks(), space, ({}, {"kind": "b"}, {"rate": 0.3}), seed)
+    tried = tune(search, 40, score, "toy")
+    values = [search.values(one.setting) for one in tried]
+    assert len(values) == 31  # one candidate is beyond the space
+    assert all(one not in values[:number] for number, one in enumerate(values))
+    assert is_used_up(search, tried)
+    assert not is_used_up(search, tried[:-1])
+    assert not is_used_up(search, [one for one in tried if one.setting != {"rate": 0.3}])
+    assert proposal(search, tried[:28]) == tried[28].setting, "a function of the trials before"
+    assert "31 trials instead of 40" in capsys.readouterr().out
+
+
+def test_a_space_that_cannot_be_listed_is_not_said_to_be_used_up(monkeypatch):
+    search = search_of(Blocks(), {"rate": Real(0.1, 0.101)}, ({},), 0)
+    tried = [Tried({}, 0.1), Tried({"rate": 0.101}, 0.2)]
+    assert proposal(search, tried) is None, "drawn numbers have three digits"
+    assert shortfall(search, tried, 5) == "no other setting was found: 2 trials instead of 5"
+    assert points({"depth": Whole(1, 10_000)}) is not None
+    wide = {"depth": Whole(1, 10_001)}
+    assert points(wide) is None
+    large = search_of(Blocks(), wide, ({},), 0)
+    stuck = search_module._drawn
+    monkeypatch.setattr(
+        search_module, "_drawn", lambda *words: stuck(*words) if words[-1] else {}
+    )  # TPE that repeats itself
+    found = proposal(large, [Tried({}, 0.1)])
+    assert 1 <= found["depth"] <= 10_001
 
 
 def test_without_optuna_candidates_are_tried_and_draws_refused(monkeypatch):
@@ -122,6 +161,7 @@ def test_without_optuna_candidates_are_tried_and_draws_refused(monkeypatch):
     for call in (lambda: check_budget(search, 4), lambda: play(4)):
         with pytest.raises(ValueError, match=r"pip install 'fedecider\[tune\]'"):
             call()
+    check_budget(search_of(Blocks(), {"kind": OneOf(("a", "b"))}, ({}, {"kind": "b"}), 0), 9)  # nothing to draw
 
 
 def test_settings_by_name_in_blocks():

@@ -1,0 +1,33 @@
+"""The trials of a search in their file."""
+
+from fedecider.tuning.journal import Journal, Outcome, Trial, importances
+from fedecider.tuning.search import Search
+from fedecider.tuning.space import Real, Whole
+
+SEARCH = Search({"rate": Real(0.01, 1.0), "depth": Whole(1, 6)}, {"rate": 0.5, "depth": 2, "width": 4}, ({},), 0)
+
+
+def add(journal, num, **more):
+    for number in range(num):
+        rate = (number + 1) / 20
+        setting = {"rate": rate, "depth": number % 6 + 1, **more}
+        journal.add(Trial(setting, Outcome(rate, 1, 1), "", 0.1))
+
+
+def test_importances_are_those_of_the_trials_within_the_space(tmp_path):
+    """The score is the rate."""
+    journal = Journal(tmp_path / "journal.jsonl", SEARCH)
+    add(journal, 9)
+    journal.add(Trial({"rate": 0.3}, None, "failed", 0.1))
+    journal.add(Trial({"width": 8}, Outcome(0.9, 1, 1), "", 0.1))
+    journal.add(Trial({"rate": 7.0}, Outcome(0.9, 1, 1), "", 0.1))
+    assert importances(journal) == {}, "nine finished within the space"
+    journal.add(Trial({"rate": 0.85}, Outcome(0.85, 1, 1), "", 0.1))
+    shares = importances(journal)
+    assert list(shares) == ["rate", "depth"]
+    assert shares["rate"] > 0.9
+    alone = Journal(tmp_path / "alone.jsonl", SEARCH)
+    add(alone, 9)
+    alone.add(Trial({"rate": 0.85}, Outcome(0.85, 1, 1), "", 0.1))
+    assert importances(alone) == shares, "the others change nothing"
+    assert importances(Journal(tmp_path / "journal.jsonl", SEARCH)) == shares

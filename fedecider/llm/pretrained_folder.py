@@ -200,8 +200,8 @@ def _backbone(adapter: Path) -> Path:
         return found
     if not HUB_NAME.fullmatch(named):
         raise ValueError(
-            f"got base_model_name_or_path {named!r:.100} in {config}, expected {BACKBONE_FOLDER}, {LOCAL_BACKBONE} or a "
-            "name of the hub. Write one there"
+            f"got base_model_name_or_path {named!r:.100} in {config}, expected {BACKBONE_FOLDER}, {LOCAL_BACKBONE} or "
+            "a name of the hub. Write one there"
         )
     try:
         return _from_hub(named, None)

@@ -197,7 +197,12 @@ def load_backbone(
         classes = family_of_config(config).model_classes
         model_class = classes[config.model_type if config.model_type in classes else ""]
         model, info = model_class.from_pretrained(
-            name, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **quantized
+            name,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **quantized,
         )
         if info["missing_keys"]:  # they would be drawn at random
             raise ValueError(f"no weights for {min(info['missing_keys'])}")

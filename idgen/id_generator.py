@@ -212,7 +212,9 @@ def _load(source: str, tokenizer: PreTrainedTokenizerBase) -> Any:
     try:
         if Path(source).is_dir():
             check_weights(Path(source))
-        model = T5ForConditionalGeneration.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
+        model = T5ForConditionalGeneration.from_pretrained(
+            source, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers lets errors of json, its configs, torch and safetensors through
         if is_out_of_memory(error):  # the folder is not to blame
             raise

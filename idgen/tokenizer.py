@@ -111,10 +111,12 @@ def _for_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
 def load_tokenizer(name_or_folder: str | Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a local folder or by its hub name. One without a padding token pads with its end token.
 
+    No code of the folder is run, and nobody is asked whether it may.
+
     Raises ValueError when it cannot be loaded or has no end token.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder))
+        tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False)
     except Exception as error:  # a damaged tokenizer.json comes as a plain Exception of the tokenizers library
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,12 +24,20 @@ class FolderHub:
     def model_info(self, repo_id):
         return self.repositories[repo_id]
 
-    def upload_folder(self, *, repo_id, folder_path, repo_type, commit_message):
+    def upload_folder(self, *, repo_id, folder_path, repo_type, commit_message, delete_patterns=()):
+        """Files beside those of ``folder_path`` stay, but those that a pattern names."""
         assert repo_id in self.repositories
         assert commit_message
         commit = hashlib.sha1(repo_id.encode()).hexdigest()
         place = self.cache / f"models--{repo_id.replace('/', '--')}"
-        shutil.copytree(folder_path, place / "snapshots" / commit)
-        (place / "refs").mkdir()
+        snapshot = place / "snapshots" / commit
+        for path in [path for path in snapshot.rglob("*") if path.is_file()]:
+            if any(fnmatch(path.relative_to(snapshot).as_posix(), pattern) for pattern in delete_patterns):
+                path.unlink()
+        for path in sorted(snapshot.rglob("*"), reverse=True):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()  # git knows files alone
+        shutil.copytree(folder_path, snapshot, dirs_exist_ok=True)
+        (place / "refs").mkdir(exist_ok=True)
         (place / "refs" / "main").write_text(commit)
         return SimpleNamespace(oid=commit)

@@ -17,6 +17,8 @@ from test_memory_run import decoder_settings
 
 import fedecider
 from fedecider.commands.main import main
+from fedecider.commands.recommend import _show
+from fedecider.llm.answers import Answer, Recommendation
 from fedecider.llm.manifest import MANIFEST_FILE, write_manifest
 from fedecider.llm.recommender import Recommender
 from fedecider.memory.contexts import new_contexts
@@ -232,6 +234,43 @@ def test_an_adapter_that_does_not_fit_leaves_the_present_one_in_place(run, copy)
     assert rec.recommend(history) == before
 
 
+def misfit(folder):
+    """An adapter of comics that passes every check but does not fit."""
+    config = folder / "adapters" / "comics" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "r": 3}))
+    write_manifest(folder, [folder / "backbone", *(folder / "adapters").iterdir()])
+
+
+def test_the_present_adapter_is_put_back_from_memory(copy):
+    """Its files are gone by then."""
+    rec = Recommender.from_pretrained(copy, "crime", memory=False)
+    history = list(rec.items.titles[:3])
+    before = rec.recommend(history, k=30)
+    misfit(copy)
+    shutil.rmtree(copy / "adapters" / "crime")
+    with pytest.raises(ValueError, match="does not fit the backbone"):
+        rec.load_adapter("comics")
+    assert rec.domain == "crime"
+    assert same([rec.recommend(history, k=30)], [before])
+
+
+def test_a_recommender_without_its_adapter_does_not_answer(copy, monkeypatch, tmp_path):
+    rec = Recommender.from_pretrained(copy, "crime")
+    misfit(copy)
+    with monkeypatch.context() as patch:
+        patch.setattr(Recommender, "_put_back", lambda *_: pytest.fail("no memory left"))
+        with pytest.raises(pytest.fail.Exception, match="no memory left"):
+            rec.load_adapter("comics")
+    for ask in (
+        lambda: rec.recommend([rec.items.titles[0]]),
+        lambda: rec.load_adapter("crime"),
+        lambda: rec.add_items([]),
+        lambda: rec.save_pretrained(tmp_path / "saved"),
+    ):
+        with pytest.raises(RuntimeError, match="Load it anew"):
+            ask()
+
+
 def front_matter(folder):
     return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
 
@@ -380,6 +419,14 @@ def test_the_command_prints_shares_notes_and_json(run, rec, capsys):
     assert "probability of 1: " in capsys.readouterr().out
     assert main(["recommend", "--run", str(run), "--history", title]) == 2
     assert "got no domain" in capsys.readouterr().err
+
+
+def test_brackets_of_titles_keys_and_domains_are_printed(capsys):
+    item = Recommendation("[red]k1", "Yellow Submarine [import]", -1.0, {"a [b]": 0.5, "c": 0.5})
+    _show(Answer((item,), (), {"[dim]books": 1.0}, ("[bold]note",)), "[dim]books")
+    printed = capsys.readouterr().out
+    for words in ("[red]k1", "Yellow Submarine [import]", "in [dim]books", "a [b] 50%", "[dim]books 100", "[bold]note"):
+        assert words in printed
 
 
 def test_importing_the_package_loads_no_library():

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import random
+import time
 
 import pytest
 
@@ -113,6 +114,49 @@ def test_a_large_catalogue_is_read_once(monkeypatch):
     with pytest.raises(ValueError, match="closest are"):
         items.resolve("no such title")
     assert set(read) == {"title 6", "many so of very title 7", "no such title"}
+
+
+def test_an_item_whose_key_is_a_title_of_others_is_taken_with_a_note():
+    items = Items(["1984", "b", "c"], ["Animal Farm", "1984", "Brazil"])
+    number, note = items.resolve("1984")
+    assert number == 0
+    assert note == "'1984' is a key and the title of b; the item of that key, 'Animal Farm', was taken"
+    assert Items(["1984", "b"], ["1984", "Brazil"]).resolve("1984") == (0, "")
+
+
+def test_a_letter_that_stands_for_many_and_long_texts_cost_no_more_than_others():
+    """U+FDFA is 18 letters when accents are taken off; texts of 200 letters are compared word by word."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshrdlucm", k=rng.randint(2, 9))) for _ in range(3000)]
+    titles = [" ".join(rng.choices(words, k=rng.randint(2, 14))) for _ in range(10_000)]
+    items = Items([f"k{number}" for number in range(len(titles))], titles)
+    items.prepare()
+
+    def seconds(text):
+        begun = time.process_time()
+        items.search(text)
+        with pytest.raises(ValueError, match="got title"):
+            items.resolve(text)
+        return time.process_time() - begun
+
+    usual = seconds("harbour of words")
+    many = " ".join(rng.choices(words, k=60))
+    for text in ("\ufdfa" * 200, many[:200], "e" * 200, many * 100):
+        assert seconds(text) < 3 * usual + 0.05
+    assert items.search(titles[7] + " " + many, 1)[0].title == titles[7]
+    with pytest.raises(ValueError, match="none comes near"):
+        items.resolve("0" * 300)
+
+
+def test_after_preparing_nothing_of_the_catalogue_is_read(monkeypatch):
+    items = Items(KEYS, TITLES)
+    items.prepare()
+    read = []
+    monkeypatch.setattr("fedecider.llm.titles.plain", lambda text: read.append(text) or plain(text))
+    items.search("dune 5")
+    with pytest.raises(ValueError, match="closest are"):
+        items.resolve("no such thing")
+    assert set(read) == {"dune 5", "no such thing"}
 
 
 @pytest.mark.data

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from fedecider.llm.answers import Answer
@@ -72,19 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(answer: Answer, domain: str) -> None:
-    table = Table(title=f"Next for a reader in {domain}", show_edge=False)
+    table = Table(title=f"Next for a reader in {escape(domain)}", show_edge=False)
     for column in ("", "title", "score", "key"):
         table.add_column(column)
     for place, item in enumerate(answer, 1):
-        table.add_row(str(place), item.title, f"{item.score:.3f}", item.key)
+        table.add_row(str(place), escape(item.title), f"{item.score:.3f}", escape(item.key))
     console.print(table)
     for place, item in enumerate(answer, 1):
         if len(item.experts) > 1:
             ordered = sorted(item.experts.items(), key=lambda share: -share[1])
             shares = ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= SMALLEST_SHARE)
-            console.print(f"probability of {place}: {shares}", highlight=False)
+            console.print(f"probability of {place}: {shares}", highlight=False, markup=False)
     if answer.alpha:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in answer.alpha.items())
-        console.print(f"share of each domain's direction: {shares}", highlight=False)
+        console.print(f"share of each domain's direction: {shares}", highlight=False, markup=False)
     for note in answer.notes:
         console.print(f"note: {note}", highlight=False, markup=False)

@@ -14,8 +14,9 @@ from fedecider.data.store import file_sha256
 from fedecider.llm.manifest import ADVICE, MANIFEST_FILE, verify_manifest
 from fedecider.llm.recipe import RECIPE_FILE, Recipe, read_recipe, recipe_of_run
 from fedecider.llm.run_record import read_llm_run
+from fedecider.lora.card import LOCAL_BACKBONE
 from fedecider.lora.export import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE
-from fedecider.running.damage import damage_names, read_object
+from fedecider.running.damage import read_object
 from fedecider.running.run_folder import RunFolder
 
 BACKBONE_FOLDER, MEMORY_FOLDER = "backbone", "memory"
@@ -81,13 +82,16 @@ class Source(NamedTuple):
         """
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
-            recipe = recipe_of_run(self.run, domain)
-            verify_manifest(self.run.root, [self.run.backbone, adapter])
-            return Place(domain, adapter, self.run.backbone, _memory(self.run.private / domain), recipe)
-        recipe, backbone = read_recipe(adapter), _backbone(adapter)
-        memory = _memory(adapter / MEMORY_FOLDER) or _memory(adapter.parent.parent / RunFolder(Path()).private / domain)
-        _verify(adapter, backbone, memory)
-        return Place(domain, adapter, backbone, memory, recipe)
+            memory = _memory(self.run.private / domain)
+            place = Place(domain, adapter, self.run.backbone, memory, recipe_of_run(self.run, domain))
+        else:
+            recipe, backbone, root = read_recipe(adapter), _backbone(adapter), _root(adapter)
+            memory = _memory(adapter / MEMORY_FOLDER)
+            if memory is None and root != adapter:
+                memory = _memory(RunFolder(root).private / domain)
+            place = Place(domain, adapter, backbone, memory, recipe)
+        verify_place(place, self.run)
+        return place
 
 
 def find_source(source: str | Path, revision: str | None = None) -> Source:
@@ -101,10 +105,28 @@ def find_source(source: str | Path, revision: str | None = None) -> Source:
     """
     path, name = Path(source), str(source)
     if not path.is_dir():
-        return _of_folder(_from_hub(name, revision), name)
+        return _of_folder(_from_hub(name, revision).resolve(), name)
     if revision is not None:
         raise ValueError(f"got revision {revision!r} with the folder {name}, expected it with a hub name only")
-    return _of_folder(path, name)
+    return _of_folder(path.resolve(), name)
+
+
+def verify_place(place: Place, run: RunFolder | None) -> None:
+    """Compare the files of a recommender with their checksums, where there are some.
+
+    They are in the adapter's own folder, or beside ``adapters/`` and ``backbone/`` of a run or of a copy of one.
+
+    Raises:
+        ValueError: a file was changed since it was handed over, is missing or was added; the message names it.
+    """
+    adapter, root = place.adapter, _root(place.adapter)
+    if run is not None:
+        verify_manifest(run.root, [run.backbone, adapter])
+    elif (root / MANIFEST_FILE).is_file():
+        parts = [adapter] if root != adapter else [adapter / name for name in ADAPTER_FILES]
+        parts += [place.backbone] if place.backbone.is_relative_to(root) else []
+        parts += [place.memory] if place.memory is not None and root == adapter else []
+        verify_manifest(root, parts, ANEW if root == adapter else ADVICE)
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
@@ -118,10 +140,9 @@ def _of_folder(folder: Path, name: str) -> Source:
         read_llm_run(folder)
         return Source(name, _adapters(folder), RunFolder(folder))
     if (folder / CONFIG_FILE).is_file():
-        adapter = folder.resolve()
-        run = RunFolder(adapter.parent.parent)
-        if adapter.parent == run.adapters and run.record.is_file():
-            return Source(name, {adapter.name: adapter}, run)
+        run = RunFolder(_root(folder))
+        if run.root != folder and run.record.is_file():
+            return Source(name, {folder.name: folder}, run)
         return Source(name, {read_recipe(folder).domain: folder}, None)
     if found := _adapters(folder):
         return Source(name, found, None)
@@ -129,7 +150,18 @@ def _of_folder(folder: Path, name: str) -> Source:
 
 
 def _adapters(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in sorted(RunFolder(folder).adapters.glob("*")) if path.is_dir()}
+    """Domain -> its folder, but hidden ones: an export that was broken off leaves its scratch."""
+    found = sorted(RunFolder(folder).adapters.glob("*"))
+    return {path.name: path for path in found if path.is_dir() and not path.name.startswith(".")}
+
+
+def _root(adapter: Path) -> Path:
+    """The folder that an adapter may name parts of: of the run, or of the copy of one, in whose ``adapters/`` it lies.
+
+    An adapter that lies elsewhere, or has checksums of its own, stands for itself.
+    """
+    run = RunFolder(adapter.parent.parent)
+    return run.root if adapter.parent == run.adapters and not (adapter / MANIFEST_FILE).is_file() else adapter
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
@@ -152,32 +184,30 @@ def _no_run(name: str) -> str:
 
 
 def _backbone(adapter: Path) -> Path:
-    """The folder of the backbone that an adapter names: relative to its own folder, or on the hub."""
+    """The folder of the backbone that an adapter names: in its own folder, in that of its run, or on the hub.
+
+    What an adapter names is not trusted: it leads nowhere else on this machine.
+    """
     config = adapter / CONFIG_FILE
     named = read_object(config, {"base_model_name_or_path": str})["base_model_name_or_path"]
-    with damage_names(config):
-        if (adapter / named).is_dir():
-            return adapter / named
+    missing = f"no backbone {named!r:.100} for the adapter in {adapter}, expected "
+    if named in (BACKBONE_FOLDER, LOCAL_BACKBONE):
+        root, found = _root(adapter), (adapter / named).resolve()
+        if not found.is_dir():
+            raise FileNotFoundError(f"{missing}a folder of that name. Copy the backbone with it")
+        if not found.is_relative_to(root):
+            raise ValueError(f"got a backbone outside of {root} in {config}, expected it inside. Copy it into place")
+        return found
+    if not HUB_NAME.fullmatch(named):
+        raise ValueError(
+            f"got base_model_name_or_path {named!r:.100} in {config}, expected {BACKBONE_FOLDER}, {LOCAL_BACKBONE} or "
+            "a name of the hub. Write one there"
+        )
     try:
         return _from_hub(named, None)
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"no backbone {named!r} for the adapter in {adapter}, expected a folder beside it or a name of the hub. "
-            f"Copy the backbone with it ({error})"
-        ) from error
+        raise FileNotFoundError(f"{missing}a name of the hub. Copy the backbone with it ({error})") from error
 
 
 def _memory(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
-
-
-def _verify(adapter: Path, backbone: Path, memory: Path | None) -> None:
-    """Compare what has checksums: in the folder itself, or beside ``adapters/`` and ``backbone/`` of a copied run."""
-    files = [adapter / name for name in ADAPTER_FILES]
-    for root, parts in ((adapter, files), (adapter.parent.parent, [adapter])):
-        if (root / MANIFEST_FILE).is_file():
-            inside = backbone.resolve().is_relative_to(root.resolve())
-            below = [root / backbone.resolve().relative_to(root.resolve())] if inside else []
-            kept = [memory] if memory is not None and root == adapter else []
-            verify_manifest(root, [*parts, *below, *kept], ANEW if root == adapter else ADVICE)
-            return

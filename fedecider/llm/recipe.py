@@ -89,6 +89,8 @@ def read_recipe(folder: Path) -> Recipe:
         )
     content = read_object(path, FIELDS)
     with damage_names(path):
+        if not is_plain_name(content["domain"]):
+            raise ValueError(f"domain {content['domain']!r:.60}, which cannot be the name of a folder")
         alpha = {str(name): float(value) for name, value in content["alpha"].items()}
         if not all(map(math.isfinite, alpha.values())):
             raise ValueError("weights that are no finite numbers")
@@ -102,6 +104,11 @@ def read_recipe(folder: Path) -> Recipe:
         alpha,
         content["facts"],
     )
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether ``name`` can be that of a folder inside another one, and leads nowhere else."""
+    return bool(name) and not name.startswith(".") and name.isprintable() and not set(name) & set("/\\:")
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> Path:

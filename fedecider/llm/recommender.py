@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any, overload
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
 from fedecider.llm.answers import Answer, HistoryItem, Recommendation
@@ -23,7 +23,7 @@ from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items, a
 from fedecider.llm.pretrained_folder import find_source
 from fedecider.llm.ranking import Scored, mix, most_popular, search, search_without_history
 from fedecider.llm.titles import Items
-from fedecider.lora.export import load_adapter, read_item_ids, without_adapters
+from fedecider.lora.export import read_item_ids, without_adapters
 from fedecider.memory.memory import Memory
 from fedecider.running.launch import checked_device
 from idgen.backbone import cut_table, load_backbone
@@ -47,6 +47,7 @@ class Recommender:
         """Made by `from_pretrained`. ``num_tokens``: of the backbone as it was handed over."""
         self._loaded, self._num_tokens, self._device, self._memory = loaded, num_tokens, device, memory
         self._lock = RLock()
+        self._broken = False
 
     @classmethod
     def from_pretrained(
@@ -161,6 +162,7 @@ class Recommender:
             raise ValueError(f"got k {k}, expected a whole number of at least 1")
         many, histories = as_histories(history)
         with self._lock:
+            self._check_whole()
             answers = self._answers(histories, k, exclude_seen)
         return answers if many else answers[0]
 
@@ -173,6 +175,7 @@ class Recommender:
             ValueError: one of them cannot be added (`fedecider.llm.new_items.add_items`); then none is.
         """
         with self._lock:
+            self._check_whole()
             now, added = self._loaded, [as_new_item(item) for item in new_items]
             place = now.place
             projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
@@ -195,6 +198,7 @@ class Recommender:
             ValueError: as `from_pretrained`, or the adapter needs another backbone; what was loaded stays in place.
         """
         with self._lock:
+            self._check_whole()
             now = self._loaded
             if domain is None and str(source) in now.source.domains:
                 found, domain = now.source, str(source)
@@ -203,16 +207,17 @@ class Recommender:
             place = found.place(found.choose(domain))
             check_same_base(now.place, place)
             table, tokenizer = read_item_ids(place.adapter), load_tokenizer(place.backbone)
+            self._broken = True  # until one of the two adapters is in place
+            weights = get_peft_model_state_dict(now.model, save_embedding_layers=False)
+            config = now.model.active_peft_config
             base, added_ND = self._bare_base()
             try:
                 self._loaded = adapted(base, tokenizer, found, place, table, self._device, self._memory)
             except BaseException:
-                model = load_adapter(without_adapters(base), now.place.adapter).to(self._device).eval()
-                if len(added_ND):
-                    append_rows(model, added_ND)
-                kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.memory, self._device)
-                self._loaded = kept._replace(num_added=now.num_added)
+                self._put_back(now, base, config, weights, added_ND)
+                self._broken = False
                 raise
+            self._broken = False
         return self
 
     def save_pretrained(
@@ -241,6 +246,7 @@ class Recommender:
         from fedecider.llm.saved_folder import save_folder  # what the card needs takes long to import
 
         with self._lock:
+            self._check_whole()
             now = self._loaded
             if now.num_added:
                 raise ValueError(
@@ -292,6 +298,21 @@ class Recommender:
     @property
     def _memory_in_use(self) -> Memory | None:
         return None if self._loaded.num_added else self._loaded.memory
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise RuntimeError(
+                "got a recommender whose adapter could not be put back. Load it anew with from_pretrained"
+            )
+
+    def _put_back(self, now: Loaded, base: Any, config: Any, weights: dict[str, Tensor], added_ND: Tensor) -> None:
+        """The adapter that was there before, from memory: its files may have been changed or removed since."""
+        model = type(now.model)(without_adapters(base), config).to(self._device).eval()
+        set_peft_model_state_dict(model, weights)
+        if len(added_ND):
+            append_rows(model, added_ND)
+        kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.memory, self._device)
+        self._loaded = kept._replace(num_added=now.num_added)
 
     def _bare_base(self) -> tuple[Any, Tensor]:
         """The backbone as it was handed over, taken out of the model, and the rows of items that were added."""

@@ -7,7 +7,6 @@ memory is left out unless it is asked for by name; then it lies in ``memory/``.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import shutil
@@ -16,26 +15,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedecider.llm.manifest import write_manifest
+from fedecider.llm.item_texts import PROJECTION_FILE
+from fedecider.llm.manifest import MANIFEST_FILE, write_manifest
+from fedecider.llm.new_items import TEXT_FOLDER
 from fedecider.llm.pretrained_folder import (
     ADAPTER_FILES,
     BACKBONE_FOLDER,
     HUB_NAME,
     MEMORY_FOLDER,
-    READ_FILES,
     Place,
+    verify_place,
 )
 from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.recipe import RECIPE_FILE, write_recipe
 from fedecider.llm.run_facts import data_lines, privacy_lines, run_facts
 from fedecider.lora.card import INNER_BACKBONE, Card, model_card
-from fedecider.lora.export import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE
-from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE
+from fedecider.lora.export import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
+from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder, check_output
 from idgen.samples import Task
 
 CARD_FILE = "README.md"
+MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILES += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model")
+"""Of a backbone's folder nothing else is copied."""
+OWN_FILES = (*ADAPTER_FILES, CARD_FILE, MANIFEST_FILE, f"{BACKBONE_FOLDER}/*", f"{MEMORY_FOLDER}/*")
+"""What an upload puts into a repository, and what of an earlier one it takes out."""
 assert INNER_BACKBONE == BACKBONE_FOLDER
 
 
@@ -59,10 +66,12 @@ def save_folder(
     backbone. It is written beside its place and renamed at the end, so a part of it never appears under its name.
 
     Raises:
-        ValueError: ``folder`` is not empty or nothing may be written there, a memory is wanted where there is none, or
-            a name is none of a hub.
+        ValueError: ``folder`` is not empty or nothing may be written there, a memory is wanted where there is none, a
+            name is none of a hub, or a file was changed after it was loaded.
     """
     _check(folder, place, include_memory, backbone_name)
+    folder = folder.resolve()
+    verify_place(place, run)  # else the checksums of the new folder would be those of other files than were loaded
     facts = place.recipe.facts or (run_facts(run, place.domain) if run is not None else {})
     base = backbone_name or INNER_BACKBONE
     scratch = folder.with_name(f".{folder.name}.tmp")
@@ -75,13 +84,16 @@ def save_folder(
         text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True)
         (scratch / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         write_recipe(place.recipe._replace(facts=facts), scratch)
+        table = read_item_ids(scratch)
         parts = [scratch / name for name in ADAPTER_FILES]
         if not backbone_name:
             parts.append(_copied(place.backbone, scratch / BACKBONE_FOLDER))
         if include_memory and place.memory is not None:
-            (scratch / MEMORY_FOLDER).mkdir()
+            load_memory(place.memory, table.keys)  # it may have been changed too
+            (scratch / MEMORY_FOLDER).mkdir(mode=0o700)
             for name in (SETTINGS_FILE, TENSOR_FILE):
                 shutil.copyfile(place.memory / name, scratch / MEMORY_FOLDER / name)
+                (scratch / MEMORY_FOLDER / name).chmod(0o600)
             parts.append(scratch / MEMORY_FOLDER)
         with damage_names(place.adapter / RECIPE_FILE if run is None else run.metrics):
             card = _card(place, facts, model, task, include_memory, license)
@@ -100,9 +112,11 @@ def push_folder(save: Any, api: Any, repo_id: str, private: bool, include_memory
     """Write a folder with ``save(folder)`` and upload it; returns what ``api.upload_folder`` does.
 
     ``api``: an ``HfApi`` of huggingface_hub, or what has its ``create_repo``, ``model_info`` and ``upload_folder``.
+    Files of an earlier upload that the folder does not have are removed; the history of the repository keeps them.
 
     Raises:
-        ValueError: no name of a hub, or a memory for a repository that is not private.
+        ValueError: no name of a hub, a memory for a repository that is not private, or ``private`` and the repository
+            is there and public.
     """
     refusal = (
         f"got include_memory for the public {repo_id}, expected a private one: a memory holds counts of real users"
@@ -114,13 +128,17 @@ def push_folder(save: Any, api: Any, repo_id: str, private: bool, include_memory
     with tempfile.TemporaryDirectory() as place:
         folder = save(Path(place) / "model")
         api.create_repo(repo_id, repo_type="model", private=private, exist_ok=True)
-        if include_memory and not api.model_info(repo_id).private:  # it was there already
-            raise ValueError(refusal)
-        return api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="model", commit_message=message)
+        if private and not api.model_info(repo_id).private:  # it was there already
+            public = f"got the public {repo_id}, expected a private one. Make it private, or name private=False"
+            raise ValueError(refusal if include_memory else public)
+        named = {"repo_id": repo_id, "repo_type": "model", "commit_message": message}
+        return api.upload_folder(folder_path=folder, delete_patterns=list(OWN_FILES), **named)
 
 
 def _check(folder: Path, place: Place, include_memory: bool, backbone_name: str) -> None:
     check_output(folder)
+    if folder.resolve() == Path.cwd():
+        raise ValueError(f"got the folder {folder}, where the program works, expected a new one. Name one inside it")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"got the folder {folder}, which is not empty, expected a new one. Choose another name")
     if include_memory and place.memory is None:
@@ -132,13 +150,16 @@ def _check(folder: Path, place: Place, include_memory: bool, backbone_name: str)
 
 
 def _copied(backbone: Path, target: Path) -> Path:
-    """The files of a backbone that are read, with those of the texts of its items."""
-
-    def others(folder: str, names: list[str]) -> list[str]:
-        wanted = {name for pattern in READ_FILES for name in fnmatch.filter(names, pattern)}
-        return [n for n in names if n.startswith(".") or (n not in wanted and not (Path(folder) / n).is_dir())]
-
-    return Path(shutil.copytree(backbone, target, ignore=others))
+    """The files of a backbone that are read, with what gives later items their place; returns ``target``."""
+    target.mkdir()
+    for pattern in (*MODEL_FILES, *TOKENIZER_FILES):
+        for path in sorted(backbone.glob(pattern)):
+            shutil.copyfile(path, target / path.name)
+    projection = Path(TEXT_FOLDER) / PROJECTION_FILE
+    if (backbone / projection).is_file():
+        (target / TEXT_FOLDER).mkdir()
+        shutil.copyfile(backbone / projection, target / projection)
+    return target
 
 
 def _card(place: Place, facts: Mapping[str, Any], model: Any, task: Task, include_memory: bool, license: str) -> Card:

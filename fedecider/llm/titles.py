@@ -27,6 +27,12 @@ WORDS_OF_PART = 3
 SHORTEST = 10
 """Letters and spaces of a title that may have typing errors, at least: of shorter ones every letter tells."""
 ROMAN = {"i": "1", "ii": "2", "iii": "3", "iv": "4", "v": "5", "vi": "6", "vii": "7", "viii": "8", "ix": "9", "x": "10"}
+LONGEST = 200
+"""Letters and spaces of a search, at most; what stands behind them is not read. One letter may stand for many."""
+LONG = 40
+"""Searches of more letters and spaces are compared word by word: by parts of words they would take seconds."""
+LEAST = 40.0
+"""Likeness in percent of a suggestion, at least."""
 INSIDE, LIKE = 0.9, 0.8
 """Scores of a search: of a phrase inside a title, and the largest one of a title that is only like the query."""
 
@@ -52,7 +58,8 @@ class Resolved(NamedTuple):
 class Items:
     """The keys and titles of a catalogue, in item-number order, and what they are found by.
 
-    What a look-up needs is worked out once, when it is first asked for; the object does not change afterwards.
+    What a look-up needs is worked out once, by `prepare` or when it is first asked for; the object does not change
+    afterwards.
     """
 
     def __init__(self, keys: Sequence[str], titles: Sequence[str]) -> None:
@@ -61,6 +68,12 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def prepare(self) -> None:
+        """Work out now what look-ups need, so that none of them waits for it, nor several threads do it at once."""
+        for name, value in vars(type(self)).items():
+            if isinstance(value, cached_property):
+                getattr(self, name)
 
     def resolve(self, entry: str) -> Resolved:
         """The item of a key, or of a title; spaces around it and letter case do not matter.
@@ -77,9 +90,12 @@ class Items:
         wanted = entry.strip()
         if not wanted:
             raise ValueError("got an empty title in a history, expected a title or an item key")
-        if wanted in self._number_of_key:
-            return Resolved(self._number_of_key[wanted])
         named = self._numbers_of_title.get(wanted.casefold(), [])
+        if wanted in self._number_of_key:
+            number = self._number_of_key[wanted]
+            others = [self.keys[other] for other in named if other != number]
+            both = f"{wanted!r} is a key and the title of {', '.join(others[:NUM_SUGGESTIONS])}; the item of that key, "
+            return Resolved(number, f"{both}{self.titles[number]!r}, was taken" if others else "")
         if named:
             several = f"{len(named)} items have the title {wanted!r}; {self.keys[named[0]]} was taken"
             return Resolved(named[0], several if len(named) > 1 else "")
@@ -91,20 +107,22 @@ class Items:
                     f"got title {wanted!r}, which fits {len(found)} titles, expected one of them: "
                     f"{self._quoted(found)}; write the whole title or the item key"
                 )
+        near = self._near(wanted)
         raise ValueError(
             f"got title {wanted!r}, expected one of the {len(self)} titles or item keys in item_ids.json; "
-            f"the closest are {self._quoted(self._near(wanted))}"
+            + (f"the closest are {self._quoted(near)}" if near else "none comes near")
         )
 
     def search(self, query: str, limit: int = 10) -> list[Match]:
         """Up to ``limit`` items for what somebody has typed so far, the best first.
 
         Keys and titles that begin with it, then titles of which a word does, or that hold it, shorter ones first; then
-        those that are like it. Nothing for a query without a letter or digit.
+        those that are like it. Nothing for a query without a letter or digit. Of a long query the first ``LONGEST``
+        letters are read.
         """
         if limit < 1:
             raise ValueError(f"got limit {limit}, expected at least 1")
-        wanted = plain(query)
+        wanted = plain(query[:LONGEST])[:LONGEST].strip()
         if not wanted:
             return []
         found: list[tuple[float, int, int]] = []
@@ -115,7 +133,8 @@ class Items:
                 found.append((-(INSIDE + 0.05 * (f" {wanted}" in title)), len(title), number))
         scores = {number: -score for score, _, number in sorted(found)[:limit]}
         if len(scores) < limit:
-            near = process.extract(wanted, self._plain, scorer=fuzz.WRatio, limit=4 * limit, score_cutoff=1.0)
+            scorer = fuzz.WRatio if len(wanted) <= LONG else fuzz.token_set_ratio
+            near = process.extract(wanted, self._plain, scorer=scorer, limit=4 * limit, score_cutoff=LEAST)
             near.sort(key=lambda one: (-one[1], -fuzz.ratio(wanted, one[0]), one[2]))
             for _, score, number in near:
                 scores.setdefault(number, LIKE * score / 100.0)

@@ -104,18 +104,18 @@ class Batcher(Generic[Kind, Job, Answer]):
 
     def _answer(self, batch: Sequence[_Waiting[Kind, Job, Answer]]) -> None:
         begun = time.perf_counter()
+        found: list[tuple[_Waiting[Kind, Job, Answer], Answer]] | None = None
         try:
             answers = self._work(batch[0].kind, [one.job for one in batch])
             found = list(zip(batch, answers, strict=True))
         except BaseException as error:  # whatever it is, somebody waits for it
-            self._observe(len(batch), time.perf_counter() - begun)
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
-                return
-            for one in batch:
+        self._observe(len(batch), time.perf_counter() - begun)
+        if found is None:  # the error is gone here, and what its frames held, such as a batch that was too large
+            for one in batch if len(batch) > 1 else ():
                 self._answer([one])
             return
-        self._observe(len(batch), time.perf_counter() - begun)
         for one, answer in found:
             one.future.set_result(answer)
 

@@ -29,8 +29,8 @@ class ServeConfig:
         api_key_file: A file with nothing but the key that requests must name; else the key is the environment variable
             FEDECIDER_API_KEY, and without either there is none.
         without_key: If true, listen at any address without a key: whoever reaches the port can ask.
-        allowed_hosts: The names by which requests may call the server, separated by commas. Empty: those of this
-            machine where it listens to it alone, else any.
+        allowed_hosts: The names by which requests may call the server beside localhost and 127.0.0.1, separated by
+            commas. Empty: none where it listens to this machine alone, else any.
     """
 
     run: str
@@ -122,5 +122,7 @@ def known_hosts(config: ServeConfig) -> list[str]:
 
     A page of another site that leads its own name to this machine (DNS rebinding) is refused by them.
     """
-    named = [name.strip() for name in config.allowed_hosts.split(",") if name.strip()]
-    return named or ([*LOCAL_NAMES, config.host] if is_local(config.host) else ["*"])
+    named = [name.strip().strip("[]").lower() for name in config.allowed_hosts.split(",") if name.strip()]
+    if not named and not is_local(config.host):
+        return ["*"]
+    return list(dict.fromkeys([*LOCAL_NAMES, *([config.host] if is_local(config.host) else []), *named]))

@@ -146,7 +146,7 @@ class Guard:
 def host_name(host: str) -> str:
     """The name in a Host header: without port and brackets."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
 
 

@@ -47,6 +47,8 @@ class Service:
         if most > limits.max_beams:
             raise ValueError(f"got max_beams {limits.max_beams}, expected at least {most}, the beams of this run")
         self.recommenders, self.limits = recommenders, limits
+        for one in recommenders.values():
+            one.items.prepare()  # else the first requests would wait, and work it out side by side
         bounds = BatchLimits(limits.max_batch, limits.max_beams, limits.max_waiting, limits.window_ms / 1000)
         self._batcher: Batcher[Kind, Sequence[str], Answer] = Batcher(self._call, bounds, metrics.observe_call)
         metrics.watch_queue(lambda: self._batcher.num_waiting)

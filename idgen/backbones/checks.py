@@ -43,7 +43,7 @@ def known_config(name: str) -> Any:
     """The configuration of a model with plain weights, of a family that we know; nothing else of it is read."""
     _refuse_gguf(Path(name))
     with loading(name):
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     try:
         family_of_config(config)
     except ValueError as error:

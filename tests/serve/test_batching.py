@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -95,6 +96,25 @@ def test_no_job_fails_for_another_one(work, made):
     with pytest.raises(ValueError, match="negative"):
         bad.result(10)
     assert batcher.alive
+
+
+def test_what_a_failed_batch_held_is_freed_before_its_jobs_are_tried_alone(made):
+    class Tensor:
+        pass
+
+    held, alive = [], []
+
+    def work(kind, jobs):
+        alive.extend(one() is not None for one in held)
+        if len(jobs) > 1:
+            large = Tensor()
+            held.append(weakref.ref(large))
+            raise MemoryError("too large")
+        return jobs
+
+    batcher = made(work, LIMITS)
+    assert [future.result(10) for future in [batcher.submit("a", job) for job in (1, 2, 3)]] == [1, 2, 3]
+    assert alive == [False] * 3
 
 
 def test_an_answer_too_few_fails(made):

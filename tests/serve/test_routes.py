@@ -7,6 +7,7 @@ import threading
 import pytest
 from serve_toys import MARKUP, TITLES, question, world
 
+from fedecider.llm.titles import plain
 from fedecider.serve.config import Limits
 from fedecider.serve.guard import HEADERS
 
@@ -355,3 +356,10 @@ def test_openapi_shows_bounds_and_examples_that_work(small):
     example = {name: field["examples"][0] for name, field in body.items() if "examples" in field}
     assert example["domain"] == "crime"
     refused(small.client.post("/recommend", json=example), 422, "Frozen Alibi")  # a title of the demo, not of the toys
+
+
+def test_a_service_has_read_its_catalogues_when_it_begins(small, monkeypatch):
+    read = []
+    monkeypatch.setattr("fedecider.llm.titles.plain", lambda text: read.append(text) or plain(text))
+    assert small.client.get("/items", params={"domain": "crime", "query": "silent"}).json()["items"]
+    assert read == ["silent"]

@@ -3,6 +3,7 @@
 import pytest
 
 from fedecider.serve.config import Limits, ServeConfig, api_key, is_local, known_hosts
+from fedecider.serve.guard import host_name
 
 KEY = "0123456789abcdef"
 
@@ -72,4 +73,9 @@ def test_a_file_of_bytes_is_no_key(tmp_path):
 def test_names_by_which_requests_may_call():
     assert "localhost" in known_hosts(ServeConfig(run="x"))
     assert known_hosts(ServeConfig(run="x", host="0.0.0.0")) == ["*"]
-    assert known_hosts(ServeConfig(run="x", allowed_hosts="a.org, b.org")) == ["a.org", "b.org"]
+    local = ["localhost", "127.0.0.1", "::1"]
+    assert known_hosts(ServeConfig(run="x")) == local
+    assert known_hosts(ServeConfig(run="x", allowed_hosts="A.org, b.org,[::2]")) == [*local, "a.org", "b.org", "::2"]
+    assert known_hosts(ServeConfig(run="x", host="0.0.0.0", allowed_hosts="a.org")) == [*local, "a.org"]
+    assert known_hosts(ServeConfig(run="x", host="127.8.8.8", allowed_hosts="a.org")) == [*local, "127.8.8.8", "a.org"]
+    assert [host_name(name) for name in ("A.ORG:80", "[FE80::A]:80")] == ["a.org", "fe80::a"]

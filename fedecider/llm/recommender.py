@@ -308,7 +308,9 @@ class Recommender:
     def _put_back(self, now: Loaded, base: Any, config: Any, weights: dict[str, Tensor], added_ND: Tensor) -> None:
         """The adapter that was there before, from memory: its files may have been changed or removed since."""
         model = type(now.model)(without_adapters(base), config).to(self._device).eval()
-        set_peft_model_state_dict(model, weights)
+        fresh = get_peft_model_state_dict(model, save_embedding_layers=False)  # without the rows of added items
+        cut = {name: weights[name][tuple(map(slice, tensor.shape))] for name, tensor in fresh.items()}
+        set_peft_model_state_dict(model, cut)
         if len(added_ND):
             append_rows(model, added_ND)
         kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.memory, self._device)

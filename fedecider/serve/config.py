@@ -63,7 +63,8 @@ class Limits:
         max_waiting: The most requests that wait for the model; further ones are sent away with 503.
         max_connections: The most connections that are open at once; further ones are sent away with 503.
         window_ms: The milliseconds that the first request of a batch waits for others.
-        timeout_s: The seconds after which a request is given up, to send its body and to wait for the model.
+        timeout_s: The seconds after which a request is given up: to send its head, to send its body, and to wait for
+            the model.
     """
 
     max_history: OneOrMore = 100

@@ -16,6 +16,7 @@ from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits, ServeConfig, api_key, is_local, known_hosts
 from fedecider.serve.load import load_recommenders
 from fedecider.serve.metrics import Metrics
+from fedecider.serve.protocol import protocol_class
 from fedecider.serve.service import Service
 
 
@@ -42,6 +43,7 @@ def serve(config: ServeConfig, limits: Limits) -> None:
                 access_log=False,  # paths hold searches
                 server_header=False,
                 proxy_headers=False,
+                http=protocol_class(limits.timeout_s),
                 ws="none",
                 lifespan="on",
                 limit_concurrency=limits.max_connections,

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -126,6 +127,23 @@ def test_slow_and_many_clients_are_sent_away():
             one.close()
         time.sleep(0.3)
         assert httpx.get(f"{address}health").status_code == 200
+        idle = [socket.create_connection(place, timeout=20) for _ in range(6)]
+        begun = time.monotonic()
+        idle[0].sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        idle[1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he")  # answered, then half a head
+        time.sleep(0.3)
+        assert httpx.get(f"{address}health").status_code == 503
+        idle[0].sendall(b"al")  # a letter from time to time keeps nothing open
+        for one in idle:
+            with suppress(ConnectionResetError):
+                while one.recv(4096):
+                    pass
+        assert time.monotonic() - begun < 5
+        assert httpx.get(f"{address}health").status_code == 200
+        with httpx.Client() as client:  # one that keeps its connection and asks again is served
+            for _ in range(3):
+                assert client.get(f"{address}health").status_code == 200
+                time.sleep(0.6)
         large = httpx.post(f"{address}recommend", content=b"x" * 2_000_000, timeout=20)
         assert large.status_code == 413
         assert service.stop() == 0

@@ -38,7 +38,12 @@ from idgen.samples import Task
 
 CARD_FILE = "README.md"
 MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILES: tuple[str, ...] = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 TOKENIZER_FILES += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model")
 """Of a backbone's folder nothing else is copied."""
 OWN_FILES = (*ADAPTER_FILES, CARD_FILE, MANIFEST_FILE, f"{BACKBONE_FOLDER}/*", f"{MEMORY_FOLDER}/*")

@@ -162,8 +162,8 @@ def reload_difference(model: PeftModel, folder: Path, base_folder: Path, prompts
         module.training = training
     dtype, quantized = next(model.parameters()).dtype, loading_options(quantize_of(model), device)
     auto_class = getattr(transformers, family.auto_class)
-    plain = {"use_safetensors": True, "trust_remote_code": False}
-    base = auto_class.from_pretrained(str(base_folder), dtype=dtype, **plain, **quantized)
+    own: dict[str, Any] = {"trust_remote_code": False, "dtype": dtype, **quantized}
+    base = auto_class.from_pretrained(str(base_folder), use_safetensors=True, **own)
     keep_trainable(base)
     reloaded = load_adapter(base.to(device), folder).to(device).eval()
     actual = reloaded(**inputs).logits.float()

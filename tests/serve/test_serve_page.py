@@ -2,10 +2,11 @@
 
 import pytest
 from browser import axe_script, axe_violations, chromium, console_lines, open_at
-from selenium.webdriver.common.keys import Keys
 from serve_toys import LONG, MARKUP, TITLES, listening, world
 
 from fedecider.serve.config import Limits
+
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="needs selenium: pip install '.[browser]'").Keys
 
 PHONE = 375
 KEY = "0123456789abcdef"

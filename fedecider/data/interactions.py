@@ -216,6 +216,7 @@ def _folder(config: InteractionsConfig, plan: DataSet) -> Path:
     if not folder.is_dir():
         raise ValueError(
             f"data set {config.dataset!r}: there is no folder {folder}; expected its files in it. "
+            f"{f'Fetch {plan.fetch} and put them there, zipped by gzip or not. ' if plan.fetch else ''}"
             "Set FEDECIDER_DATA to the folder of the data sets, or give --raw."
         )
     return folder

@@ -25,21 +25,44 @@ class DataSet(NamedTuple):
     min_user_events: int
     domain: str = ""
     """What the reader calls it, where that is not the data set's own name."""
+    fetch: str = ""
+    """Which files to fetch, and the publisher's page; nothing is fetched by itself."""
 
 
+MOVIELENS = "https://grouplens.org/datasets/movielens/"
+HETREC = "https://grouplens.org/datasets/hetrec-2011/"
 DATASETS: dict[str, DataSet] = {
-    "ml-100k": DataSet("movielens", "movielens/ml-100k", 10),
-    "ml-1m": DataSet("movielens", "movielens/ml-1m", 10),
-    "ml-latest-small": DataSet("movielens", "movielens/ml-latest-small", 10),
+    "ml-100k": DataSet("movielens", "movielens/ml-100k", 10, fetch=f"u.data and u.item of {MOVIELENS}100k/"),
+    "ml-1m": DataSet("movielens", "movielens/ml-1m", 10, fetch=f"ratings.dat and movies.dat of {MOVIELENS}1m/"),
+    "ml-latest-small": DataSet(
+        "movielens", "movielens/ml-latest-small", 10, fetch=f"ratings.csv and movies.csv of {MOVIELENS}latest/"
+    ),
     # FedEM and PFedCLR print 10 for this one too, but their 1,600 users are those with 5 tags.
-    "lastfm-2k": DataSet("lastfm_tags", "hetrec2011-lastfm-2k", 5),
+    "lastfm-2k": DataSet(
+        "lastfm_tags", "hetrec2011-lastfm-2k", 5, fetch=f"user_taggedartists.dat and artists.dat of {HETREC}"
+    ),
     # FedRAP's 1,874 users are those with 10 artists.
-    "lastfm-2k-plays": DataSet("lastfm_plays", "hetrec2011-lastfm-2k", 10),
+    "lastfm-2k-plays": DataSet(
+        "lastfm_plays", "hetrec2011-lastfm-2k", 10, fetch=f"user_artists.dat and artists.dat of {HETREC}"
+    ),
     # 10: FedEM, PFedCLR (1,002 users); 5: FedRecGEL (1,227 users).
-    "filmtrust": DataSet("filmtrust", "filmtrust", 10),
+    "filmtrust": DataSet(
+        "filmtrust", "filmtrust", 10, fetch="ratings.txt of https://guoguibing.github.io/librec/datasets.html"
+    ),
     # 5: FedRecGEL (8,072 users); 10: FedRAP (1,372 users).
-    "amazon-instant-video": DataSet("amazon_ratings", "amazon-instant-video", 5),
-    "amazon-gift-cards": DataSet("amazon", "amazon2018-gift-cards-raw", 5, "gift_cards"),
+    "amazon-instant-video": DataSet(
+        "amazon_ratings",
+        "amazon-instant-video",
+        5,
+        fetch="the ratings of Amazon Instant Video from http://jmcauley.ucsd.edu/data/amazon/, as ratings.dat",
+    ),
+    "amazon-gift-cards": DataSet(
+        "amazon",
+        "amazon2018-gift-cards-raw",
+        5,
+        "gift_cards",
+        "Gift_Cards_5.json.gz and meta_Gift_Cards.json.gz of https://nijianmo.github.io/amazon/",
+    ),
 }
 """Data sets by name. ``min_user_events`` counts rows, before a repeated pair is counted once, as the papers do."""
 
@@ -57,7 +80,7 @@ class InteractionsConfig:
     source: str = ""
     """The reader of files of your own: movielens, amazon, csv, lists, prepared, ... It needs raw."""
     raw: str = ""
-    """The folder with the files. If empty, the data set's place below FEDECIDER_DATA or ../shared/data is taken."""
+    """The folder with the files. If empty, the place of the data set below FEDECIDER_DATA, ../shared/data or data."""
     min_user_events: ZeroOrMore | None = None
     """Users with fewer rows are dropped; rows are counted before repeats are removed. If not given, it is what the
     papers take (5 or 10), and 3 for data of your own."""
@@ -107,9 +130,13 @@ class InteractionsConfig:
 
 
 def data_root() -> Path:
-    """The folder of the data sets: FEDECIDER_DATA, or shared/data beside the repository. It may not exist."""
+    """The folder of the data sets: FEDECIDER_DATA, else shared/data beside the repository, else ``data``.
+
+    It may not exist.
+    """
     given = os.environ.get("FEDECIDER_DATA")
-    return Path(given) if given else Path(__file__).resolve().parents[3] / "shared" / "data"
+    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
+    return Path(given) if given else beside if beside.is_dir() else Path("data")
 
 
 def _check_data_set(config: InteractionsConfig) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedecider.data import rating_sets
 from fedecider.data.interactions import (
     DATASETS,
     TOO_SHORT,
@@ -151,8 +152,20 @@ def test_known_data_set_below_the_data_root(write, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDECIDER_DATA", str(tmp_path / "nowhere"))
     again = load_interactions(InteractionsConfig("filmtrust", raw=str(tmp_path / "filmtrust")))
     assert again.content_hash() == data.content_hash()
-    with pytest.raises(ValueError, match=r"'filmtrust': there is no folder .*nowhere.*Set FEDECIDER_DATA .*--raw"):
+    expected = r"'filmtrust': there is no folder .*nowhere.*Fetch ratings\.txt of https://.*Set FEDECIDER_DATA .*--raw"
+    with pytest.raises(ValueError, match=expected):
         load_interactions(InteractionsConfig("filmtrust"))
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_a_known_set_that_is_missing_says_what_to_fetch_where_from_and_where_to(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDECIDER_DATA", str(tmp_path))
+    plan = DATASETS[name]
+    with pytest.raises(ValueError) as told:
+        load_interactions(InteractionsConfig(name))
+    assert "https://" in plan.fetch or "http://" in plan.fetch
+    assert plan.fetch in str(told.value)
+    assert str(tmp_path / plan.folder) in str(told.value)
 
 
 def test_lastfm_counts_rows_before_pairs(write, tmp_path):
@@ -246,9 +259,14 @@ def test_command_line_names_every_data_set():
     assert config == InteractionsConfig("ml-1m", implicit_threshold=4)
 
 
-def test_data_root(monkeypatch):
+def test_data_root(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDECIDER_DATA", raising=False)
-    assert data_root() == Path(__file__).resolve().parents[3] / "shared" / "data"
+    monkeypatch.setattr(rating_sets, "__file__", str(tmp_path / "repository" / "fedecider" / "data" / "rating_sets.py"))
+    assert data_root() == Path("data")
+    (tmp_path / "shared" / "data").mkdir(parents=True)
+    assert data_root() == tmp_path / "shared" / "data"
+    monkeypatch.setenv("FEDECIDER_DATA", "elsewhere")
+    assert data_root() == Path("elsewhere")
 
 
 @pytest.fixture

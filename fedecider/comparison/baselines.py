@@ -23,6 +23,7 @@ from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import read_json, write_json
 from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
 from fedecider.llm.item_texts import encoded_texts, encoder_digest
+from fedecider.llm.memories import MEMORY_ROW
 from fedecider.report.rows import CANARY
 from fedecider.running.progress import say
 from fedecider.running.stages import as_plain, cached_stage
@@ -30,8 +31,8 @@ from fedecider.tuning import search
 from idgen.text_vectors import item_vectors
 
 SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
-BASELINES = (TEACHER, STUDENT, *UNTRAINED, SASREC, SASREC_TEXT, CANARY)
-"""All but the two of SASRec are views in ``per_user.parquet`` of every run."""
+BASELINES = (TEACHER, STUDENT, *UNTRAINED, MEMORY_ROW, SASREC, SASREC_TEXT, CANARY)
+"""All but the two of SASRec are views in ``per_user.parquet`` of every run; a memory of every run that has one."""
 
 
 class TextStart(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecider.comparison.baselines import BASELINES, SASREC, SASREC_TEXT, sasrec
-from fedecider.comparison.plan import CompareConfig, RowRuns, Run
+from fedecider.comparison.plan import CompareConfig, RowRuns, Run, shown_as
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.per_user import read_per_user
@@ -22,6 +22,8 @@ from fedecider.evaluation.statistics import Comparison, Persons, compare_table, 
 from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.llm.baselines import TEXT, TEXT_AND_COUNTS
+from fedecider.llm.memories import MEMORY_ROW, with_memory
+from fedecider.llm.run_words import valid_means
 from fedecider.report.costs import mean_bytes, near_round
 from fedecider.report.rows import CANARY, COMPARED, ResultRow, result_rows, view_of
 
@@ -47,13 +49,13 @@ class Collected(NamedTuple):
     """Everything that a table shows."""
 
     rows: list[ResultRow]
-    """Reported models of all methods, then the baselines."""
+    """Reported models of all methods, each with its memory behind it where it has one, then the baselines."""
     views: list[ResultRow]
     """The other models of the methods: global where the local one is reported, and so on."""
     comparisons: list[Comparison]
     costs: dict[str, Cost]
     valid: dict[str, float]
-    """Validation ndcg@10 of the reported model in its best round, mean over the runs of a method."""
+    """Validation ndcg@10 of every row of a method, mean over its runs: of a model in its best round."""
     curves: dict[str, list[list[float]]]
     """label -> [[round, mean validation ndcg@10 over domains and seeds], ...]."""
     positions: dict[str, Positions]
@@ -62,11 +64,17 @@ class Collected(NamedTuple):
 
 def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]) -> Collected:
     """Read the finished runs of ``methods``, add the baselines and test every row against those of ``against``."""
-    reported, others = {}, {}
+    reported: dict[str, Positions] = {}
+    others: dict[str, Positions] = {}
+    valid: dict[str, float] = {}
     for row in methods:
         of_views = _positions(row.runs)
-        name = read_json(row.runs[0].folder.metrics)["reported"]
-        reported[row.label] = of_views.pop(name)
+        metrics = [read_json(run.folder.metrics) for run in row.runs]
+        reported[row.label] = of_views.pop(metrics[0]["reported"])
+        valid[row.label] = statistics.mean(one["best_valid_ndcg@10"] for one in metrics)
+        if (mixed := with_memory(row.method)) in of_views:
+            reported[with_memory(row.label)] = of_views.pop(mixed)
+            valid[with_memory(row.label)] = statistics.mean(valid_means(one, "ndcg@10")[mixed] for one in metrics)
         others.update({f"{row.label}: {view_of(view)}": v for view, v in of_views.items() if view not in BASELINES})
     baselines = _baselines(config, methods, domains)
     persons = shared_persons({name: domain.clients.users for name, domain in domains.items()})
@@ -78,7 +86,7 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         views=result_rows(others, persons=persons),
         comparisons=comparisons,
         costs={row.label: _cost(row.runs) for row in methods},
-        valid={row.label: statistics.mean(_best_valid(run) for run in row.runs) for row in methods},
+        valid=valid,
         curves={row.label: _curve(row.runs) for row in methods},
         positions=everything,
         notes=_notes(config, methods, persons),
@@ -87,7 +95,7 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
 
 def _pairs(config: CompareConfig, methods: Sequence[str], baselines: Sequence[str]) -> list[tuple[str, str]]:
     """Every row of ``against`` with every other row but the canary, each pair once."""
-    anchors = [label for label in config.against if label in methods]
+    anchors = [label for label in config.against if label in methods]  # a row whose run failed is none
     others = [*methods, *(label for label in baselines if label != CANARY)]
     earlier = {anchor: config.against[: config.against.index(anchor)] for anchor in anchors}
     pairs = ((anchor, label) for anchor in anchors for label in others if label not in (anchor, *earlier[anchor]))
@@ -106,8 +114,9 @@ def _positions(runs: Sequence[Run]) -> dict[str, Positions]:
 def _baselines(
     config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]
 ) -> dict[str, Positions]:
-    """The chosen baselines; all but SASRec are read from the first row's runs."""
-    of_runs, run = _positions(methods[0].runs), methods[0].runs[0].settings.run
+    """The chosen baselines; SASRec apart they are read from the first row's runs, a memory from the first with one."""
+    run = methods[0].runs[0].settings.run
+    of_runs = _positions(next((row.runs for row in methods if len(shown_as(row)) > 1), methods[0].runs))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     encoders = {SASREC: None, SASREC_TEXT: run.pretrain.text_encoder}
     return {
@@ -115,6 +124,7 @@ def _baselines(
         if name in encoders
         else of_runs[name]
         for name in config.baselines
+        if name != MEMORY_ROW or name in of_runs
     }
 
 
@@ -128,10 +138,6 @@ def _cost(runs: Sequence[Run]) -> Cost:
         best_rounds=[read_json(run.folder.metrics)["best_round"] for run in runs],
         near_rounds=[near_round(of_run) for of_run in records],
     )
-
-
-def _best_valid(run: Run) -> float:
-    return read_json(run.folder.metrics)["best_valid_ndcg@10"]
 
 
 def _curve(runs: Sequence[Run]) -> list[list[float]]:

@@ -7,11 +7,12 @@ from statistics import fmean
 
 from fedecider.comparison.baselines import SASREC, SASREC_TEXT
 from fedecider.comparison.collect import Collected
-from fedecider.comparison.plan import CompareConfig, RowRuns
+from fedecider.comparison.plan import CompareConfig, RowRuns, shown_as
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import STUDENT, UNTRAINED
+from fedecider.llm.memories import MEMORY_ROW, with_memory
 from fedecider.llm.run_warnings import canary_alarms
-from fedecider.llm.run_words import valid_hits
+from fedecider.llm.run_words import valid_means
 from fedecider.methods import METHODS
 from fedecider.report.page import Opening
 from fedecider.report.rows import comparisons_data, rows_data
@@ -27,8 +28,7 @@ def chosen_row(methods: Sequence[RowRuns], collected: Collected) -> str | None:
 
     Methods that pool all data are no choice for clients that keep theirs; None where there are only such.
     """
-    labels = [row.label for row in methods if not METHODS[row.method].pooled]
-    return max(labels, key=lambda label: collected.valid[label], default=None)
+    return max(_choices(methods), key=lambda label: collected.valid[label], default=None)
 
 
 def comparison_opening(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Opening | None:
@@ -51,11 +51,15 @@ def comparison_evidence(
     config: CompareConfig, methods: Sequence[RowRuns], collected: Collected, chosen: str
 ) -> Evidence:
     """What the runs say about the row ``chosen``."""
-    runs = next(row.runs for row in methods if row.label == chosen)
+    of_chosen = next(row for row in methods if chosen in shown_as(row))
+    runs = of_chosen.runs
     metrics = [read_object(run.folder.metrics) for run in runs]
     *domains, scope = shown_domains(collected.rows)
     rows = rows_data(collected.rows, scope)
-    beside = {row.label: "all data in one place" for row in methods if METHODS[row.method].pooled}
+    beside = {MEMORY_ROW: "the memory without a model"}
+    if chosen != of_chosen.label:
+        beside = {of_chosen.label: "the model without its memory", **beside}
+    beside |= {label: "all data in one place" for label in _labels(methods) if label not in _choices(methods)}
     beside |= {SASREC: "SASRec of one domain", SASREC_TEXT: "SASRec that starts from texts"}
     settings = runs[0].settings.run
     return Evidence(
@@ -65,10 +69,10 @@ def comparison_evidence(
         protocol=settings.protocol,
         tests=[one for one in comparisons_data(collected.comparisons) if one["domain"] == scope],
         beside=beside,
-        without_exchange={row.label: WITHOUT_EXCHANGE for row in methods if row.method == LOCAL},
+        without_exchange={label: WITHOUT_EXCHANGE for row in methods if row.method == LOCAL for label in shown_as(row)},
         before_rounds={STUDENT: BEFORE_ROUNDS},
         domains={name: rows_data(collected.rows, name) for name in domains},
-        valid=_valid([valid_hits(one) for one in metrics], metrics[0]["reported"], chosen),
+        valid=_valid([valid_means(one) for one in metrics], metrics[0]["reported"], of_chosen),
         num_seeds=config.seeds,
         num_clients=len(metrics[0]["domains"]),
         chance=fmean(domain["chance_hit@10"] for domain in metrics[0]["domains"].values()),
@@ -77,15 +81,24 @@ def comparison_evidence(
     )
 
 
-def _valid(per_seed: Sequence[dict[str, float]], reported: str, chosen: str) -> dict[str, float]:
-    """Means over the seeds; the reported model of the runs goes by the name of its row."""
+def _labels(methods: Sequence[RowRuns]) -> list[str]:
+    return [label for row in methods for label in shown_as(row)]
+
+
+def _choices(methods: Sequence[RowRuns]) -> list[str]:
+    """Rows that one could take."""
+    return _labels([row for row in methods if not METHODS[row.method].pooled])
+
+
+def _valid(per_seed: Sequence[dict[str, float]], reported: str, row: RowRuns) -> dict[str, float]:
+    """Means over the seeds; the models of the runs go by the names of their rows."""
+    names = {reported: row.label, with_memory(row.method): with_memory(row.label)}
     common = set.intersection(*(set(one) for one in per_seed))
-    means = {label: fmean(one[label] for one in per_seed) for label in common}
-    return {chosen if label == reported else label: mean for label, mean in means.items()}
+    return {names.get(label, label): fmean(one[label] for one in per_seed) for label in common}
 
 
 def _better_on_test(chosen: str, methods: Sequence[RowRuns], collected: Collected, scope: str) -> list[str]:
-    labels = [row.label for row in methods if not METHODS[row.method].pooled]
+    labels = _choices(methods)
     means = {row.label: row.values[scope]["hit@10"].mean for row in collected.rows if row.label in labels}
     best = max(means, key=lambda label: means[label])
     if best == chosen:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedecider.comparison.collect import Collected
 from fedecider.comparison.opening import chosen_row, comparison_opening
-from fedecider.comparison.plan import CompareConfig, RowRuns
+from fedecider.comparison.plan import CompareConfig, RowRuns, shown_as
 from fedecider.comparison.table import COST_HEADER, COST_NOTE, SETTING_HEADER, cost_cells, setting_cells
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
@@ -58,10 +58,10 @@ def _examples(
     config: CompareConfig, methods: Sequence[RowRuns], collected: Collected
 ) -> tuple[list[Section], list[Section]]:
     """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
-    chosen = chosen_row(methods, collected) or next(iter(collected.valid))
-    others = (*config.against, *collected.valid)
-    other = [label for label in others if label != chosen and label in collected.valid][:1]
+    best = chosen_row(methods, collected)  # examples are those of a model, whatever memory stands beside it
     files = {row.label: row.runs[0].folder.root / EXAMPLES_FILE for row in methods}
+    chosen = next((row.label for row in methods if best in shown_as(row)), methods[0].label)
+    other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
     shown = (label for label in (chosen, *other) if files[label].is_file())
     return example_sections({label: read_object(files[label]) for label in shown})
 

@@ -37,7 +37,7 @@ def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: 
         beside={label: what for label, what in beside(metrics["reported"]).items() if label != STUDENT},
         before_rounds={STUDENT: BEFORE_ROUNDS},
         domains=tests if len(tests) > 1 else {},
-        valid=valid_hits(metrics),
+        valid=valid_means(metrics),
         num_clients=len(tests),
         chance=fmean(domain["chance_hit@10"] for domain in domains.values()),
         planted=not record["config"]["run"]["data"],
@@ -59,10 +59,10 @@ def beside(reported: str) -> dict[str, str]:
     }
 
 
-def valid_hits(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Row -> validation hit@10, mean over domains, where every domain has a number; runs of before have none."""
+def valid_means(metrics: Mapping[str, Any], metric: str = "hit@10") -> dict[str, float]:
+    """Row -> ``metric`` on validation items, mean over domains, where every domain has a number; old runs have none."""
     every = [domain.get("valid", {}) for domain in metrics["domains"].values()]
-    means = {label: [rows.get(label, {}).get("hit@10", {}).get("mean") for rows in every] for label in every[0]}
+    means = {label: [rows.get(label, {}).get(metric, {}).get("mean") for rows in every] for label in every[0]}
     return {label: fmean(values) for label, values in means.items() if None not in values}
 
 

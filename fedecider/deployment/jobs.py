@@ -164,10 +164,24 @@ def start_party(kit: Path, party: Path) -> None:
 
     FLARE's own start script restarts a party that was killed, within the same process.
     """
-    kind_of(kit)
+    if kind_of(kit) == "server":
+        _store_in(kit)
     environment = {**os.environ, PARTY: str(party.absolute()), "PYTHONUNBUFFERED": "1"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
     os.execve("/bin/bash", ["bash", str((kit / "startup" / "sub_start.sh").absolute())], environment)
+
+
+def _store_in(kit: Path) -> None:
+    """Let a server keep its jobs in its kit, wherever that was put.
+
+    FLARE keeps them below ``/tmp/nvflare``, which two servers of a machine share and a restart of it may empty.
+    """
+    file = kit / "local" / "resources.json"
+    resources = json.loads(file.read_text())
+    jobs = next(one for one in resources["components"] if one["id"] == "job_manager")
+    jobs["args"]["uri_root"] = str(kit.absolute() / "jobs")
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit.absolute() / "snapshots")
+    write_json(file, resources)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,21 @@ def test_a_party_loads_no_other_class(kits):
 def test_logs_of_a_site_stay_there(kits):
     resources = json.loads((kits["site-crime"] / "local" / "resources.json").read_text())
     assert resources["allow_log_streaming"] is False
+
+
+def test_a_server_keeps_its_jobs_in_its_kit(kits, tmp_path, monkeypatch):
+    """And not where the next server of this machine finds them."""
+    moved = shutil.copytree(kits["localhost"], tmp_path / "elsewhere")
+    begun = []
+    monkeypatch.setattr(jobs.os, "execve", lambda *words: begun.append(words))
+    jobs.start_party(moved, tmp_path / "server.yaml")
+    assert begun[0][1][1] == str(moved / "startup" / "sub_start.sh")
+    before = json.loads((kits["localhost"] / "local" / "resources.json").read_text())
+    assert "/tmp/nvflare" in json.dumps(before)
+    resources = json.loads((moved / "local" / "resources.json").read_text())
+    assert "/tmp/nvflare" not in json.dumps(resources)
+    assert json.dumps(resources).count(str(moved)) == 2
+    assert resources["class_allow_list"] == before["class_allow_list"]
 
 
 def test_names_that_a_certificate_takes():

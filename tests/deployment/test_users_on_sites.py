@@ -102,6 +102,7 @@ CASES = {
     "fedmf, median": "--robust_mean median",
     "pfedrec": "",
     "fedease": "--max_items 3",
+    "fedcia": "--low_pass server",
     "fedncf": "--patience 1",
     "gpfedrec": "",
     "fedrap": "--keep_uploaded true",

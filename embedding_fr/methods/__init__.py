@@ -9,6 +9,7 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods import (
+    colr,
     fedcia,
     fedease,
     fedem,
@@ -100,6 +101,7 @@ BUILT_IN: dict[str, Method] = {
         published=False,
         uses_order=True,
     ),
+    "colr": Method(colr.ColrConfig, colr.colr, colr.DEFAULTS, colr.GRID, colr.SPACE),
     "fedcia": Method(
         fedcia.FedciaConfig,
         fedcia.fedcia,

@@ -60,7 +60,7 @@ DEFAULTS: dict[str, Any] = {"learning_rate": 0.5, "local_epochs": 2, "weight_dec
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"learning_rate": 1.0},
-    {"learning_rate": 1.0, "weight_decay": 0.0},
+    {"learning_rate": 2.0},
     {"learning_rate": 1.0, "rank": 8},
     {"rank": 16},
 )

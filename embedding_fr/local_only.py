@@ -21,13 +21,14 @@ KEPT = "kept."
 def local_only(method: FederatedMethod, federation: Federation) -> FederatedMethod:
     """``method`` with the server's tensors replaced by the client's own, which are local state (N, ...).
 
-    A method whose server sends one tensor to all starts every client from it; one that sends each client its own rows
+    What a client receives next is what it uploaded, or what ``method.alone`` makes of that. A method whose server sends
+    one tensor to all starts every client from it; one that sends each client its own rows
     (``per_client`` downloads) starts from those rows. The server's tensors never change, and neither does a client's
     copy of a tensor that it receives but never uploads.
 
     Raises:
         ValueError: in the first round, when clients upload what they do not receive under the same name (gradients,
-            Gram matrices): without a server nobody turns that into the next model.
+            Gram matrices) and the method has no ``alone``: without a server nobody turns that into the next model.
     """
 
     def init() -> tuple[Tree, Tree]:
@@ -46,12 +47,16 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
         mine, kept = _split(own)
         received = Download({}, {name: tensor.to(federation.device) for name, tensor in kept.items()})
         upload, new, logs = method.client_update(round, received, mine, block)
-        _check_names(method.name, upload.tensors, kept)
-        stays = {
-            KEPT + name: RowUpdate(upload.rows[name], tensor) if name in upload.rows else tensor
-            for name, tensor in upload.tensors.items()
-        }
-        return upload._replace(tensors={}, rows={}, payload={}), {**new, **stays}, logs
+        if method.alone is None:
+            _check_names(method.name, upload.tensors, kept)
+            stays: NewRows = {
+                name: RowUpdate(upload.rows[name], tensor) if name in upload.rows else tensor
+                for name, tensor in upload.tensors.items()
+            }
+        else:
+            stays = method.alone(round, received.per_client, upload)
+        own_next = {KEPT + name: tensor for name, tensor in stays.items()}
+        return upload._replace(tensors={}, rows={}, payload={}, num_rows={}), {**new, **own_next}, logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return server

@@ -9,6 +9,8 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods import (
+    colr,
+    fedcia,
     fedease,
     fedem,
     fedmf,
@@ -98,6 +100,17 @@ BUILT_IN: dict[str, Method] = {
         needs_everyone=fednear.needs_everyone,
         published=False,
         uses_order=True,
+    ),
+    "colr": Method(colr.ColrConfig, colr.colr, colr.DEFAULTS, colr.GRID, colr.SPACE),
+    "fedcia": Method(
+        fedcia.FedciaConfig,
+        fedcia.fedcia,
+        fedcia.DEFAULTS,
+        fedcia.GRID,
+        fedcia.SPACE,
+        client_bytes=fedcia.client_bytes,
+        negatives=False,
+        needs_server=fedcia.needs_server,
     ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID, fedmf.SPACE),
     "pfedclr": Method(

@@ -10,10 +10,24 @@ from typing import Any
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.reference import elastic, fedem, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec
+from embedding_fr.reference import (
+    colr,
+    elastic,
+    fedcia,
+    fedem,
+    fedmf,
+    fedncf,
+    fedrap,
+    fedrecgel,
+    gpfedrec,
+    pfedclr,
+    pfedrec,
+)
 from embedding_fr.reference.loop import Reference
 
 REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]] = {
+    "colr": colr.colr,
+    "fedcia": fedcia.fedcia,
     "fedmf": fedmf.fedmf,
     "pfedclr": pfedclr.pfedclr,
     "fedncf": fedncf.fedncf,

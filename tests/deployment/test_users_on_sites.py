@@ -102,6 +102,8 @@ CASES = {
     "fedmf, median": "--robust_mean median",
     "pfedrec": "",
     "fedease": "--max_items 3",
+    "colr": "--rank 2 --embedding_size 4",
+    "fedcia": "--low_pass server",
     "fedncf": "--patience 1",
     "gpfedrec": "",
     "fedrap": "--keep_uploaded true",
@@ -116,8 +118,8 @@ CASES = {
 STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em")
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of
 gradients near zero into steps; double precision leaves only real differences."""
-ENCODED = ("fedease",)
-"""Counted as numbers of items, sent as a byte for each item of the catalogue."""
+ENCODED = ("fedease", "colr")
+"""Counted as numbers of items and as bits, sent as a byte or a number for each item of the catalogue."""
 
 
 @pytest.fixture

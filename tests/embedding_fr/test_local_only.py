@@ -7,7 +7,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 from embedding_fr.local_only import KEPT, local_only
 from embedding_fr.methods import BUILT_IN as METHODS
 
-NO_LOCAL_MODEL = {"fedease", "fednear"}  # clients upload histories, which only a server turns into a model
+NO_LOCAL_MODEL = {"fedease", "fednear", "fedcia"}  # clients upload histories, which only a server turns into a model
 SENSIBLE = [name for name in METHODS if name not in NO_LOCAL_MODEL]
 
 

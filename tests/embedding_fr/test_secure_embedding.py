@@ -8,7 +8,9 @@ from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
 
-@pytest.mark.parametrize("name", ["fedmf", "fedncf", "pfedrec", "fedrap", "fedrecgel", "pfedclr", "fedmf_em"])
+@pytest.mark.parametrize(
+    "name", ["colr", "fedcia", "fedmf", "fedncf", "pfedrec", "fedrap", "fedrecgel", "pfedclr", "fedmf_em"]
+)
 def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
     method = toy_method(name)
     gathering = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))

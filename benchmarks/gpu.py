@@ -57,7 +57,8 @@ from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
 from idgen.prompts import prompt_texts
 from idgen.quantized import Quantize
-from idgen.ranking import RankingConfig, rank_task
+from idgen.ranking import rank_task
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
 from idgen.training import BackboneTraining

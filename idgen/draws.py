@@ -13,8 +13,10 @@ import numpy as np
 
 from fedecider.bounds import OneOrMore, Share, ShareAbove0, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.evaluation.split import NUM_HELD_OUT
-from idgen.item_ids import MAX_PREFIX_ITEMS
 from idgen.prompts import ROW_SETS, TemplateSet
+
+MAX_PREFIX_ITEMS = 3
+"""First items of a history from which a user text is written."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from typing import Any, Literal, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.bounds import OneOrMore, check
+from idgen.draws import MAX_PREFIX_ITEMS
 from idgen.keywords import DEFAULT_KEYWORDS, KeywordConfig, keyword_candidates
-from idgen.tokenizer import clean_words, decode_ids, encode_ids
+from idgen.tokenizer import decode_ids, encode_ids
+from idgen.words import clean_words
 
 PENALTIES = 10  # attempts with growing diversity penalty before IDs are made longer
-MAX_PREFIX_ITEMS = 3
 MAX_USER_WORDS = 8  # of a user text made by joining words
 
 

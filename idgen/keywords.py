@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedecider.bounds import OneOrMore, check
-from idgen.tokenizer import clean_words
+from idgen.words import clean_words
 
 _STOP = "a an and are as at be by for from in into is it its na of on or that the this to was were will with your"
 STOP_WORDS = frozenset(_STOP.split())

@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
 TemplateSet = Literal["natural", "compact", "history", "list"]
 ROW_SETS = ("history", "list")
 """Prompts that a decoder-only model goes on writing: every item is closed, and the next one follows."""
@@ -94,11 +92,6 @@ def prompt_texts(templates: TemplateSet, separator: str, domains: Iterable[str])
                 before, after = split_wording(wording, domain)
                 texts += [part for part in (*before, *after) if part != USER]
     return sorted(set(texts))
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text without the end token."""
-    return [list(tokens) for tokens in tokenizer(list(texts), add_special_tokens=False)["input_ids"]] if texts else []
 
 
 def _parts(text: str) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
-from transformers import BitsAndBytesConfig
 
 Quantize = Literal["none", "nf4", "int8"]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,6 +39,8 @@ def loading_options(quantize: Quantize, device: torch.device | str) -> dict[str,
     check_quantize(quantize)
     if quantize == "none":
         return {}
+    from transformers import BitsAndBytesConfig
+
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # it tells every int8 product
     config = BitsAndBytesConfig(llm_int8_skip_modules=["lm_head"], **OPTIONS[quantize])
     return {"quantization_config": config, "device_map": {"": str(device)}}

@@ -30,7 +30,7 @@ from idgen.draws import (
     without_targets,
 )
 from idgen.item_ids import ItemIds
-from idgen.prompts import encode, load_templates
+from idgen.prompts import load_templates
 from idgen.rows import A_WALK, Samples, num_given, packed, row_labels, with_targets, with_walks
 from idgen.segments import (
     NOTHING,
@@ -42,6 +42,7 @@ from idgen.segments import (
     merge_parts,
     num_tokens,
 )
+from idgen.tokenizer import encode
 from idgen.trie import IGNORED_LABEL, Trie
 from idgen.walks import Neighbours
 

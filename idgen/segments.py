@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from idgen.prompts import ROW_SETS, USER, TemplateSet, encode, load_templates, split_wording
+from idgen.prompts import ROW_SETS, USER, TemplateSet, load_templates, split_wording
+from idgen.tokenizer import encode
 
 NOTHING = 0
 """Segment without tokens: fills the rows of prompts that have fewer segments."""

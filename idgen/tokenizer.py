@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,8 @@ from typing import Literal
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from idgen.words import clean_words
+
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SPACE = "▁"  # stands for the space before a word
 DIGITS = "0123456789"
@@ -22,11 +23,6 @@ ALPHABET = [SPACE, *(chr(code) for code in range(33, 127)), *(SPACE + digit for 
 FRAGMENT_COST = 100.0  # log-probability taken off each fragment so that a known word is never cut up
 PHRASE_SCORE = -1.0  # above any pair of words: a known phrase always stays whole
 FRAGMENT_SHARE = 0.25  # of a word vocabulary, for the fragments that spell unknown words
-
-
-def clean_words(text: str) -> list[str]:
-    """The words of a text as IDs may use them: lower case, compatibility forms folded, letters and digits only."""
-    return re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).lower())
 
 
 def train_tokenizer(
@@ -130,6 +126,11 @@ def load_tokenizer(name_or_folder: str | Path) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Tokens of each text without the end token."""
+    return [list(tokens) for tokens in tokenizer(list(texts), add_special_tokens=False)["input_ids"]] if texts else []
 
 
 def encode_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

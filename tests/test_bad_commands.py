@@ -25,7 +25,7 @@ from fedecider.llm import results, setup
 from fedecider.llm.manifest import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.llm.recommender import Recommender
 from fedecider.running.cli import run
-from fedecider.running.launch import checked_device
+from fedecider.running.device import checked_device
 from fedecider.running.run_folder import RunFolder, check_output
 from fedecider.running.trackers import check_trackers
 from fedecider.running.yaml_file import load_yaml

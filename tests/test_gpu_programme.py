@@ -23,7 +23,7 @@ from idgen.backbone import BackboneConfig, load_backbone, train_backbone
 from idgen.draws import SampleConfig
 from idgen.id_generator import IDGeneratorConfig
 from idgen.item_ids import IdConfig
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.soft_ids import SoftIdConfig
 from idgen.tokenizer import load_tokenizer
 from idgen.training import BackboneTraining

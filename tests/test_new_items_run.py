@@ -22,7 +22,7 @@ from fedecider.llm.item_texts import PROJECTION_FILE, save_projection
 from fedecider.llm.manifest import write_manifest
 from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.llm.recommender import Recommender
-from fedecider.lora.export import ItemTable
+from fedecider.lora.item_table import ItemTable
 from idgen.backbone import BackboneConfig
 from idgen.keywords import KeywordConfig
 from idgen.text_vectors import text_projection, token_vectors

@@ -1,32 +1,82 @@
-"""The wheel, installed somewhere else and used from another folder."""
+"""The wheel and the source archive: what is in them, and the wheel used from another folder."""
 
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("fedecider", "idgen", "distill", "embedding_fr")
+BESIDE = {
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+    "MANIFEST.in",
+    "README.md",
+    "constraints.txt",
+    "pyproject.toml",
+}
+"""Files of the root that the source archive holds."""
+WRITTEN = {"PKG-INFO", "setup.cfg", "fedecider.egg-info"}
+"""What setuptools adds to it."""
+LITTER = (
+    "data/shop/crime/events.parquet",
+    "runs/first/private/crime.pt",
+    "runs/first/metrics.json",
+    ".cache/pretrain-0/model.safetensors",
+    ".venv/lib/python3.11/site-packages/numpy/__init__.py",
+    "build/old.txt",
+    "dist/fedecider-0.0.1.tar.gz",
+    "site/index.html",
+    "tests/test_package.py",
+    "fedecider/__pycache__/bounds.cpython-311.pyc",
+    "idgen/.mypy_cache/3.11/x.json",
+)
+"""What lies in a folder that somebody works in, and belongs into no archive."""
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from a copy of what git would ship, so that nothing is written into the repository."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in (*PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
+def source(tmp_path_factory):
+    """A copy of what git would ship, with litter in it, so that nothing is written into the repository."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in (*PACKAGES, *BESIDE):
         path = REPOSITORY / name
         if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(path, source / name)
-    words = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(built), str(source)]
+            shutil.copy(path, copy / name)
+    for name in LITTER:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(b"litter")
+    return copy
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    words = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(folder), str(source)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *words], check=True, capture_output=True)
-    (found,) = built.glob("fedecider-*.whl")
+    (found,) = folder.glob("fedecider-*.whl")
     return found
+
+
+@pytest.fixture(scope="module")
+def archive(source, tmp_path_factory):
+    """The source archive, by the hook that ``python -m build`` calls."""
+    folder = tmp_path_factory.mktemp("sdist")
+    program = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", program], cwd=source, check=True, capture_output=True)
+    (found,) = folder.glob("fedecider-*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(source, archive, tmp_path_factory):
+    """After the archive, since setuptools reads the list of files that the wheel leaves behind."""
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_packages_settings_and_types_and_nothing_else(wheel):
@@ -39,6 +89,43 @@ def test_the_wheel_holds_packages_settings_and_types_and_nothing_else(wheel):
     page = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "fedecider" / "serve" / "static").iterdir()}
     assert page <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".parquet"))]
+
+
+def in_archive(archive: Path) -> dict[str, bytes]:
+    """Path below the archive's one folder -> content."""
+    top = archive.name.removesuffix(".tar.gz")
+    with tarfile.open(archive) as packed:
+        files = {one.name: packed.extractfile(one).read() for one in packed.getmembers() if one.isfile()}
+    assert {name.split("/")[0] for name in files} == {top}
+    return {name.removeprefix(f"{top}/"): content for name, content in files.items()}
+
+
+def test_the_archive_holds_what_the_wheel_is_built_from_and_nothing_else(source, archive):
+    names = set(in_archive(archive))
+    own = {
+        str(path.relative_to(REPOSITORY))
+        for package in PACKAGES
+        for path in (REPOSITORY / package).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {name for name in names if PurePosixPath(name).parts[0] in PACKAGES} == own
+    assert {PurePosixPath(name).parts[0] for name in names} - set(PACKAGES) == BESIDE | WRITTEN
+    assert all((source / name).is_file() for name in LITTER)
+    assert not names & set(LITTER)
+
+
+@pytest.mark.slow
+def test_a_wheel_from_the_archive_is_the_wheel_from_the_tree(archive, wheel, tmp_path):
+    again = build_wheel(archive, tmp_path)
+    assert again.name == wheel.name
+
+    def contents(path):
+        with zipfile.ZipFile(path) as packed:
+            found = {name: packed.read(name) for name in packed.namelist()}
+        # the list of files stands in the order in which they were found
+        return {name: sorted(text.splitlines()) if name.endswith("RECORD") else text for name, text in found.items()}
+
+    assert contents(again) == contents(wheel)
 
 
 def test_the_wheel_runs_from_another_folder(wheel, tmp_path):

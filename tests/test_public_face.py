@@ -9,6 +9,8 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from fedecider.commands.main import COMMANDS
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 GITHUB = REPOSITORY / ".github"
 FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
@@ -44,9 +46,24 @@ def test_workflows_run_what_is_there():
     assert [step["run"] for step in steps("ci.yml", "check") if "run" in step] == ["bash .ci/run"]
     assert (REPOSITORY / ".ci" / "run").is_file()
     assert [step["run"] for step in steps("docs.yml", "site") if "run" in step] == ["make docs"]
-    for name, job in (("ci.yml", "check"), ("docs.yml", "site")):
+    for name, job in (("ci.yml", "check"), ("docs.yml", "site"), ("release.yml", "build")):
         (setup,) = [step["with"] for step in steps(name, job) if "setup-python" in step.get("uses", "")]
         assert all((REPOSITORY / path).is_file() for path in setup["cache-dependency-path"].split())
+
+
+def test_a_release_is_built_as_its_page_says_and_tried_from_another_folder():
+    page = (REPOSITORY / "docs" / "releasing.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"## Build\n\n```\n(.*?)```", page, re.S)
+    build, install, use = [step for step in steps("release.yml", "build") if "run" in step]
+    assert build["run"] == told
+    assert "--wheel" not in told  # python -m build alone makes the archive, and the wheel from the archive
+    assert "dist/fedecider-*.whl" in install["run"]
+    assert use["working-directory"] == "${{ runner.temp }}"
+    assert {words.split()[1] for words in use["run"].splitlines()} <= set(COMMANDS)
+    assert steps("release.yml", "build")[-1]["with"]["path"] == "dist"
+    on = read(GITHUB / "workflows" / "release.yml")[True]
+    assert on["push"]["tags"] == ["v*"]
+    assert all((REPOSITORY / path).is_file() for path in on["pull_request"]["paths"])
 
 
 def test_make_takes_the_python_of_the_workflow():

@@ -33,7 +33,7 @@ from idgen.backbone import BackboneConfig
 from idgen.draws import SampleConfig
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.training import BackboneTraining
 

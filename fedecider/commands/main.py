@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from fedecider.running.cli import run
+from fedecider.running.cli import quick_imports, run
 
 COMMANDS = {
     "prepare": "read the original files of a data set and write prepared domains",
@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         return run(lambda: _unknown(command))
     sys.argv = [f"fedecider {command}", *options]  # what help texts call the program
-    return int(import_module(f"fedecider.commands.{command}").main(options))
+    with quick_imports():
+        module = import_module(f"fedecider.commands.{command}")
+    return int(module.main(options))
 
 
 def _unknown(command: str) -> None:

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedecider.llm.answers import Answer
-from fedecider.llm.new_items import read_new_items
-from fedecider.llm.recommender import Recommender
-from fedecider.running.cli import build_parser, parse, run
+from fedecider.llm.popular import popular_items
+from fedecider.running.cli import build_parser, parse, quick_imports, run
+from fedecider.running.device import checked_device
 from fedecider.running.progress import console
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
@@ -53,23 +53,34 @@ class RecommendConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), argv, RecommendConfig)
-        new_items = read_new_items(Path(config.new_items)) if config.new_items else []
         titles = [title.strip() for title in config.history.split("|") if title.strip()]
         if config.history and not titles:
             raise ValueError(
                 f"got an empty history {config.history!r}, expected titles or item keys, oldest first: "
                 '"title A | title B"; leave --history out for the most popular items'
             )
-        recommender = Recommender.from_pretrained(
-            config.run, config.domain or None, device=config.device, memory=config.memory, new_items=new_items
-        )
-        answer = recommender.recommend(titles, config.k)
+        checked_device(config.device)
+        simple = config.memory and not titles and not config.new_items
+        found = popular_items(config.run, config.domain or None, config.k) if simple else None
+        domain, answer = _by_model(config, titles) if found is None else found
         if config.json:
-            print(json.dumps({"domain": recommender.domain, **answer.to_dict()}, ensure_ascii=False))
+            print(json.dumps({"domain": domain, **answer.to_dict()}, ensure_ascii=False))
         else:
-            _show(answer, recommender.domain)
+            _show(answer, domain)
 
     return run(work)
+
+
+def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answer]:
+    """The domain and what its model says of a history; the libraries of models are imported here alone."""
+    with quick_imports():
+        from fedecider.llm.new_items import read_new_items
+        from fedecider.llm.recommender import Recommender
+    new_items = read_new_items(Path(config.new_items)) if config.new_items else []
+    recommender = Recommender.from_pretrained(
+        config.run, config.domain or None, device=config.device, memory=config.memory, new_items=new_items
+    )
+    return recommender.domain, recommender.recommend(list(titles), config.k)
 
 
 def _show(answer: Answer, domain: str) -> None:

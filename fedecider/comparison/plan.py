@@ -36,7 +36,7 @@ from fedecider.running.stages import content_key
 from fedecider.running.yaml_file import PACKAGE
 from fedecider.tuning.search import Search, Tried, check_budget, proposal, search_of, shortfall
 from fedecider.tuning.space import Setting
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
 """Options that the table sets for all runs."""

@@ -56,6 +56,10 @@ class Given(NamedTuple):
         return Path(self.table) if isinstance(self.table, str | Path) else None
 
 
+FROM_2001 = 10**9
+"""Unix seconds in September 2001; ten times as many are in the year 2286."""
+
+
 def from_events(
     events: Any,
     items: Any,
@@ -199,6 +203,8 @@ def _schema(given: Given) -> list[str]:
             return list(pyarrow.parquet.read_schema(path).names)
         with _open_csv(path, None) as reader:
             return list(reader.schema.names)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no file {path} with the {given.what}, expected .parquet, .csv or .tsv") from error
     except (OSError, pa.ArrowException) as error:
         raise ValueError(
             f"cannot read the {given.what} in {path} ({error}), expected .parquet, .csv or .tsv"
@@ -323,4 +329,13 @@ def _time(value: Any, given: Given, number: int) -> int:
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(
             f"got the time {value!r} in row {number} of the {given.what}, expected Unix seconds, or a date and time"
+            f"{_finer(value)}"
         ) from error
+
+
+def _finer(value: Any) -> str:
+    """What to do with milliseconds, microseconds and nanoseconds of this century, which are too large for seconds."""
+    for unit, factor in (("milliseconds", 10**3), ("microseconds", 10**6), ("nanoseconds", 10**9)):
+        if isinstance(value, int | float) and FROM_2001 <= value / factor < 10 * FROM_2001:
+            return f"; if these are {unit}, divide the column by {factor}"
+    return ""

@@ -279,7 +279,8 @@ def _check_texts(
         raise ValueError(
             f"domain {name!r}: {len(textless)} of {len(used)} items without text, such as {min(textless)!r} "
             f"(files: {raw.places(1)}); expected at least one of "
-            f"{', '.join(config.text_fields)}. Complete the file, or drop such items with --missing_text drop."
+            f"{', '.join(config.text_fields)}. Complete the file, or drop such items with --missing_text drop "
+            '(missing_text="drop" in Python).'
         )
     has_text = np.array([key not in textless for key in sequences.items], dtype=bool)
     return take(sequences, has_text[sequences.item_E])

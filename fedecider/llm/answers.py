@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Scored(NamedTuple):
+    """An item with its score."""
+
+    item: int
+    score: float
+    experts: dict[str, float]
+    """Expert -> its share of the probability; empty without a memory."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +62,14 @@ class Answer:
         """The same as dictionaries and lists, ready for JSON."""
         found = asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def recommendations(scored: Sequence[Scored], keys: Sequence[str], titles: Sequence[str]) -> tuple[Recommendation, ...]:
+    """Items of a catalogue by their keys and titles."""
+    return tuple(Recommendation(keys[one.item], titles[one.item], one.score, one.experts) for one in scored)
+
+
+def check_k(k: int) -> None:
+    """``ValueError`` for a number of recommendations that is none."""
+    if type(k) is not int or k < 1:
+        raise ValueError(f"got k {k}, expected a whole number of at least 1")

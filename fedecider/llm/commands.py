@@ -20,7 +20,7 @@ from fedecider.running.cli import build_parser, field_names, from_plain, parse, 
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder
 from fedecider.running.yaml_file import PACKAGE, load_yaml, settings_file
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 COMMON = (
     "help",

@@ -36,7 +36,8 @@ from idgen.backbone import build_backbone, check_backbone, load_backbone, train_
 from idgen.id_generator import IDGenerator, build_id_generator, train_id_generator
 from idgen.phrases import unique_phrases
 from idgen.prompts import prompt_texts
-from idgen.ranking import RankingConfig, eval_users, rank_task
+from idgen.ranking import eval_users, rank_task
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, build_task
 from idgen.text_vectors import TextProjection, text_projection
 from idgen.tokenizer import load_tokenizer, train_tokenizer

@@ -19,7 +19,8 @@ from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.recipe import Recipe, write_recipe
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.card import LOCAL_BACKBONE, Card
-from fedecider.lora.export import ItemTable, export_adapter
+from fedecider.lora.export import export_adapter
+from fedecider.lora.item_table import ItemTable
 from fedecider.lora.truncation import Truncated, truncate_loaded
 from fedecider.methods import METHODS, Method
 from fedecider.methods.recommender import ClientModels

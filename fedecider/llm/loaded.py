@@ -10,7 +10,8 @@ from peft import PeftModel
 from fedecider.llm.model_scores import model_scores
 from fedecider.llm.pretrained_folder import Place, Source, file_hashes
 from fedecider.llm.titles import Items
-from fedecider.lora.export import ITEM_FILE, ItemTable, load_adapter
+from fedecider.lora.export import load_adapter
+from fedecider.lora.item_table import ITEM_FILE, ItemTable
 from fedecider.memory.memory import Memory, ModelScores
 from fedecider.memory.store import load_memory
 from fedecider.running.damage import damage_names

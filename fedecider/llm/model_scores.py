@@ -14,7 +14,7 @@ from torch import Tensor
 from fedecider.memory.memory import Histories, ModelScores
 from idgen.candidates import trie_log_probs
 from idgen.decode import constrained_beam_search
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, encode_histories
 
 

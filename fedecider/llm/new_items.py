@@ -18,12 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.encoders import load_encoder
 from fedecider.llm.item_texts import encoder_digest, load_projection
-from fedecider.lora.export import ItemTable
+from fedecider.lora.item_table import ItemTable
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
 from idgen.new_items import append_rows
 from idgen.phrases import phrase_item_ids, unique_phrases
-from idgen.tokenizer import clean_words, known_phrases, with_phrases
+from idgen.tokenizer import known_phrases, with_phrases
+from idgen.words import clean_words
 
 TEXT_FOLDER = "item_texts"
 """In the backbone of a run: what gives later texts their vectors."""

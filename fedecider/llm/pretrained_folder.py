@@ -15,7 +15,7 @@ from fedecider.llm.manifest import ADVICE, MANIFEST_FILE, verify_manifest
 from fedecider.llm.recipe import RECIPE_FILE, Recipe, read_recipe, recipe_of_run
 from fedecider.llm.run_record import read_llm_run
 from fedecider.lora.card import LOCAL_BACKBONE
-from fedecider.lora.export import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE
+from fedecider.lora.item_table import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE
 from fedecider.running.damage import read_object
 from fedecider.running.run_folder import RunFolder
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedecider.lora.program import PromptLayout
 from idgen.backbones.families import family_of
 from idgen.prompts import load_templates, split_wording
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Task
 
 WITHOUT_USER = 1

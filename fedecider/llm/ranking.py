@@ -1,4 +1,4 @@
-"""The best items for histories of item numbers: under a model, under a memory with it, and without any history.
+"""The best items for histories of item numbers: under a model, and under a memory with it.
 
 Shape legend: B histories of a batch, K items of one.
 """
@@ -6,27 +6,14 @@ Shape legend: B histories of a batch, K items of one.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
+from fedecider.llm.answers import Scored
 from fedecider.memory.contexts import new_contexts
-from fedecider.memory.experts import popularity_probs
 from fedecider.memory.memory import Histories, Memory, ModelScores, rank
 from idgen.decode import constrained_beam_search, stable_topk
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, empty_prompt, encode_histories
-
-POPULARITY = "popularity"
-
-
-class Scored(NamedTuple):
-    """An item with its score."""
-
-    item: int
-    score: float
-    experts: dict[str, float]
-    """Expert -> its share of the probability; empty without a memory."""
 
 
 def search(
@@ -99,13 +86,6 @@ def mix(memory: Memory, scores: ModelScores, histories: Histories, k: int) -> li
                 ]
             )
     return found
-
-
-def most_popular(memory: Memory, k: int) -> list[Scored]:
-    """The k items with most events in the counts of a memory, whoever asks."""
-    prob_I = popularity_probs(memory.counts)
-    best = np.argsort(-prob_I, kind="stable")[:k]
-    return [Scored(int(item), math.log(prob_I[item]), {POPULARITY: 1.0}) for item in best]
 
 
 def _shares(parts: dict[str, float]) -> dict[str, float]:

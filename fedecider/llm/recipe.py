@@ -20,7 +20,7 @@ from fedecider.running.stages import as_plain
 from idgen.draws import SampleConfig
 from idgen.keywords import KeywordConfig
 from idgen.quantized import Quantize
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 RECIPE_FILE = "recommender.json"
 FIELDS = {"domain": str, "samples": dict, "ranking": dict, "keywords": dict, "text_encoder": str}

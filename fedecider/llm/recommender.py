@@ -15,17 +15,19 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
-from fedecider.llm.answers import Answer, HistoryItem, Recommendation
+from fedecider.llm.answers import Answer, HistoryItem, Scored, check_k, recommendations
 from fedecider.llm.histories import History, as_histories, resolve_history
 from fedecider.llm.item_texts import PROJECTION_FILE
 from fedecider.llm.loaded import Loaded, adapted, check_same_base, ready_to_rank
 from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items, as_new_item
+from fedecider.llm.popular import NO_HISTORY_MEMORY, most_popular
 from fedecider.llm.pretrained_folder import find_source
-from fedecider.llm.ranking import Scored, mix, most_popular, search, search_without_history
+from fedecider.llm.ranking import mix, search, search_without_history
 from fedecider.llm.titles import Items
-from fedecider.lora.export import read_item_ids, without_adapters
+from fedecider.lora.export import without_adapters
+from fedecider.lora.item_table import read_item_ids
 from fedecider.memory.memory import Memory
-from fedecider.running.launch import checked_device
+from fedecider.running.device import checked_device
 from idgen.backbone import cut_table, load_backbone
 from idgen.new_items import append_rows
 from idgen.samples import Task
@@ -33,7 +35,6 @@ from idgen.tokenizer import load_tokenizer
 
 SEEN_STAYS_OUT = "the memory leaves out items of the history, also with exclude_seen false"
 UNCOUNTED = "ranked by the model alone: the memory has never counted the added items"
-NO_HISTORY_MEMORY = "no history was given: the items with most events in the counts of the memory"
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
 
 
@@ -158,8 +159,7 @@ class Recommender:
             ValueError: k below 1, an entry that is no item or may be several, or an empty history where nothing is
                 known without one.
         """
-        if type(k) is not int or k < 1:
-            raise ValueError(f"got k {k}, expected a whole number of at least 1")
+        check_k(k)
         many, histories = as_histories(history)
         with self._lock:
             self._check_whole()
@@ -363,7 +363,7 @@ class Recommender:
     def _answer(self, scored: Sequence[Scored], seen: Sequence[int], notes: Sequence[str]) -> Answer:
         keys, titles = self.items.keys, self.items.titles
         return Answer(
-            items=tuple(Recommendation(keys[one.item], titles[one.item], one.score, one.experts) for one in scored),
+            items=recommendations(scored, keys, titles),
             history=tuple(HistoryItem(keys[item], titles[item]) for item in seen),
             alpha=self.alpha,
             notes=tuple(notes),

@@ -20,7 +20,7 @@ from fedecider.federation.record import plain, read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.llm.baselines import STUDENT
 from fedecider.lora.adapters import AdapterShape
-from fedecider.lora.export import WEIGHTS_FILE
+from fedecider.lora.item_table import WEIGHTS_FILE
 from fedecider.methods import METHODS
 from fedecider.methods.own_rows import travelling_shapes
 from fedecider.report.analyses import (

@@ -30,7 +30,7 @@ from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.recipe import RECIPE_FILE, write_recipe
 from fedecider.llm.run_facts import data_lines, privacy_lines, run_facts
 from fedecider.lora.card import INNER_BACKBONE, Card, model_card
-from fedecider.lora.export import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
+from fedecider.lora.item_table import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder, check_output

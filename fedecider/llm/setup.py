@@ -31,7 +31,7 @@ from fedecider.running.stages import Stage, as_plain, content_key
 from idgen.backbone import check_backbone, has_tied_output, linear_layers, load_backbone
 from idgen.candidates import with_prior
 from idgen.quantized import check_quantize
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task
 from idgen.tokenizer import load_tokenizer
 

@@ -20,7 +20,8 @@ from fedecider.llm.memories import MEMORY_ROW, memory_positions, with_memory
 from fedecider.llm.model_scores import model_scores
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings, load_data
-from fedecider.lora.export import load_adapter, read_item_ids
+from fedecider.lora.export import load_adapter
+from fedecider.lora.item_table import read_item_ids
 from fedecider.memory.store import load_memory
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.run_folder import RunFolder

@@ -8,15 +8,13 @@ Shape legend: K domains, R rank, I in features, O out features.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -30,29 +28,10 @@ from fedecider.federation.method import Tree
 from fedecider.lora.adapters import FACTORS, module_names
 from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
+from fedecider.lora.item_table import CONFIG_FILE, WEIGHTS_FILE, ItemTable, check_items, write_items
 from fedecider.lora.tied_table import HEAD, adapted_embeddings
 from idgen.backbones.families import family_of, unwrap
 from idgen.quantized import keep_trainable, loading_options, quantize_of
-
-CONFIG_FILE = "adapter_config.json"
-ITEM_FILE = "item_ids.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-
-
-class ItemTable(NamedTuple):
-    """The items that a client's model can recommend, in item-number order."""
-
-    keys: Sequence[str]
-    titles: Sequence[str]
-    id_texts: Sequence[str]
-    token_ids: Sequence[Sequence[int]]
-    """Without the end token; the trie is built from these."""
-    catalogue: str = ""
-    """What prompts call it where that is not the domain's name, as for silos."""
-
-    def columns(self) -> dict[str, Sequence[Any]]:
-        """What every item has."""
-        return {name: value for name, value in self._asdict().items() if name != "catalogue"}
 
 
 def export_adapter(
@@ -79,7 +58,7 @@ def export_adapter(
     Raises:
         ValueError: the reloaded model's logits differ by more than ``tolerance`` times ``max(1, largest logit)``.
     """
-    _check_items(items)
+    check_items(items)
     scratch = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -89,7 +68,7 @@ def export_adapter(
             adapted_embeddings(model.get_base_model()),
         )
         save_peft_folder(written, scratch, base_name, family_of(model).task_type, tables)
-        _write_items(scratch, items, card.prompt.end_token)
+        write_items(scratch, items, card.prompt.end_token)
         text = model_card(card, base_name, tuple(items.titles[:2]))
         (scratch / "README.md").write_text(text, encoding="utf-8")
         difference = reload_difference(model, scratch, base_folder, prompts)
@@ -214,73 +193,3 @@ def without_adapters(model: Any) -> Any:
     if hasattr(base, "peft_config"):
         del base.peft_config
     return base
-
-
-def read_item_ids(folder: Path) -> ItemTable:
-    """The item table of an adapter folder.
-
-    Raises:
-        ValueError: the file is damaged, or it was written for other adapter weights.
-    """
-    path = folder / ITEM_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        entries, recorded = content["items"], content["adapter_sha256"]
-        table = ItemTable(
-            keys=list(entries),
-            titles=[entry["title"] for entry in entries.values()],
-            id_texts=[entry["id"] for entry in entries.values()],
-            token_ids=[entry["tokens"] for entry in entries.values()],
-            catalogue=content.get("catalogue", ""),
-        )
-        _check_items(table)
-        _check_entries(table)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"got a damaged {path} ({error}), expected the file that the export wrote; export again"
-        ) from error
-    if not (folder / WEIGHTS_FILE).is_file():
-        raise ValueError(f"no {folder / WEIGHTS_FILE} beside its item table, expected both; export again")
-    actual = _digest(folder / WEIGHTS_FILE)
-    if actual != recorded:
-        raise ValueError(
-            f"got adapter weights {actual[:12]} beside an item table for {recorded[:12]} in {folder}, expected the "
-            "pair of one export; item IDs of another run would recommend other items"
-        )
-    return table
-
-
-def _write_items(folder: Path, items: ItemTable, end_token: int | None) -> None:
-    entries = {
-        key: {"title": title, "id": id_text, "tokens": list(tokens)}
-        for key, title, id_text, tokens in zip(*items.columns().values(), strict=True)
-    }
-    content = {
-        **({"catalogue": items.catalogue} if items.catalogue else {}),
-        "adapter_sha256": _digest(folder / WEIGHTS_FILE),
-        "eos_token_id": end_token,
-        "items": entries,
-    }
-    (folder / ITEM_FILE).write_text(json.dumps(content, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-
-
-def _check_items(items: ItemTable) -> None:
-    sizes = {name: len(column) for name, column in items.columns().items()}
-    if len(set(sizes.values())) != 1 or not items.keys:
-        raise ValueError(f"got item columns of sizes {sizes}, expected equal ones of at least 1; rebuild the item IDs")
-    if len(set(items.keys)) != len(items.keys):
-        raise ValueError("got duplicate item keys, expected each once; prepare the domain again")
-
-
-def _check_entries(items: ItemTable) -> None:
-    if not isinstance(items.catalogue, str):
-        raise ValueError("the name of the catalogue is no text")
-    for key, title, id_text, tokens in zip(*items.columns().values(), strict=True):
-        if not isinstance(title, str) or not isinstance(id_text, str):
-            raise ValueError(f"title or ID of {key!r} is no text")
-        if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
-            raise ValueError(f"tokens of {key!r} are no list of numbers from 0 on")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

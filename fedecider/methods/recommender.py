@@ -32,7 +32,8 @@ from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.lora.adapters import adapter_shapes
 from fedecider.methods.own_rows import rows_of_clients
-from idgen.ranking import RankingConfig, eval_users, rank_task
+from idgen.ranking import eval_users, rank_task
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Split, Task, num_samples, train_batches
 from idgen.user_samples import samples_by_user, user_batches
 

@@ -1,6 +1,26 @@
 """Style sheet and scripts of the report pages: small screens first, dark by preference, print; nothing is loaded."""
 
-STYLE = """
+WORD_STYLE = """
+dfn { font-style: inherit; cursor: help; text-decoration: underline dotted; text-underline-offset: 0.2em; }
+dfn:focus-visible { outline: 2px solid var(--link); outline-offset: 1px; }
+.tip { position: fixed; z-index: 2; left: 0; right: 0; bottom: 0; padding: 0.75rem 1rem; visibility: hidden;
+  background: var(--text); color: var(--ground); font: 400 0.9375rem/1.4 system-ui, sans-serif; text-align: left;
+  white-space: normal; overflow-wrap: break-word; cursor: auto; transition: visibility 0s 0.3s; }
+dfn:hover > .tip, dfn:focus > .tip { visibility: visible; z-index: 3; transition-delay: 0s; }
+.untipped .tip { visibility: hidden !important; transition-delay: 0s !important; }
+@media (min-width: 70rem) {
+  p > dfn, .opening li > dfn { position: relative; }
+  p > dfn > .tip, .opening li > dfn > .tip { position: absolute; left: 0; right: auto; bottom: auto; top: 100%;
+    width: 20rem; border-radius: 0.4rem; }
+}
+.terms dt { font-weight: 600; margin-top: 0.75rem; }
+.terms dd { margin: 0; max-width: 46rem; }
+"""
+"""Of marked words, their tips and their list (`fedecider.report.glossary`)."""
+
+STYLE = (
+    WORD_STYLE
+    + """
 :root { color-scheme: light dark; --text: #1c2024; --soft: #5a6270; --ground: #fff; --card: #f6f7f9; --line: #d5d9e0;
   --link: #0b5cad; --warn: #fff4e0; --edge: #c96f00; }
 @media (prefers-color-scheme: dark) {
@@ -23,20 +43,6 @@ a { color: var(--link); }
 .opening p { margin: 0 0 0.75rem; }
 .opening .answer { font-size: 1.3rem; line-height: 1.35; font-weight: 600; margin: 0.25rem 0 0.75rem; }
 .opening ul { margin: 0; padding-left: 1.25rem; font-size: 1rem; }
-dfn { font-style: inherit; cursor: help; text-decoration: underline dotted; text-underline-offset: 0.2em; }
-dfn:focus-visible { outline: 2px solid var(--link); outline-offset: 1px; }
-.tip { position: fixed; z-index: 2; left: 0; right: 0; bottom: 0; padding: 0.75rem 1rem; visibility: hidden;
-  background: var(--text); color: var(--ground); font: 400 0.9375rem/1.4 system-ui, sans-serif; text-align: left;
-  white-space: normal; overflow-wrap: break-word; cursor: auto; transition: visibility 0s 0.3s; }
-dfn:hover > .tip, dfn:focus > .tip { visibility: visible; z-index: 3; transition-delay: 0s; }
-.untipped .tip { visibility: hidden !important; transition-delay: 0s !important; }
-@media (min-width: 70rem) {
-  p > dfn, .opening li > dfn { position: relative; }
-  p > dfn > .tip, .opening li > dfn > .tip { position: absolute; left: 0; right: auto; bottom: auto; top: 100%;
-    width: 20rem; border-radius: 0.4rem; }
-}
-.terms dt { font-weight: 600; margin-top: 0.75rem; }
-.terms dd { margin: 0; max-width: 46rem; }
 .downloads a { display: inline-block; margin: 0 0.75rem 0.5rem 0; padding: 0.25rem 0.75rem; font-size: 0.875rem;
   border: 1px solid var(--link); border-radius: 0.4rem; text-decoration: none; }
 .skip { position: absolute; left: -999rem; }
@@ -84,6 +90,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; border-top: 
   h2, caption { break-after: avoid; }
 }
 """
+)
 
 PRINT_WIDTH = 660
 """Pixels between the margins of a printed page, A4 or Letter; drawings do not shrink by themselves."""

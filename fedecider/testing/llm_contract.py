@@ -17,7 +17,7 @@ from fedecider.methods.recommender import ClientModels, LocalTraining
 from fedecider.testing.bench import Bench, Ran, differing, require, updated
 from fedecider.testing.llm_setting import NAMES, SILOS, SIZES, blocks, positions_of, run, tiny_models, tiny_silos
 from fedecider.testing.shared_contract import SHARED
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 
 class LlmBench(Bench):

@@ -19,7 +19,7 @@ from fedecider.federation.state import RunState
 from fedecider.lora.adapters import LoraSettings, attach_lora
 from fedecider.methods.recommender import ClientModels, LocalTraining
 from idgen.backbones.families import family_of, unwrap
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 NAMES = ("crime", "comics", "children")
 SIZES = {"crime": 7, "comics": 5, "children": 9}

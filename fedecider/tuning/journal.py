@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedecider.running.stages import as_plain
 from fedecider.tuning.search import Search, Tried, distributions, known_parameters, load_optuna
 from fedecider.tuning.space import Setting
 
@@ -103,8 +105,14 @@ class Journal:
             outcome = None
             if one.state == self._optuna.trial.TrialState.COMPLETE:
                 outcome = Outcome(float(one.value), int(facts["best_round"]), int(facts["last_round"]))
-            found.append(Trial(dict(facts["setting"]), outcome, str(facts["problem"]), float(facts["seconds"])))
+            setting = {name: self._value(name, value) for name, value in dict(facts["setting"]).items()}
+            found.append(Trial(setting, outcome, str(facts["problem"]), float(facts["seconds"])))
         return found
+
+    def _value(self, name: str, read: Any) -> Any:
+        """The value of a candidate that JSON keeps as ``read``: it knows no tuples."""
+        values = [one[name] for one in (self._search.start, *self._search.firsts) if name in one]
+        return next((value for value in values if _as_json(value) == _as_json(read)), read)
 
 
 def importances(journal: Journal, least: int = 10) -> dict[str, float]:
@@ -123,6 +131,10 @@ def importances(journal: Journal, least: int = 10) -> dict[str, float]:
         within.add_trials(finished)
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
         return dict(optuna.importance.get_param_importances(within, evaluator=evaluator))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(as_plain(value), sort_keys=True)
 
 
 def _cut_unfinished_line(path: Path) -> None:

@@ -216,7 +216,6 @@ BAD = {
     "a fraction as user": (GAPS.assign(customer=GAPS.customer + 0.5), items(), {}, "got the user 100.5 in row 1"),
     "a truth as item": ([{**row, "sku": True} for row in events()], items(), {}, "got the item True in row 1"),
     "a word as time": ([{**row, "when": "soon"} for row in events()], items(), {}, "got the time 'soon' in row 1"),
-    "milliseconds": ([{**row, "when": 1767225600000} for row in events()], items(), {}, "expected Unix seconds"),
     "a word as rating": ([{**row, "stars": "good"} for row in events()], items(), {"rating": "stars"}, "rating 'good'"),
     "mixed values": (
         [{**events()[0], "sku": 1}, {**events()[1], "sku": "a"}],
@@ -226,7 +225,19 @@ BAD = {
     ),
     "no events": (pd.DataFrame(events()).iloc[:0], items(), {}, "got no events"),
     "a number as table": (7, items(), {}, "got int as events"),
-    "a missing file": ("nowhere.parquet", items(), {}, "cannot read the events in nowhere.parquet"),
+    "a missing file": ("nowhere.parquet", items(), {}, "there is no file nowhere.parquet with the events"),
+    "milliseconds": (
+        [{**row, "when": 1_600_000_000_000} for row in events()],
+        items(),
+        {},
+        "if these are milliseconds, divide the column by 1000",
+    ),
+    "nanoseconds": (
+        [{**row, "when": 1_600_000_000_000_000_000} for row in events()],
+        items(),
+        {},
+        "if these are nanoseconds, divide the column by 1000000000",
+    ),
     "a setting that is none": (events(), items(), {"kcore": 3}, "got the settings kcore"),
     "a setting of files": (events(), items(), {"raw": "x"}, "got the setting raw"),
     "a threshold without ratings": (events(), items(), {"min_rating": 3.0}, "got min_rating without a rating column"),

@@ -1,7 +1,8 @@
 import pytest
 from tiny_tasks import make_domain, make_tokenizer
 
-from idgen.prompts import check_wording, domain_words, encode, load_templates, prompt_texts, render, split_wording
+from idgen.prompts import check_wording, domain_words, load_templates, prompt_texts, render, split_wording
+from idgen.tokenizer import encode
 
 
 def test_there_are_ten_distinct_natural_templates_and_a_short_one():

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from idgen.keywords import KeywordConfig
 from idgen.phrases import unique_phrases
-from idgen.tokenizer import clean_words, decode_ids, encode_ids, load_tokenizer, train_tokenizer
+from idgen.tokenizer import decode_ids, encode_ids, load_tokenizer, train_tokenizer
+from idgen.words import clean_words
 
 _WORDS = "river lantern garden murder harbour winter atlas copper señor été fox kitten engine 1984 x_2 straße"
 WORDS = _WORDS.split()

@@ -9,8 +9,9 @@ from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.lora.card import Card
-from fedecider.lora.export import ItemTable, export_adapter, read_item_ids, save_peft_folder
+from fedecider.lora.export import export_adapter, save_peft_folder
 from fedecider.lora.fusion import load_fusion
+from fedecider.lora.item_table import ItemTable, read_item_ids
 from fedecider.lora.program import PromptLayout
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])

@@ -12,8 +12,9 @@ from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.llm.config import RunConfig
 from fedecider.lora.card import Card
-from fedecider.lora.export import ItemTable, export_adapter
+from fedecider.lora.export import export_adapter
 from fedecider.lora.fusion import fused_factors, load_fusion
+from fedecider.lora.item_table import ItemTable
 from fedecider.lora.program import PromptLayout
 from fedecider.lora.truncation import load_factors, truncate, truncate_loaded
 

@@ -11,7 +11,7 @@ from fedecider.methods.recommender import LocalTraining, build_recommender
 from idgen.backbone import BackboneConfig, build_backbone
 from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import build_task
 from idgen.tokenizer import train_tokenizer
 

@@ -31,13 +31,13 @@ export function show(answer) {
   byId("found").replaceChildren(...answer.items.map(recommended));
   const experts = [...new Set(answer.items.flatMap((item) => Object.keys(item.expert_shares)))];
   byId("experts").hidden = experts.length === 0;
+  byId("shares-text").hidden = experts.length === 0;
   byId("expert-texts").replaceChildren(
     ...experts.flatMap((name) => [element("dt", {}, name), element("dd", {}, EXPERTS[name] || "")]),
   );
   const alpha = Object.entries(answer.alpha_shares);
-  byId("alpha-text").textContent = alpha.length
-    ? "Shares of the absolute fusion weights, by client; the same for every history."
-    : "The method of this run has no fusion weights.";
+  byId("alpha-text").hidden = alpha.length === 0;
+  byId("alpha-none").hidden = alpha.length > 0;
   byId("alpha").replaceChildren(...alpha.map(([name, share]) => bar(name, share)));
   byId("alpha").hidden = alpha.length === 0;
   byId("answer").hidden = false;

@@ -25,7 +25,8 @@ function fail(error) {
 
 function tellDomain() {
   const { num_items: items, memory } = known.find((one) => one.name === byId("domain").value);
-  byId("domain-note").textContent = `${items} items, ${memory ? "with" : "without"} a private memory beside the model.`;
+  byId("domain-items").textContent = items;
+  byId("domain-memory").textContent = memory ? "with" : "without";
 }
 
 async function start() {

@@ -1,0 +1,33 @@
+"""Settings of ranking, without the libraries of models, which take seconds to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
+
+
+@dataclass(frozen=True)
+class RankingConfig:
+    """How recommendations are decoded and counted.
+
+    Args:
+        num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
+            history take beams too before they are dropped. A run needs at least 20, since it reports hit@20.
+        length_penalty: The score is log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
+        prior_weight: The share of what a title has of probability whoever asks that is taken off its score; above 0 it
+            keeps a pretrained model from recommending the titles that are common in general. The paper has 0.
+        num_eval_users: The number of users of a client in the validation of every round, drawn once; 0 takes all. The
+            test takes all.
+        eval_batch_size: The number of users that are decoded together.
+    """
+
+    num_beams: Annotated[int, at_least(1, most=10_000)] = 20
+    length_penalty: Annotated[float, at_least(0, hint="0 ranks by likelihood")] = 0.0
+    prior_weight: Annotated[float, at_least(0, most=2)] = 0.0
+    num_eval_users: ZeroOrMore = 0
+    eval_batch_size: OneOrMore = 32
+
+    def __post_init__(self) -> None:
+        check(self)

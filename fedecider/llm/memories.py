@@ -6,7 +6,7 @@ Shape legend: U users of a client.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.loading import Shares, load_reported
 from fedecider.llm.model_scores import model_scores
 from fedecider.llm.setup import Foundation, Settings, calibration
+from fedecider.memory.choice import Choice, choose_weights
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.contexts import Contexts, held_out_contexts, training_contexts
 from fedecider.memory.counts import Counts, count_events, no_counts
@@ -42,6 +43,8 @@ class Memories(NamedTuple):
 
     clients: dict[str, Memory]
     """Domain -> memory, in client order."""
+    choices: dict[str, Choice]
+    """Domain -> whose weights were taken on validation items; none where ``choose_weights`` is false."""
     traffic: dict[str, dict[str, int]]
     """Domain -> bytes up and down of the secure sum; clients without siblings are left out."""
 
@@ -67,14 +70,18 @@ def build_memories(
     config, domains = settings.run.memory, foundation.domains
     counts, traffic = client_counts(domains, config, settings.run.seed, others)
     vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
-    clients = {}
+    clients, choices = {}, {}
     for name, domain in domains.items():
         client = recommender.names.index(name)
         contexts = memory_contexts(domain, config, settings.run.seed)
         load_reported(settings, method, recommender, state, client, shares[name])
         unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
         clients[name] = fit_memory(counts[name], unit_ID, contexts, scores, config)
-    return Memories(clients, traffic)
+        if config.choose_weights:
+            asked = held_out_contexts(ranked_sequences(recommender, client, "valid"), "valid")
+            ranked = partial(positions, contexts=asked, model=scores)
+            clients[name], choices[name] = choose_weights(clients[name], ranked)
+    return Memories(clients, choices, traffic)
 
 
 def memory_contexts(domain: Domain, config: MemoryConfig, seed: int) -> Contexts:
@@ -144,14 +151,18 @@ def memory_rows(
     alone: dict[str, Tensor] = {}
     for name, memory in memories.clients.items():
         client = recommender.names.index(name)
-        task = recommender.tasks[client]
-        generator = stream(recommender.seed, "eval_users", task.name)
-        users = eval_users(task, split, recommender.ranking.num_eval_users, generator)
-        chosen = range(len(task.sequences)) if users is None else users.tolist()
         load_reported(settings, method, recommender, state, client, shares[name])
-        asked = [task.sequences[user] for user in chosen]
+        asked = ranked_sequences(recommender, client, split)
         both[name], alone[name] = memory_positions(memory, asked, split, scores_of(recommender, client))
     return {with_memory(method.name): both, MEMORY_ROW: alone}
+
+
+def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> list[Sequence[int]]:
+    """The users whose held-out items the client's model ranks."""
+    task = recommender.tasks[client]
+    generator = stream(recommender.seed, "eval_users", task.name)
+    users = eval_users(task, split, recommender.ranking.num_eval_users, generator)
+    return [task.sequences[user] for user in (range(len(task.sequences)) if users is None else users.tolist())]
 
 
 def memory_positions(
@@ -174,4 +185,6 @@ def memories_data(memories: Memories) -> dict[str, Any]:
     for name, memory in memories.clients.items():
         assert memory.beside_model is not None  # fitted beside the student
         found[name] = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
+        if name in memories.choices:
+            found[name]["choice"] = memories.choices[name]._asdict()
     return found

@@ -176,7 +176,7 @@ def write_table(
 
 
 def _table(settings: Settings, method: FederatedMethod, state: RunState, models: Models) -> ResultTable:
-    notes = _notes(settings, method, state, models.shares)
+    notes = _notes(settings, method, state, models.shares, models.memories)
     return ResultTable(models.rows, get_protocol(settings.run.protocol), notes)
 
 
@@ -339,13 +339,18 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
     }
 
 
-def _notes(settings: Settings, method: FederatedMethod, state: RunState, shares: Shares) -> list[str]:
+def _notes(
+    settings: Settings, method: FederatedMethod, state: RunState, shares: Shares, memories: Memories | None
+) -> list[str]:
     taken = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+    choices = {} if memories is None else memories.choices
+    sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
     return [
         f"round {state.best_round} of {settings.run.num_rounds} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {method.views[0]}",
         f"beam search with {settings.ranking.num_beams} beams, length penalty {settings.ranking.length_penalty}",
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
+        *([f"with memory, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
         *privacy_notes(settings),
     ]

@@ -31,6 +31,8 @@ class MemoryConfig:
         num_buckets: The number of groups of histories, by how much is known of their newest item, that have weights of
             their own.
         bucket_prior: The number of events with which a bucket starts from the weights of all.
+        choose_weights: If true, a client ranks with its model alone, or with its memory alone, where that ranks its
+            validation items better than the mixture by more than one standard error.
         num_best: Where item IDs have several tokens: the number of best items of the memory that join the beams of the
             model as candidates.
     """
@@ -45,6 +47,7 @@ class MemoryConfig:
     max_contexts: OneOrMore = 2000
     num_buckets: Annotated[int, at_least(1, most=100)] = 3
     bucket_prior: Positive = 50.0
+    choose_weights: bool = True
     num_best: OneOrMore = 50
 
     def __post_init__(self) -> None:

@@ -123,3 +123,6 @@ class FederatedMethod(NamedTuple):
     """Whether the server divides that mean by its own size: the resolution of a secure sum would be too coarse."""
     takes_mean: bool = False
     """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""
+    cohort: Callable[[int, Tree, int], set[int]] | None = None
+    """round, server, how many -> the clients that are asked in a round in which not all are, where the server chooses
+    them by what it holds; None: they are drawn alike."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.reference import elastic, fedem, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec
+from embedding_fr.reference import elastic, fedem, fedfast, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec
 from embedding_fr.reference.loop import Reference
 
 REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]] = {
@@ -22,6 +22,7 @@ REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]]
     "gpfedrec": gpfedrec.gpfedrec,
     "fedem": fedem.fedem,
     "fedrecgel": fedrecgel.fedrecgel,
+    "fedfast": fedfast.fedfast,
     "fedmf_em": elastic.fedmf_em,
     "fedncf_em": elastic.fedncf_em,
     "pfedrec_em": elastic.pfedrec_em,

@@ -43,6 +43,10 @@ VARIANTS: dict[str, list[dict]] = {
         {"private_radius": 0.0, "hidden_sizes": "5"},
         {"shared_radius": 0.0},
     ],
+    "fedfast": [
+        {"num_clusters": 2, "draw": "proportional", "follow": 0.5, "follow_decay": 0.0},
+        {"num_clusters": 1, "draw": "random", "item_rule": "examples", "follow": 0.0},
+    ],
     "fedmf_em": [{"scheme": "DM"}, {"scheme": "SM", "rho": 0.3}],
     "fedncf_em": [{"scheme": "DM", "adapter_learning_rate": 0.1}],
     "pfedrec_em": [{"scheme": "SM"}],

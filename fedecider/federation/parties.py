@@ -64,7 +64,8 @@ def choose_cohort(
         return sample_cohort(num_clients, participation, seed, round)
     size = cohort_size(num_clients, participation)
     chosen = method.cohort(round, server, size)
-    assert len(chosen) == size and chosen <= set(range(num_clients)), "a cohort of other clients than was asked for"
+    assert len(chosen) == size, f"a cohort of {len(chosen)} clients, {size} were asked for"
+    assert chosen <= set(range(num_clients)), "a cohort of clients that there are not"
     return chosen
 
 

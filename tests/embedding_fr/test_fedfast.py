@@ -130,8 +130,9 @@ def test_the_loop_asks_the_cohort_that_the_method_chooses():
     _, records = run(method._replace(cohort=cohort), rounds=2, participation=0.2)
     assert [[log["client"] for log in record["clients"]] for record in records] == [[2, 5], [2, 5]]
     assert [(round, size) for round, size, _ in asked] == [(1, 2), (2, 2)]
-    with pytest.raises(AssertionError, match="a cohort of other clients"):
-        run(method._replace(cohort=lambda round, server, size: {9}), rounds=1, participation=0.1)
+    for wrong, message in (({9}, "clients that there are not"), ({1, 2}, "a cohort of 2 clients, 1 were asked for")):
+        with pytest.raises(AssertionError, match=message):
+            run(method._replace(cohort=lambda round, server, size, wrong=wrong: wrong), rounds=1, participation=0.1)
 
 
 def test_absent_users_move_on_the_server_and_only_there():

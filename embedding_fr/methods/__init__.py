@@ -9,6 +9,7 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods import (
+    cofedrec,
     fedease,
     fedem,
     fedfast,
@@ -147,6 +148,15 @@ BUILT_IN: dict[str, Method] = {
         fedfast.GRID,
         fedfast.SPACE,
         chooses_cohort=fedfast.chooses_cohort,
+    ),
+    "cofedrec": Method(
+        cofedrec.CofedrecConfig,
+        cofedrec.cofedrec,
+        cofedrec.DEFAULTS,
+        cofedrec.GRID,
+        cofedrec.SPACE,
+        whole_tables=1,
+        passing_tables=2,
     ),
     "fedmf_em": Method(
         Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True

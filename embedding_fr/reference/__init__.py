@@ -10,7 +10,19 @@ from typing import Any
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.reference import elastic, fedem, fedfast, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec
+from embedding_fr.reference import (
+    cofedrec,
+    elastic,
+    fedem,
+    fedfast,
+    fedmf,
+    fedncf,
+    fedrap,
+    fedrecgel,
+    gpfedrec,
+    pfedclr,
+    pfedrec,
+)
 from embedding_fr.reference.loop import Reference
 
 REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]] = {
@@ -23,6 +35,7 @@ REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]]
     "fedem": fedem.fedem,
     "fedrecgel": fedrecgel.fedrecgel,
     "fedfast": fedfast.fedfast,
+    "cofedrec": cofedrec.cofedrec,
     "fedmf_em": elastic.fedmf_em,
     "fedncf_em": elastic.fedncf_em,
     "pfedrec_em": elastic.pfedrec_em,

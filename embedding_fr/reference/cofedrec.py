@@ -1,4 +1,4 @@
-"""CoFedRec, one user at a time, and the contrastive term one pair of items at a time; k-means is that of the method."""
+"""CoFedRec, one user at a time, and the contrastive term one item at a time; k-means is that of the method."""
 
 from __future__ import annotations
 
@@ -70,10 +70,8 @@ def contrast(table: Tensor, category: Tensor, anchors: Sequence[int], config: Co
         same = [one for one in others if category[one] == category[item] and category[item] >= 0]
         if not same:
             continue
-        near = {
-            one: torch.exp(cosine_similarity(table[item], table[one], dim=0) / config.temperature) for one in others
-        }
-        ratios = torch.stack([near[one] for one in same]) / torch.stack(list(near.values())).sum()
+        near = torch.exp(cosine_similarity(table[item][None], table[others]) / config.temperature)
+        ratios = near[[others.index(one) for one in same]] / near.sum()
         if config.contrast == "out":
             total = total - config.temperature / config.base_temperature * ratios.log().mean()
         else:

@@ -131,6 +131,7 @@ CHECKERBOARD: dict[str, dict] = {
 CHECKERBOARD_CONFIG: dict[str, dict] = {
     "pfedclr": {"buffer_learning_rate": 0.0},  # the buffer remembers each client's own items: nothing is left to share
     "fedrap": {"tables": "common"},  # so does the personal table
+    "cofedrec": {"num_categories": 2},  # the two kinds of items
     # An adapter that learns keeps the own table, whose training loss is the lower one: nothing is shared.
     "fedem": {"merging": "SM", "rho": 0.9},
     **{name: {"scheme": "SM", "rho": 0.9} for name, method in METHODS.items() if method.plug_in},

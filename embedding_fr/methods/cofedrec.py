@@ -45,8 +45,8 @@ class CofedrecConfig:
 
     Args:
         num_categories: The number of categories that the server makes of the items.
-        group: Whose tables are averaged in a round: similar takes the users who are like the core user in one
-            category; random takes as many users that are drawn; all takes the cohort; core the core user alone.
+        group: The users whose tables are averaged in a round: similar takes those who are like the core user in one
+            category; random takes as many who are drawn; all takes the cohort; core the core user alone.
         contrast_weight: The weight of the contrastive term; 0 leaves it out.
         temperature: The temperature tau of the contrastive term.
         base_temperature: The tau_0 of the contrastive term.

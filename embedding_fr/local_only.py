@@ -75,6 +75,7 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
         positions=positions,
         upload_like=lambda round, server: {},
         takes_mean=False,
+        cohort=None,
     )
 
 

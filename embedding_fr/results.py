@@ -144,10 +144,11 @@ def privacy_text(settings: EmbeddingSettings) -> str:
     """What is guaranteed about one client's uploads over the run."""
     if not settings.run.federation:
         return "nothing leaves a client"
-    guarantee = METHODS[settings.run.method].guarantee
-    if guarantee is not None:
-        return guarantee(settings.method)
-    report = privacy_report(settings.privacy, settings.run.num_rounds, settings.run.participation)
+    entry = METHODS[settings.run.method]
+    if entry.guarantee is not None:
+        return entry.guarantee(settings.method)
+    hidden = 1.0 if entry.chooses_cohort(settings.method) else settings.run.participation
+    report = privacy_report(settings.privacy, settings.run.num_rounds, hidden)
     return f"{report}; the server sees sums of the uploads alone" if settings.run.secure_sum else report
 
 

@@ -9,10 +9,12 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.merging import Merging
 from embedding_fr.methods import (
+    cofedrec,
     colr,
     fedcia,
     fedease,
     fedem,
+    fedfast,
     fedmf,
     fedncf,
     fednear,
@@ -63,6 +65,8 @@ class Method(NamedTuple):
     off nothing would be left of the method."""
     needs_everyone: Callable[[Any], bool] = never
     """config -> whether every client must take part in every round, since all of them exchange keys."""
+    chooses_cohort: Callable[[Any], bool] = never
+    """config -> whether the server chooses a cohort by what it knows of clients: then a small share hides nobody."""
     published: bool = True
     """Whether a paper sets the defaults; the methods of this project have none."""
     plug_in: bool = False
@@ -149,6 +153,23 @@ BUILT_IN: dict[str, Method] = {
         fedrecgel.SPACE,
         needs_server=fedrecgel.needs_server,
         code=fedrecgel.CODE,
+    ),
+    "fedfast": Method(
+        fedfast.FedfastConfig,
+        fedfast.fedfast,
+        fedfast.DEFAULTS,
+        fedfast.GRID,
+        fedfast.SPACE,
+        chooses_cohort=fedfast.chooses_cohort,
+    ),
+    "cofedrec": Method(
+        cofedrec.CofedrecConfig,
+        cofedrec.cofedrec,
+        cofedrec.DEFAULTS,
+        cofedrec.GRID,
+        cofedrec.SPACE,
+        whole_tables=1,
+        passing_tables=2,
     ),
     "fedmf_em": Method(
         Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True

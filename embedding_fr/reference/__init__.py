@@ -11,10 +11,12 @@ from typing import Any
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.reference import (
+    cofedrec,
     colr,
     elastic,
     fedcia,
     fedem,
+    fedfast,
     fedmf,
     fedncf,
     fedrap,
@@ -36,6 +38,8 @@ REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]]
     "gpfedrec": gpfedrec.gpfedrec,
     "fedem": fedem.fedem,
     "fedrecgel": fedrecgel.fedrecgel,
+    "fedfast": fedfast.fedfast,
+    "cofedrec": cofedrec.cofedrec,
     "fedmf_em": elastic.fedmf_em,
     "fedncf_em": elastic.fedncf_em,
     "pfedrec_em": elastic.pfedrec_em,

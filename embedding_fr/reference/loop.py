@@ -18,7 +18,7 @@ from embedding_fr.blocks import Federation, Population, make_block
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.sampling import Examples, draw_examples, shuffled
 from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.federation.parties import sample_cohort
+from fedecider.federation.parties import choose_cohort
 from fedecider.federation.wire import take_row
 
 
@@ -57,7 +57,7 @@ def run_reference(
     server, local = method.init()
     local = {name: tensor.clone() for name, tensor in local.items()}
     for round in range(1, num_rounds + 1):
-        cohort = sorted(sample_cohort(federation.num_clients, participation, federation.seed, round))
+        cohort = sorted(choose_cohort(method, server, federation.num_clients, participation, federation.seed, round))
         uploads, weights = reference_clients(reference, federation, training, population, round, cohort, server, local)
         server = reference.server(round, server, cohort, uploads, weights)
     return server, local

@@ -126,3 +126,6 @@ class FederatedMethod(NamedTuple):
     alone: Callable[[int, Tree, Upload], NewRows] | None = None
     """round, what the clients of a block had received (C, ...), their uploads -> what each one would receive next if
     nobody else took part, for federation off; None: what it uploaded."""
+    cohort: Callable[[int, Tree, int], set[int]] | None = None
+    """round, server, how many -> the clients that are asked in a round in which not all are, where the server chooses
+    them by what it holds; None: they are drawn alike."""

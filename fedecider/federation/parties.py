@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from fedecider.federation.method import Block
+from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.streams import stream
 
 Placement = Literal["clients", "data"]
@@ -47,9 +47,26 @@ def sample_cohort(num_clients: int, participation: float, seed: int, round: int)
     """The clients of this round: ``ceil(participation * num_clients)`` of them, without replacement."""
     if participation >= 1.0:
         return set(range(num_clients))
-    size = max(1, -int(-participation * num_clients // 1))
     order = torch.randperm(num_clients, generator=stream(seed, "cohort", round))
-    return set(order[:size].tolist())
+    return set(order[: cohort_size(num_clients, participation)].tolist())
+
+
+def cohort_size(num_clients: int, participation: float) -> int:
+    """``ceil(participation * num_clients)``, at least one."""
+    return max(1, -int(-participation * num_clients // 1))
+
+
+def choose_cohort(
+    method: FederatedMethod, server: Tree, num_clients: int, participation: float, seed: int, round: int
+) -> set[int]:
+    """The clients of this round: as ``method`` chooses them, or drawn alike (:func:`sample_cohort`)."""
+    if method.cohort is None or participation >= 1.0:
+        return sample_cohort(num_clients, participation, seed, round)
+    size = cohort_size(num_clients, participation)
+    chosen = method.cohort(round, server, size)
+    assert len(chosen) == size, f"a cohort of {len(chosen)} clients, {size} were asked for"
+    assert chosen <= set(range(num_clients)), "a cohort of clients that there are not"
+    return chosen
 
 
 def in_client_order(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
-from fedecider.federation.parties import Processes, in_client_order, sample_cohort
+from fedecider.federation.parties import Processes, choose_cohort, in_client_order
 from fedecider.federation.record import Recorder
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import (
@@ -163,7 +163,7 @@ def run_rounds(
         if 0 < settings.patience <= state.round - state.best_round:
             break  # tested before a round, so that a run that was stopped here does not go on when it is resumed
         started = time.perf_counter()
-        asked = sample_cohort(num_clients, settings.participation, settings.seed, round)
+        asked = choose_cohort(method, state.server, num_clients, settings.participation, settings.seed, round)
         cohort = attend(round, asked)
         if not cohort:
             raise ValueError(f"got nobody of {len(asked)} clients in round {round}, expected one at least")

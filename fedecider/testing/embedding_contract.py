@@ -146,8 +146,10 @@ def check_reference(
     bench: EmbeddingBench,
     reference: Callable[[Federation, EmbeddingTraining, Any], Reference],
     participation: float = 1.0,
+    tolerance: float = 1e-7,
 ) -> None:
-    """Three rounds of the batched runtime must equal a slow loop over users (`embedding_fr.reference.loop`), to 1e-7.
+    """Three rounds of the batched runtime must equal a slow loop over users (`embedding_fr.reference.loop`), in double
+    precision and to ``tolerance``.
 
     Raises:
         AssertionError: the names of the tensors that differ.
@@ -159,7 +161,7 @@ def check_reference(
         server, local = run_reference(method, loop, federation, bench.training, population, 3, participation)
         state, _ = bench.run(method, 3, block_size=3, participation=participation)
         start = method.init()
-    wrong = differing(state.server, server, 1e-7) + differing(state.local, local, 1e-7)
+    wrong = differing(state.server, server, tolerance) + differing(state.local, local, tolerance)
     require(not wrong, f"the batched runtime and the loop over users differ in {wrong}")
     moved = differing(start[0], state.server) + differing(start[1], state.local)
     require(bool(moved), "three rounds change nothing")

@@ -45,6 +45,16 @@ VARIANTS: dict[str, list[dict]] = {
         {"private_radius": 0.0, "hidden_sizes": "5"},
         {"shared_radius": 0.0},
     ],
+    "fedfast": [
+        {"num_clusters": 2, "draw": "proportional", "follow": 0.5, "follow_decay": 0.0},
+        {"num_clusters": 1, "draw": "random", "item_rule": "examples", "follow": 0.0},
+    ],
+    "cofedrec": [
+        {"num_categories": 3, "num_anchors": 9, "contrast": "in", "contrast_weight": 0.05},
+        {"num_categories": 4, "contrast_weight": 0.02, "group": "random", "temperature": 0.2},
+        {"group": "all", "num_categories": 2, "num_anchors": 0, "contrast_weight": 0.001},
+        {"group": "core", "contrast_weight": 0.0},
+    ],
     "fedmf_em": [{"scheme": "DM"}, {"scheme": "SM", "rho": 0.3}],
     "fedncf_em": [{"scheme": "DM", "adapter_learning_rate": 0.1}],
     "pfedrec_em": [{"scheme": "SM"}],
@@ -123,11 +133,12 @@ CHECKERBOARD: dict[str, dict] = {
 CHECKERBOARD_CONFIG: dict[str, dict] = {
     "pfedclr": {"buffer_learning_rate": 0.0},  # the buffer remembers each client's own items: nothing is left to share
     "fedrap": {"tables": "common"},  # so does the personal table
+    "cofedrec": {"num_categories": 2},  # the two kinds of items
     # An adapter that learns keeps the own table, whose training loss is the lower one: nothing is shared.
     "fedem": {"merging": "SM", "rho": 0.9},
     **{name: {"scheme": "SM", "rho": 0.9} for name, method in METHODS.items() if method.plug_in},
 }
-CHECKERBOARD_ROUNDS: dict[str, int] = {"pfedclr": 30, "fedrap": 16}
+CHECKERBOARD_ROUNDS: dict[str, int] = {"pfedclr": 30, "fedrap": 16, "cofedrec": 20}
 
 
 @pytest.mark.parametrize("name", METHODS)

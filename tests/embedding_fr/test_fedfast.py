@@ -1,0 +1,231 @@
+"""FedFast: the item rule, the followers and the draw by hand; its degenerate forms; what travels; the cohort."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+import torch
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
+
+from embedding_fr import results
+from embedding_fr.local_training import Objective, plain_gradients
+from embedding_fr.methods import BUILT_IN
+from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed, gmf_gradients, gmf_logits
+from embedding_fr.reference import REFERENCES
+from embedding_fr.sampling import ExampleBatch
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.federation.method import Upload
+from fedecider.federation.parties import choose_cohort, sample_cohort
+from fedecider.federation.privacy import PrivacyConfig
+from fedecider.federation.streams import stream
+from fedecider.testing import EmbeddingBench, check_reference
+
+EVERYONE = torch.ones(2, dtype=torch.bool)
+
+
+def upload(rows, values):
+    clients = torch.arange(len(values))
+    return Upload(
+        clients, torch.ones(len(values)), {"item_table": values}, rows={"item_table": rows} if rows.numel() else {}
+    )
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_item_is_weighted_by_how_far_it_moved(whole):
+    """From (0, 0) to (3, 0) and (0, 1): weights 3 and 1, so (9/4, 1/4). The second item is moved by one client only."""
+    start = torch.tensor([[0.0, 0.0], [5.0, 5.0], [7.0, 7.0]])
+    if whole:
+        values = start.expand(2, 3, 2).clone()
+        values[0, 0], values[1, 0], values[1, 1] = torch.tensor([[3.0, 0.0], [0.0, 1.0], [5.0, 6.0]])
+        sent = upload(torch.empty(0), values)
+    else:
+        values = torch.tensor([[[3.0, 0.0], [9.0, 9.0]], [[5.0, 6.0], [0.0, 1.0]]])
+        sent = upload(torch.tensor([[0, -1], [1, 0]]), values)
+    moves = Moves(start)
+    moves.add(sent, EVERYONE)
+    assert moves.table().tolist() == [[2.25, 0.25], [5.0, 6.0], [7.0, 7.0]]
+    one = Moves(start)
+    one.add(sent, torch.tensor([True, False]))
+    assert one.table().tolist() == [[3.0, 0.0], [5.0, 5.0], [7.0, 7.0]]
+
+
+def test_equal_moves_are_the_plain_mean():
+    moves = Moves(torch.zeros(1, 2))
+    moves.add(upload(torch.zeros(2, 1, dtype=torch.long), torch.tensor([[[1.0, -1.0]], [[-2.0, 0.0]]])), EVERYONE)
+    assert moves.table().tolist() == [[-0.5, -0.5]]
+
+
+def test_absent_users_follow_their_cluster():
+    """Present users moved by (1, 0) and (0, 2); with share 0.5 each absent one goes (0.25, 0.5)."""
+    before = torch.arange(12.0).view(6, 2)
+    after = before.clone()
+    after[1] += torch.tensor([1.0, 0.0])
+    after[4] += torch.tensor([0.0, 2.0])
+    moved = followed(before, after, torch.tensor([1, 4]), torch.tensor([0, 0, 0, 1, 0, 1]), 0.5) - before
+    half = [0.25, 0.5]
+    assert moved.tolist() == [half, [1.0, 0.0], half, [0.0, 0.0], [0.0, 2.0], [0.0, 0.0]]  # cluster 1: nobody present
+    assert torch.equal(followed(before, after, torch.tensor([1, 4]), torch.zeros(6, dtype=torch.long), 0.0), after)
+    assert torch.equal(followed(before, after, torch.arange(6), torch.zeros(6, dtype=torch.long), 1.0), after)
+
+
+@pytest.mark.parametrize(
+    ("proportional", "size", "expected"),
+    [
+        (False, 9, [3, 3, 3]),
+        (False, 18, [8, 6, 4]),  # 6 each; what the smallest lacks the others give, in turn, one of them first
+        (False, 1, None),
+        (True, 16, [10, 3, 2]),  # 16 of 104 = 2 / 13 of 64, 24 and 16: 9.8, 3.7, 2.5
+        (True, 13, [8, 3, 2]),
+        (True, 104, [64, 24, 16]),
+    ],
+)
+def test_clusters_give_users_in_turn(proportional, size, expected):
+    sizes = [64, 24, 16] if proportional else [30, 20, 4]
+    cluster = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+    cluster = cluster[torch.randperm(len(cluster), generator=stream(0, "mixed"))]
+    seen = set()
+    for seed in range(20):
+        drawn = drawn_in_turn(cluster, size, proportional, stream(seed, "cohort", 1))
+        assert len(drawn) == size
+        found = Counter(cluster[sorted(drawn)].tolist())
+        for number in range(3):
+            fair = size * sizes[number] / sum(sizes) if proportional else expected and expected[number]
+            assert fair is None or abs(found[number] - fair) <= 1.0, (found, fair)
+        seen.add(frozenset(drawn))
+    assert len(seen) == (1 if size == 104 else 20) or size == 1
+
+
+def test_every_user_of_a_cluster_is_drawn_as_often():
+    cluster = torch.tensor([0, 0, 0, 0, 1, 1])
+    times = Counter()
+    for seed in range(1200):
+        times.update(drawn_in_turn(cluster, 2, False, stream(seed, "cohort", 1)))
+    for client, expected in ((0, 300), (3, 300), (4, 600), (5, 600)):
+        assert abs(times[client] - expected) < 5 * math.sqrt(expected), times
+
+
+def test_the_cohort_comes_from_the_servers_clusters():
+    """Users 0 and 1 are one cluster, all others another one: each gives one of two."""
+    method = toy_method("fedfast", num_clusters=2)
+    server, _ = method.init()
+    server["cluster"] = torch.tensor([1, 1, 0, 0, 0, 0, 0])
+    cohorts = [choose_cohort(method, server, 7, 0.2, 0, round) for round in range(1, 30)]
+    assert all(len(cohort & {0, 1}) == 1 and len(cohort) == 2 for cohort in cohorts)
+    assert len(set(map(frozenset, cohorts))) > 4
+    assert choose_cohort(method, server, 7, 1.0, 0, 1) == set(range(7))
+    random = toy_method("fedfast", draw="random")
+    assert choose_cohort(random, server, 7, 0.2, 0, 1) == sample_cohort(7, 0.2, 0, 1)
+
+
+def test_the_loop_asks_the_cohort_that_the_method_chooses():
+    method = toy_method("fedfast", num_clusters=2)
+    asked = []
+
+    def cohort(round, server, size):
+        asked.append((round, size, server["cluster"].tolist()))
+        return {2, 5}
+
+    _, records = run(method._replace(cohort=cohort), rounds=2, participation=0.2)
+    assert [[log["client"] for log in record["clients"]] for record in records] == [[2, 5], [2, 5]]
+    assert [(round, size) for round, size, _ in asked] == [(1, 2), (2, 2)]
+    for wrong, message in (({9}, "clients that there are not"), ({1, 2}, "a cohort of 2 clients, 1 were asked for")):
+        with pytest.raises(AssertionError, match=message):
+            run(method._replace(cohort=lambda round, server, size, wrong=wrong: wrong), rounds=1, participation=0.1)
+
+
+def test_absent_users_move_on_the_server_and_only_there():
+    state, records = run(toy_method("fedfast", num_clusters=1), rounds=1, participation=0.3)
+    start, _ = toy_method("fedfast").init()
+    present = {log["client"] for log in records[0]["clients"]}
+    step = state.server["user"] - start["user"]
+    mean = step[sorted(present)].mean(0)
+    for client in set(range(7)) - present:
+        torch.testing.assert_close(step[client], mean)
+    assert state.local == {}
+    still, _ = run(toy_method("fedfast", num_clusters=1, follow=0.0), rounds=1, participation=0.3)
+    absent = sorted(set(range(7)) - present)
+    assert torch.equal(still.server["user"][absent], start["user"][absent])
+
+
+def test_the_share_of_the_step_falls():
+    steps = []
+    for decay in (0.0, 2.0):
+        method = toy_method("fedfast", num_clusters=1, follow=0.8, follow_decay=decay)
+        state, _ = run(method, rounds=1, participation=0.3)
+        again, records = run(method, rounds=2, participation=0.3)
+        present = sorted(log["client"] for log in records[1]["clients"])
+        absent = sorted(set(range(7)) - set(present))
+        step = again.server["user"] - state.server["user"]
+        steps.append((step[absent[0]] / step[present].mean(0)).mean())
+    assert [float(step) for step in steps] == pytest.approx([0.8, 0.8 * math.exp(-2.0)], rel=1e-3)
+
+
+def test_with_everyone_present_clusters_change_nothing():
+    one, other = (
+        run(toy_method("fedfast", num_clusters=clusters, draw=draw, follow=follow), rounds=2)[0]
+        for clusters, draw, follow in ((1, "random", 0.0), (4, "equal", 1.0))
+    )
+    assert all(torch.equal(one.server[name], other.server[name]) for name in one.server if name != "cluster")
+
+
+def test_closed_form_gradients_are_those_of_autograd():
+    draw = stream(0, "gradients")
+    shapes = {"item_table": (3, 6, 4), "user": (3, 4), "scorer.0.weight": (3, 4, 1), "scorer.0.bias": (3, 1)}
+    params = {name: torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
+    item = torch.tensor([[0, 1, 1], [5, 2, 0]])
+    batch = ExampleBatch(2, item, torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.full((2, 3), 1.0 / 3.0))
+    objective = Objective(gmf_logits)
+    expected, logit = plain_gradients(objective, params, list(shapes), batch)
+    found, same = gmf_gradients(objective, params, list(shapes), batch)
+    torch.testing.assert_close(same, logit)
+    assert found.keys() == expected.keys()
+    for name in shapes:
+        torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_three_rounds_are_those_of_the_loop_over_users_to_1e_9(participation):
+    check_reference(EmbeddingBench(BUILT_IN["fedfast"]), REFERENCES["fedfast"], participation, tolerance=1e-9)
+
+
+def test_bytes_are_those_of_the_formula():
+    """4 (I D + 2 D + 1) each way."""
+    training = toy_training("fedfast", embedding_size=8)
+    _, records = run(toy_method("fedfast", training=training), rounds=1)
+    (group,) = records[0]["traffic"]
+    sizes = {"item_table": 4 * NUM_ITEMS * 8, "user": 4 * 8, "scorer.0.weight": 4 * 8, "scorer.0.bias": 4}
+    assert group["up"] == group["down"] == sizes
+    assert sum(sizes.values()) == 4 * (NUM_ITEMS * 8 + 2 * 8 + 1)
+
+
+def test_a_cohort_that_the_server_chooses_hides_nobody(monkeypatch):
+    """Epsilon of noise on the sum falls with participation for drawn cohorts alone."""
+    monkeypatch.setattr(results, "privacy_report", lambda config, num_rounds, participation: f"{participation}")
+    run_config = EmbeddingRunConfig(method="fedfast", participation=0.1)
+    shared = (run_config, InteractionsConfig(), toy_training("fedfast"), PrivacyConfig())
+    assert results.privacy_text(EmbeddingSettings(*shared, FedfastConfig(draw="random"))) == "0.1"
+    assert results.privacy_text(EmbeddingSettings(*shared, FedfastConfig(draw="equal"))) == "1.0"
+
+
+@pytest.mark.parametrize("config", [FedfastConfig(draw=draw) for draw in ("equal", "proportional", "random")])
+def test_the_entry_says_whether_the_server_chooses(config):
+    entry = BUILT_IN["fedfast"]
+    built = entry.build(toy_federation(), toy_training("fedfast"), config)
+    assert entry.chooses_cohort(config) == (built.cohort is not None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"num_clusters": 0}, "got num_clusters 0, expected at least 1"),
+        ({"draw": "fair"}, "expected equal, proportional or random"),
+        ({"item_rule": "all"}, "expected moved or examples"),
+        ({"follow": -1.0}, "got follow -1.0, expected 0 or more"),
+        ({"follow_decay": math.nan}, "got follow_decay nan, expected"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(FedfastConfig(), **setting)

@@ -10,7 +10,18 @@ from typing import Any
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.reference import elastic, fedem, fedmf, fedncf, fedrap, fedrecgel, gpfedrec, pfedclr, pfedrec
+from embedding_fr.reference import (
+    elastic,
+    fedem,
+    fedmf,
+    fedncf,
+    fedrap,
+    fedrecgel,
+    gpfedrec,
+    pfedclr,
+    pfedgraph,
+    pfedrec,
+)
 from embedding_fr.reference.loop import Reference
 
 REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]] = {
@@ -21,6 +32,7 @@ REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]]
     "pfedrec": pfedrec.pfedrec,
     "gpfedrec": gpfedrec.gpfedrec,
     "fedem": fedem.fedem,
+    "pfedgraph": pfedgraph.pfedgraph,
     "fedrecgel": fedrecgel.fedrecgel,
     "fedmf_em": elastic.fedmf_em,
     "fedncf_em": elastic.fedncf_em,

@@ -1,11 +1,11 @@
 """A client's milliseconds with the compiled and with the stacked code of a method, in turns in one process.
 
-    python benchmarks/compiled_clients.py --methods fedrap,fedrap/code --rounds 5 --output benchmarks/results/DATE-NAME.md
+    python benchmarks/compiled_clients.py --methods fedrap,fedrap/code --rounds 5 --output FILE.md
 
 ML-100K at the settings of the paper, or with `/code` of the public code. Both sides go through the same rounds of the
-same run, each from its own state, and take turns in being the first one; a round before the first is run and not counted.
-Seconds are CPU seconds of this process, which other work on the machine lengthens less than wall time. First, 24 clients
-are trained for 2 rounds in float64 and the largest difference of any tensor is noted.
+same run, each from its own state, and take turns in being the first one; a round before the first is run and not
+counted. Seconds are CPU seconds of this process, which other work on the machine lengthens less than wall time. First,
+24 clients are trained for 2 rounds in float64 and the largest difference of any tensor is noted.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ def main() -> None:
     interactions = load_interactions(InteractionsConfig())
     lines = ["# Compiled and stacked clients", "", *heading("compiled_clients.py", 1), ""]
     lines += [
-        f"ML-100K, {interactions.num_users} clients, {interactions.num_items:,} items, seed 0. CPU milliseconds a client "
-        "and round of local training,",
-        f"its checks included: median of {args.rounds} rounds (least to greatest), both ways in turns.",
-        "`server`: CPU seconds of one aggregation, which is the same code. `difference`: the largest of any tensor after 2",
-        f"rounds of {CHECKED} clients in float64.",
+        f"ML-100K, {interactions.num_users} clients, {interactions.num_items:,} items, seed 0. CPU milliseconds a",
+        f"client and round of local training, its checks included: median of {args.rounds} rounds",
+        "(least to greatest), both ways in turns.",
+        "`server`: CPU seconds of one aggregation, which is the same code. `difference`: the largest of any tensor",
+        f"after 2 rounds of {CHECKED} clients in float64.",
         "",
         "| method | stacked ms | compiled ms | ratio | server s | difference |",
         "|---|---:|---:|---:|---:|---:|",

@@ -6,13 +6,13 @@ the tables, W the weight decay and ``G = D - C``, one step is
 
     C <- S(C - 2 eta lambda h G - eta (m + W) C),    D <- D + 2 eta lambda h G - eta W D,
 
-with S the soft-threshold at eta mu for l1 (else the identity), m = 2 mu for l2 (else 0), and ``h = 1`` for the Frobenius
-distance or ``1 / (1 + ||G_j||^2)^2`` in row j for the bounded one. So k steps of a row can wait until its next example,
-or the end of the round, and are taken there, one after the other while the row lies in the nearest cache; without a
-threshold and with h = 1 they are the k-th power of a matrix of two rows. The public code regularises the rows of a batch
-only: for all others ``lambda = mu = 0``, and k steps multiply both tables by the product of ``1 - eta_s W``, 1 without
-weight decay. A bound on the norm of C's gradient joins all rows in every step: there is no such recurrence, and the
-stacked code is taken.
+with S the soft-threshold at eta mu for l1 (else the identity), m = 2 mu for l2 (else 0), and ``h = 1`` for the
+Frobenius distance or ``1 / (1 + ||G_j||^2)^2`` in row j for the bounded one. So k steps of a row can wait until its
+next example, or the end of the round, and are taken there, one after the other while the row lies in the nearest cache;
+without a threshold and with h = 1 they are the k-th power of a matrix of two rows. The public code regularises the rows
+of a batch only: for all others ``lambda = mu = 0``, and k steps multiply both tables by the product of ``1 - eta_s W``,
+1 without weight decay. A bound on the norm of C's gradient joins all rows in every step: there is no such recurrence,
+and the stacked code is taken.
 
 Numba does not see that :mod:`embedding_fr.compiled.training` has changed: whoever changes it empties the caches.
 

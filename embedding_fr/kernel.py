@@ -20,7 +20,8 @@ from fedecider.federation.method import Tree
 
 
 class Kernel(NamedTuple):
-    """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``.
+    """A compiled function of local training, ``train(*tables, *vectors, *constants, schedule) -> loss_C``, or (C, K)
+    with more than the loss of each client.
 
     Built with keywords: which tensor goes where is all that it says.
     """

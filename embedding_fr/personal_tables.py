@@ -34,8 +34,9 @@ class Cohort(NamedTuple):
     share_V: Tensor
     """p_v: the client's part of all train items, float64."""
     table_VF: Tensor
-    """Differences from ``mean_F``, which is not weighted: products of small numbers keep their digits."""
+    """Differences from ``mean_F``: products of small numbers keep their digits."""
     mean_F: Tensor
+    """The mean, which is not weighted; or another origin (:func:`measured_from`)."""
 
 
 def start_server(start_ID: Tensor, num_clients: int, table: str = "item_table") -> Tree:
@@ -69,14 +70,24 @@ def collect(server: Tree, uploads: Iterable[Upload], table: str = "item_table") 
     return Cohort(torch.cat(clients), weight_V / weight_V.sum(), table_VF.sub_(mean_F), mean_F)
 
 
-def squared_distances(table_VF: Tensor) -> Tensor:
-    """(V, V) float64 ``||q_u - q_v||^2``, from the upper half of the Gram matrix."""
+def measured_from(cohort: Cohort, origin_F: Tensor) -> Cohort:
+    """The same tables as differences from ``origin_F``, in the place of the old differences."""
+    return cohort._replace(table_VF=cohort.table_VF.add_(cohort.mean_F - origin_F), mean_F=origin_F)
+
+
+def gram_matrix(table_VF: Tensor) -> Tensor:
+    """(V, V) float64 ``<q_u, q_v>``; its upper half is computed, in the type of the tables."""
     num_clients = len(table_VF)
     gram_VV = table_VF.new_zeros(num_clients, num_clients)
     for start in range(0, num_clients, ROWS):
         gram_VV[start : start + ROWS, start:] = table_VF[start : start + ROWS] @ table_VF[start:].T
     gram_VV = gram_VV.double()
-    gram_VV = gram_VV.triu() + gram_VV.triu(1).T
+    return gram_VV.triu() + gram_VV.triu(1).T
+
+
+def squared_distances(table_VF: Tensor) -> Tensor:
+    """(V, V) float64 ``||q_u - q_v||^2``, from the Gram matrix."""
+    gram_VV = gram_matrix(table_VF)
     square_V = gram_VV.diagonal()
     distance_VV = (square_V[:, None] + square_V - 2.0 * gram_VV).clamp(min=0.0)
     return distance_VV.fill_diagonal_(0.0)

@@ -32,6 +32,12 @@ def code_weights(share_V: Tensor, distance_VV: Tensor, alpha: float) -> Tensor:
     return project_on_simplex(share_V.to(distance_VV) + alpha * torch.where(alike_VV > SAME, 1.0, alike_VV))
 
 
+def cosines(gram_VV: Tensor) -> Tensor:
+    """(V, V) ``<x_u, x_v> / (||x_u|| ||x_v||)`` from inner products; 0 beside a vector of zeros."""
+    norm_V = gram_VV.diagonal().sqrt().clamp(min=1e-300)
+    return gram_VV / norm_V / norm_V[:, None]
+
+
 def project_on_simplex(value_UV: Tensor) -> Tensor:
     """Each row's nearest point with entries >= 0 that sum to 1: ``max(v - t, 0)`` for one t (Held et al., 1974)."""
     falling_UV = value_UV.sort(1, descending=True).values

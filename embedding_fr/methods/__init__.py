@@ -22,6 +22,7 @@ from embedding_fr.methods import (
     fedrecgel,
     gpfedrec,
     pfedclr,
+    pfedgraph,
     pfedrec,
     plug_ins,
 )
@@ -144,6 +145,15 @@ BUILT_IN: dict[str, Method] = {
     ),
     "fedem": Method(
         fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, fedem.SPACE, passing_tables=3, code=fedem.CODE
+    ),
+    "pfedgraph": Method(
+        pfedgraph.PfedgraphConfig,
+        pfedgraph.pfedgraph,
+        pfedgraph.DEFAULTS,
+        pfedgraph.GRID,
+        pfedgraph.SPACE,
+        passing_tables=6,
+        code=pfedgraph.CODE,
     ),
     "fedrecgel": Method(
         fedrecgel.FedrecgelConfig,

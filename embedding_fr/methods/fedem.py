@@ -36,12 +36,12 @@ from embedding_fr.merging import (
     start_merging,
 )
 from embedding_fr.methods.fedem_code import code_method
-from embedding_fr.methods.fedmf import mf_model
+from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
 from embedding_fr.sampling import epoch_batches, round_examples
 from embedding_fr.similarity import similarity_weights
-from embedding_fr.stacked import Optimiser, fresh_state
+from embedding_fr.stacked import fresh_state
 from fedecider.bounds import NotNegative, Share, ShareAbove0, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -137,7 +137,7 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
             mf_model(federation, training),
             federation,
             training,
-            optimiser=_optimiser(training),
+            optimiser=fedmf_optimiser(training),
             gradients=dot_gradients,
         )
     )
@@ -148,7 +148,7 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
 
 def merged_method(federation: Federation, training: EmbeddingTraining, merging: Merging) -> FederatedMethod:
     """FedMF with elastic merging: the server averages."""
-    model, scorer, optimiser = mf_model(federation, training), Scorer(dot_logits), _optimiser(training)
+    model, scorer, optimiser = mf_model(federation, training), Scorer(dot_logits), fedmf_optimiser(training)
 
     def init() -> tuple[Tree, Tree]:
         return dict(model.shared), {**model.private, **start_merging(merging, model.shared[TABLE], federation)}
@@ -226,8 +226,3 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
         upload_like=lambda round, server: {TABLE: server[TABLE][0]},
         takes_mean=False,
     )
-
-
-def _optimiser(training: EmbeddingTraining) -> Optimiser:
-    rates = {"user": training.learning_rate, TABLE: training.item_rate}
-    return Optimiser("adam", rates, training.weight_decay)

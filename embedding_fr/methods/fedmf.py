@@ -51,14 +51,12 @@ def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConf
     from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
 
     model = mf_model(federation, training)
-    rates = {"user": training.learning_rate, "item_table": training.item_rate}
-    optimiser = Optimiser("adam", rates, training.weight_decay)
     return averaged(
         "fedmf",
         model,
         federation,
         training,
-        optimiser=optimiser,
+        optimiser=fedmf_optimiser(training),
         uniform=config.weighting == "uniform",
         gradients=dot_gradients,
         kernel=Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),)),
@@ -72,3 +70,9 @@ def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=dot_logits,
     )
+
+
+def fedmf_optimiser(training: EmbeddingTraining) -> Optimiser:
+    """Adam with one rate for user embeddings and one for item tables."""
+    rates = {"user": training.learning_rate, "item_table": training.item_rate}
+    return Optimiser("adam", rates, training.weight_decay)

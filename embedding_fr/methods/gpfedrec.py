@@ -22,6 +22,7 @@ from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import round_examples
+from embedding_fr.similarity import cosines
 from embedding_fr.stacked import Optimiser
 from fedecider.bounds import Depth, NotNegative, at_least, check
 from fedecider.federation.aggregate import finite_clients
@@ -183,8 +184,7 @@ def cosine_similarities(table_NID: Tensor, client_U: Tensor) -> Tensor:
     gram_UU = torch.zeros(len(client_U), len(client_U), dtype=torch.float64, device=table_NID.device)
     for _, column_UF in _columns(table_NID, client_U):
         gram_UU += column_UF @ column_UF.T
-    norm_U = gram_UU.diagonal().sqrt().clamp(min=1e-300)
-    return gram_UU / norm_U / norm_U[:, None]
+    return cosines(gram_UU)
 
 
 def spread_in_place(table_NID: Tensor, client_U: Tensor, graph_UU: Tensor, num_layers: int) -> Tensor:

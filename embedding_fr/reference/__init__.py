@@ -23,6 +23,7 @@ from embedding_fr.reference import (
     fedrecgel,
     gpfedrec,
     pfedclr,
+    pfedgraph,
     pfedrec,
 )
 from embedding_fr.reference.loop import Reference
@@ -37,6 +38,7 @@ REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]]
     "pfedrec": pfedrec.pfedrec,
     "gpfedrec": gpfedrec.gpfedrec,
     "fedem": fedem.fedem,
+    "pfedgraph": pfedgraph.pfedgraph,
     "fedrecgel": fedrecgel.fedrecgel,
     "fedfast": fedfast.fedfast,
     "cofedrec": cofedrec.cofedrec,

@@ -112,12 +112,14 @@ CASES = {
     "fedem, mean": "--aggregation mean",
     "fedem, code": "--variant code --mixed_share 0.7",
     "fedrecgel": "--variant code",
+    "pfedgraph": "",
+    "pfedgraph, code": "--variant code --likeness_weight 0.1",
     "gpfedrec_em": "",
     "fedfast": "--participation 0.5 --num_clusters 2",
     "cofedrec": "--num_categories 3",
 }
 
-STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "fedfast", "cofedrec")
+STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec")
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of
 gradients near zero into steps; double precision leaves only real differences."""
 ENCODED = ("fedease", "colr")

@@ -19,6 +19,8 @@ from embedding_fr.sampling import draw_examples, round_examples, shuffled
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import Optimiser
 
+FAST = {"learning_rate": 0.1, "item_learning_rate": 0.05}
+CODE_RATES = {"learning_rate": 0.2, "item_learning_rate": 2.0}
 STEPS = [
     ("fedmf", {}, {}),
     ("fedmf", {}, {"embedding_size": 19, "batch_size": 3, "weight_decay": 0.05}),
@@ -30,6 +32,18 @@ STEPS = [
     ("fedncf", {}, {"embedding_size": 9, "learning_rate": 0.02, "weight_decay": 0.05}),
     ("fedncf", {"hidden_sizes": "7,11,3"}, {"batch_size": 10**9, "learning_rate": 0.02, "item_learning_rate": 0.1}),
     ("fedncf", {"hidden_sizes": ""}, {"batch_size": 1, "learning_rate": 0.02}),
+    ("fedrap", {}, FAST),
+    ("fedrap", {"sparsity_weight": 0.5, "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "embedding_size": 19}),
+    ("fedrap", {"sparsity": "l2", "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "batch_size": 3}),
+    ("fedrap", {"sparsity": "none", "distance": "bounded", "distance_weight": 0.7}, {**FAST, "local_epochs": 4}),
+    ("fedrap", {"distance": "bounded", "distance_weight": 0.7}, {**FAST, "weight_decay": 0.05}),
+    ("fedrap", {"tables": "common", "sparsity_weight": 0.5}, {**FAST, "weight_decay": 0.05, "batch_size": 10**9}),
+    ("fedrap", {"tables": "common", "sparsity": "l2"}, {**FAST, "weight_decay": 0.05, "embedding_size": 1}),
+    ("fedrap", {"tables": "personal"}, {**FAST, "weight_decay": 0.05}),
+    ("fedrap", {"keep_uploaded": True, "curriculum": "fixed"}, {**FAST, "item_learning_rate": 0.04}),
+    ("fedrap", {"variant": "code", "distance_weight": 0.7}, {**CODE_RATES, "weight_decay": 0.05}),
+    ("fedrap", {"variant": "code", "sparsity": "l2", "distance": "bounded"}, {**CODE_RATES, "batch_size": 3}),
+    ("fedrap", {"variant": "code", "tables": "common"}, {**CODE_RATES, "weight_decay": 0.05}),
 ]
 
 
@@ -56,7 +70,7 @@ def test_every_kernel_takes_the_steps_of_the_stacked_code(name, variant, changes
     assert np.allclose(losses[0], losses[1], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf"])
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap"])
 def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name):
     before = torch.get_num_threads()
     one, _ = run(toy_method(name), block_clients=1)

@@ -40,6 +40,11 @@ VARIANTS: dict[str, list[dict]] = {
         {"merging": "EM", "aggregation": "mean", "adapter_layers": "", "adapter_learning_rate": 0.03},
         {"variant": "code", "mixed_share": 0.7, "adapter_learning_rate": 0.03},
     ],
+    "pfedgraph": [
+        {"size_weight": 0.2, "same_above": 0.3},
+        {"likeness_weight": 0.5},
+        {"variant": "code", "likeness_weight": 0.5},
+    ],
     "fedrecgel": [
         {"variant": "code", "private_radius": 0.2, "server_learning_rate": 0.1},
         {"private_radius": 0.0, "hidden_sizes": "5"},
@@ -62,7 +67,7 @@ VARIANTS: dict[str, list[dict]] = {
     "fedrap_em": [{"scheme": "DM"}],
 }
 CASES = [(name, variant) for name in METHODS for variant in ({}, *VARIANTS.get(name, []))]
-COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr")
+COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "pfedgraph", "fedrap")
 """Methods with compiled local training."""
 REFERENCE_CASES = [(name, variant, {}) for name, variant in CASES if name in REFERENCES]
 REFERENCE_CASES += [(name, variant, {"compiled": False}) for name, variant in CASES if name in COMPILED]

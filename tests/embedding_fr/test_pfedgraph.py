@@ -1,0 +1,211 @@
+"""pFedGraph: its weights against a general solver, its settings at their ends, and what the public code's sign does."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.optimize import minimize
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
+
+from embedding_fr.local_only import local_only
+from embedding_fr.methods.pfedgraph import DIRECTION, TABLE, PfedgraphConfig, directions, graph_weights, likeness
+from embedding_fr.personal_tables import PERSONAL, Cohort, gram_matrix, measured_from
+from embedding_fr.reference.loop import run_reference
+from embedding_fr.reference.pfedgraph import pfedgraph as reference
+from embedding_fr.similarity import cosines
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_two_clients_by_hand():
+    """(0.5, 0.5) + (1, 0) / 1.6 = (1.125, 0.5), whose surplus of 0.625 is shared out."""
+    weights = graph_weights(torch.tensor([0.5, 0.5]), torch.eye(2), 0.8, 0.9)
+    assert weights.tolist() == [pytest.approx([0.8125, 0.1875]), pytest.approx([0.1875, 0.8125])]
+
+
+def test_cosines_above_the_limit_count_as_one():
+    share, cosine = torch.tensor([0.5, 0.5]), torch.tensor([[1.0, 0.95], [0.95, 1.0]])
+    assert graph_weights(share, cosine, 0.8, 0.9)[0].tolist() == pytest.approx([0.5, 0.5])
+    assert graph_weights(share, cosine, 0.8, 1.0)[0].tolist() == pytest.approx([0.515625, 0.484375])
+
+
+@given(
+    sizes=arrays(np.float64, 5, elements=st.floats(1, 100)),
+    rows=arrays(np.int64, (5, 6), elements=st.integers(-9, 9)),
+    alpha=st.floats(0.05, 20.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_weights_are_those_that_a_solver_finds(sizes, rows, alpha):
+    """``alpha ||w||^2 - (c + 2 alpha p) . w`` over the simplex, by sequential least squares."""
+    share = sizes / sizes.sum()
+    cosine = cosines(torch.from_numpy(rows @ rows.T).double())
+    weights = graph_weights(torch.from_numpy(share), cosine, alpha, 1.0).numpy()
+    for row, goal in zip(weights, cosine.numpy() + 2.0 * alpha * share, strict=True):
+
+        def loss(w, goal=goal):
+            return (alpha * w @ w - goal @ w) / alpha
+
+        found = minimize(
+            loss,
+            share,
+            jac=lambda w, goal=goal: 2.0 * w - goal / alpha,
+            bounds=[(0.0, 1.0)] * 5,
+            constraints={"type": "eq", "fun": lambda w: w.sum() - 1.0, "jac": np.ones_like},
+            options={"ftol": 1e-15, "maxiter": 500},
+        )
+        assert row == pytest.approx(found.x, abs=1e-6)
+        assert loss(row) <= loss(found.x) + 1e-9
+        assert row.sum() == pytest.approx(1.0)
+        assert row.min() >= 0.0
+
+
+def test_cosines_are_those_of_the_updates_since_the_start():
+    table = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    origin = torch.randn(6, generator=torch.Generator().manual_seed(2))
+    table[3] = origin  # a client that has not moved is like nobody
+    mean = table.mean(0)
+    moved = measured_from(Cohort(torch.arange(4), torch.full((4,), 0.25), table - mean, mean), origin)
+    found = cosines(gram_matrix(moved.table_VF))
+    expected = torch.nn.functional.cosine_similarity((table - origin)[:, None], (table - origin)[None], dim=2)
+    assert torch.allclose(found[:3, :3], expected[:3, :3])
+    assert torch.equal(moved.mean_F, origin)
+    assert torch.allclose(moved.table_VF + origin, table)
+    exact = Cohort(torch.arange(2), torch.tensor([0.5, 0.5]), torch.zeros(2, 3), torch.zeros(3))
+    still = cosines(gram_matrix(measured_from(exact, torch.zeros(3)).table_VF))
+    assert torch.equal(still, torch.zeros(2, 2))
+    assert graph_weights(exact.share_V, still, 0.8, 0.9)[0].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_large_weight_of_the_sizes_is_fedmf(participation):
+    mean, _ = run(toy_method("fedmf"), participation=participation)
+    state, records = run(toy_method("pfedgraph", size_weight=1e12), participation=participation)
+    for client in records[-1]["clients"]:
+        assert torch.allclose(state.server[TABLE][client["client"]], mean.server[TABLE], atol=1e-9)
+    if participation == 1.0:
+        assert torch.allclose(state.local["user"], mean.local["user"], atol=1e-9)
+
+
+def test_a_small_weight_of_the_sizes_is_training_alone():
+    alone, _ = run(local_only(toy_method("fedmf"), toy_federation()))
+    state, _ = run(toy_method("pfedgraph", size_weight=1e-6))
+    assert torch.allclose(state.server[TABLE], alone.local["kept.item_table"], atol=1e-9)
+    assert torch.allclose(state.local["user"], alone.local["user"], atol=1e-9)
+
+
+def test_one_client_is_trained_as_by_itself():
+    federation, population = toy_federation(num_clients=1), toy_population(sequences=[[3, 1, 4, 0, 5, 9, 2]])
+    mean, _ = run(toy_method("fedmf", federation), population)
+    state, _ = run(toy_method("pfedgraph", federation), population)
+    assert torch.allclose(state.server[TABLE][0], mean.server[TABLE], atol=1e-12)
+
+
+def test_a_mix_is_the_client_s_own_and_an_absent_client_keeps_its_older_one():
+    method = toy_method("pfedgraph")
+    state, _ = run(method, rounds=1)
+    assert bool(state.server[PERSONAL].all())
+    table = state.server[TABLE]
+    assert all(not torch.allclose(table[0], table[client]) for client in range(1, 7))
+    first, records = run(method, rounds=1, participation=0.5)
+    present = [client["client"] for client in records[0]["clients"]]
+    absent = [client for client in range(7) if client not in present]
+    assert first.server[PERSONAL].tolist() == [client in present for client in range(7)]
+    mean, _ = run(toy_method("fedmf"), rounds=1, participation=0.5)
+    assert torch.allclose(first.server[TABLE][absent], mean.server[TABLE].expand(len(absent), -1, -1), atol=1e-9)
+    second, records = run(method, rounds=2, participation=0.5)
+    stayed = [client for client in present if client not in {one["client"] for one in records[1]["clients"]}]
+    assert stayed
+    assert torch.equal(second.server[TABLE][stayed], first.server[TABLE][stayed])
+
+
+def test_directions_and_likeness_by_hand():
+    """Tables (3, 4) and (0, 2) have the directions (0.6, 0.8) and (0, 1)."""
+    table = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    weight = torch.tensor([[0.75, 0.25], [0.5, 0.5]])
+    mean = table.mean(0)
+    cohort = Cohort(torch.arange(2), torch.tensor([0.5, 0.5]), table - mean, mean)
+    found = directions(cohort, weight)
+    assert torch.allclose(found, torch.tensor([[0.45, 0.85], [0.3, 0.9]]))
+    assert torch.allclose(cohort.table_VF, table - mean)  # the mix still needs them
+    params = {TABLE: torch.tensor([[[3.0, 4.0]]])}
+    assert float(likeness(found.view(2, 1, 2), 2.0)(params)) == pytest.approx(2.0 * (0.27 + 0.68))
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_strong_likeness_equals_the_per_user_loop_to_nine_digits(variant, participation):
+    """Mixes are not the clients' own tables: beside its own table the term has no gradient but rounding errors."""
+    federation, training, population = toy_federation(), toy_training("pfedgraph"), toy_population()
+    config = {"variant": variant, "likeness_weight": 0.7, "size_weight": 5.0}
+    method = toy_method("pfedgraph", federation, training, **config)
+    state, _ = run(method, population, 4, participation=participation)
+    loop = reference(federation, training, PfedgraphConfig(**config))
+    server, local = run_reference(method, loop, federation, training, population, 4, participation)
+    for name in server:
+        assert torch.allclose(state.server[name].double(), server[name].double(), rtol=1e-9, atol=1e-9), name
+    assert torch.allclose(state.local["user"], local["user"], rtol=1e-9, atol=1e-9)
+
+
+def test_the_sign_of_the_public_code_lowers_the_likeness_that_pulling_raises():
+    """Of the tables uploaded in the second round to the mixes that their clients were sent."""
+
+    def likeness_after(**config) -> float:
+        method = toy_method("pfedgraph", **config)
+        first, _ = run(method, rounds=1)
+        population, kept = toy_population(), []
+
+        def keep(round, download, own, block):
+            upload, *rest = method.client_update(round, download, own, block)
+            kept.append((upload.clients, upload.tensors[TABLE]))
+            return upload, *rest
+
+        run(method._replace(client_update=keep), population, rounds=2)
+        seen = {int(client): table for clients, tables in kept for client, table in zip(clients, tables, strict=True)}
+        direction = first.server[DIRECTION]
+        return sum(float((direction[c] * table).sum() / table.norm()) for c, table in seen.items()) / len(seen)
+
+    none = likeness_after(likeness_weight=1e-12)
+    assert likeness_after(likeness_weight=0.3) > none + 0.01
+    assert likeness_after(likeness_weight=0.3, variant="code") < none - 0.01
+
+
+def test_bytes_are_one_table_up_and_one_or_two_down():
+    table = NUM_ITEMS * 4 * 8
+    for config, down in (({}, {TABLE: table}), ({"likeness_weight": 0.1}, {TABLE: table, DIRECTION: table})):
+        _, records = run(toy_method("pfedgraph", **config), rounds=2)
+        for record in records:
+            for group in record["traffic"]:
+                assert group["up"] == {TABLE: table}
+                assert group["down"] == down
+
+
+def test_before_the_first_mix_nothing_draws():
+    plain, _ = run(toy_method("pfedgraph"), rounds=1)
+    drawn, _ = run(toy_method("pfedgraph", likeness_weight=5.0), rounds=1)
+    assert torch.allclose(plain.server[TABLE], drawn.server[TABLE], atol=1e-9)
+    assert torch.allclose(plain.local["user"], drawn.local["user"], atol=1e-9)
+    later = [run(toy_method("pfedgraph", likeness_weight=weight), rounds=2)[0] for weight in (0.1, 5.0)]
+    assert not torch.allclose(later[0].server[TABLE], later[1].server[TABLE], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"size_weight": 0.0}, "got size_weight 0.0, expected above 0"),
+        ({"size_weight": float("nan")}, "got size_weight nan"),
+        ({"same_above": 1.5}, "got same_above 1.5, expected 0 to 1"),
+        ({"likeness_weight": -0.1}, "got likeness_weight -0.1, expected 0 or more"),
+        ({"variant": "text"}, "expected paper or code"),
+        ({"variant": "code"}, "got variant code with likeness_weight 0, expected it above 0"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        PfedgraphConfig(**setting)

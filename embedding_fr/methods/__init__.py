@@ -51,6 +51,8 @@ class Method(NamedTuple):
     table, which is kept): they take memory, but no room in a CPU's caches, so only a GPU's blocks are sized by them."""
     client_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> working set of a client in bytes, for methods without local steps."""
+    server_bytes: Callable[[int, Any], int] | None = None
+    """num_items, config -> peak memory of the server's step on a CPU, checked before the first round."""
     negatives: bool = True
     """Whether clients train on ``num_negatives`` drawn items beside each of their own."""
     guarantee: Callable[[Any], str] | None = None
@@ -79,6 +81,7 @@ BUILT_IN: dict[str, Method] = {
         fedease.GRID,
         fedease.SPACE,
         client_bytes=fedease.client_bytes,
+        server_bytes=fedease.server_bytes,
         negatives=False,
         guarantee=fedease.guarantee,
         needs_server=fedease.needs_server,
@@ -92,6 +95,7 @@ BUILT_IN: dict[str, Method] = {
         fednear.GRID,
         fednear.SPACE,
         client_bytes=fednear.client_bytes,
+        server_bytes=fednear.server_bytes,
         negatives=False,
         guarantee=fednear.guarantee,
         needs_server=fednear.needs_server,

@@ -4,8 +4,9 @@
     python benchmarks/item_scale.py --dataset ml-1m --methods fedease,fednear --forms float64,float32,float32/200
 
 A form is the number format of the server and, behind a stroke, `top_k`; `cut/200` is the whole model of the form before
-it, cut to 200 entries a column. The first form of a method is what the others are compared with. Without --dataset users are drawn. The method's own functions are called, block by block as in a run;
-the round loop, which keeps a record of every client, is left out.
+it, cut to 200 entries a column. The first form of a method is what the others are compared with. Without --dataset users
+are drawn. The method's own functions are called, block by block as in a run; the round loop, which keeps a record of
+every client, is left out.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CPU = torch.device("cpu")
 ITEMS_A_TOPIC = 100
 IN_TOPIC = 0.7
 ZIPF = 0.8
-MEDIAN_EVENTS, SPREAD, MOST_EVENTS = 15.0, 0.75, 300
+MEDIAN_EVENTS, SPREAD, MOST_EVENTS = 18.0, 0.75, 300
 CHUNK = 100_000
 WHOLE = 10_000
 """Up to so many items the weights of two forms are kept and compared."""
@@ -77,13 +78,14 @@ def main() -> None:
     population = real(args.dataset, args.seed) if args.dataset else drawn(args.items, args.users, args.seed)
     events = len(population.train_E) + 2 * population.num_clients
     lines += [
-        f"{args.dataset or 'Drawn'}, seed {args.seed}: {population.num_clients:,} users, {population.num_items:,} items, "
+        f"{args.dataset or 'Drawn'}, seed {args.seed}: {population.num_clients:,} users, "
+        f"{population.num_items:,} items, "
         f"{events:,} events, {events / population.num_clients:.1f} a user, the longest history "
         f"{int(population.num_train_N.max())} train events. Popularity: {popularity(population, args):.4f} hit@10.",
         f"Ready after {time.process_time() - started:.0f} CPU s, {status('VmRSS') / 1e9:.2f} GB.",
         "",
-        "| method | form | sum, CPU s | solution, CPU s | peak, GB | residual | scores, CPU ms a user | hit@10 | ndcg@10 | "
-        "other hits than the first form | largest difference of a weight |",
+        "| method | form | sum, CPU s | solution, CPU s | peak, GB | residual | scores, CPU ms a user | hit@10 | "
+        "ndcg@10 | other hits than the first form | largest difference of a weight |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     print("\n".join(lines), flush=True)

@@ -2,8 +2,8 @@
 
 A sum is a square whose lower triangle holds G (:mod:`fedecider.baselines.symmetric`).
 
-Shape legend: C clients of a block, I items, J some of them, T items of one client, L = I (I + 1) / 2 entries of an upper
-triangle (row by row), K entries kept of a column, R eigenvectors.
+Shape legend: C clients of a block, I items, J some of them, T items of one client, L = I (I + 1) / 2 entries of an
+upper triangle (row by row), K entries kept of a column, R eigenvectors.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def client_scales(history_CI: Tensor, bound: float) -> Tensor:
 def add_histories(
     square_II: Tensor, histories: Sequence[Tensor], scale_C: Tensor, reach: float = math.inf, *, ordered: bool = False
 ) -> None:
-    """Add what clients count for their pairs of items, oldest item first: :func:`embedding_fr.compiled.pairs.add_pairs`.
+    """Add what clients count for their pairs, oldest item first: :func:`embedding_fr.compiled.pairs.add_pairs`.
 
     In place, on the CPU, client by client: in float64 the sums are exact, in float32 whole numbers up to 2^24 are, and
     others are rounded alike wherever a block ends, as long as clients come in the same order.

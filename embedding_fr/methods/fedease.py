@@ -132,8 +132,8 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
 
     Download forms: B; its ``top_k`` entries a column; ``rank`` eigenpairs of G, from which a client makes x_u B itself.
     ``training`` is not used. View ``global``. With participation below 1 only the cohort of round 1 counts, and
-    ``secure`` is an error. Memory: :func:`server_bytes`, checked before the first round; :func:`client_bytes` for a client
-    of a block. Time: I^3 for the solution, and the squares of the lengths of histories for the sum.
+    ``secure`` is an error. Memory: :func:`server_bytes`, checked before the first round; :func:`client_bytes` for a
+    client of a block. Time: I^3 for the solution, and the squares of the lengths of histories for the sum.
 
     Differs from the paper: nothing in G, B and the score; secure and private sums and short downloads are ours.
     The budget is that of continuous noise on exact sums: rounding to 2^-16 is not accounted for (Kairouz, Liu, Steinke

@@ -4,9 +4,9 @@
     python benchmarks/item_scale.py --dataset ml-1m --methods fedease,fednear --forms float64,float32,float32/200
 
 A form is the number format of the server and, behind a stroke, `top_k`; `cut/200` is the whole model of the form before
-it, cut to 200 entries a column. The first form of a method is what the others are compared with. Without --dataset users
-are drawn. The method's own functions are called, block by block as in a run; the round loop, which keeps a record of
-every client, is left out.
+it, cut to 200 entries a column. The first form of a method is what the others are compared with. Without --dataset
+users are drawn. The method's own functions are called, block by block as in a run; the round loop, which keeps a record
+of every client, is left out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from embedding_fr import gram
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, build_population, make_block, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
+from embedding_fr.server_memory import check_server_memory
 from fedecider.baselines import ease
 from fedecider.baselines.symmetric import BLOCK, invert
 from fedecider.data.interactions import load_interactions
@@ -35,7 +36,6 @@ from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.running.cli import from_plain
-from fedecider.running.memory import check_memory
 
 CPU = torch.device("cpu")
 ITEMS_A_TOPIC = 100
@@ -106,8 +106,7 @@ def run_form(population: Population, method: str, name: str, args: argparse.Name
     precision, _, top_k = name.partition("/")
     entry, num_items = METHODS[method], population.num_items
     config = from_plain(entry.config, {"precision": precision, "top_k": int(top_k or 0)})
-    assert entry.server_bytes is not None
-    check_memory(entry.server_bytes(num_items, config), f"{method} {name}", "take fewer items or another form")
+    check_server_memory(method, config, num_items, print)
     federation = Federation(population.num_clients, num_items, args.seed, STRICT, CPU)
     built = entry.build(federation, EmbeddingTraining(), config)
     order = np.lexsort((np.arange(population.num_clients), -population.num_train_N.numpy()))

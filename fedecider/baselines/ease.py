@@ -76,7 +76,7 @@ def fit(
     Nothing is random and there are no epochs: ``protocol``, ``seed`` and ``valid`` are not used.
     """
     matrix_UI = train_matrix(sequences, num_items)
-    gram_II = torch.from_numpy((matrix_UI.T @ matrix_UI).toarray()).to(device)
+    gram_II = torch.from_numpy((matrix_UI.T @ matrix_UI).toarray(order="C")).to(device)
     weight_II = ease_weights_in_place(gram_II, config.regularisation)
 
     def score(user_B: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ RESIDUAL = 1e-2
 
 
 def invert(square_II: Tensor, regularisation: float) -> float:
-    """G becomes P = (G + lambda I)^-1, in place; returns the residual.
+    """G becomes P = (G + lambda I)^-1, in place (in rows, contiguous); returns the residual.
 
     Cholesky factorisation and inverse (LAPACK potrf, potri), I^3 multiplications and additions, in the number format of
     the square, float32 or float64; no second square on a CPU, three on a GPU. The residual is the largest size of an
@@ -55,14 +55,14 @@ def invert(square_II: Tensor, regularisation: float) -> float:
 
 
 def _invert_on_cpu(square_II: Tensor) -> int:
+    assert square_II.is_contiguous(), "LAPACK works in place"
     in_columns = square_II.numpy().T  # a square in rows is its mirror image in columns: lower is upper
     single = square_II.dtype == torch.float32
     factor, inverse = (lapack.spotrf, lapack.spotri) if single else (lapack.dpotrf, lapack.dpotri)
     with threadpool_limits(torch.get_num_threads(), "blas"):
         found, failed = factor(in_columns, lower=0, clean=0, overwrite_a=1)
         if not failed:
-            found, failed = inverse(found, lower=0, overwrite_c=1)
-    assert found.ctypes.data == square_II.data_ptr(), "LAPACK works in place"
+            _, failed = inverse(found, lower=0, overwrite_c=1)
     return int(failed)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
-import torch
 
 SAID_FROM = 10**9
 """Smaller needs are checked without a word."""
@@ -17,39 +16,40 @@ _FILES = ("memory.max", "memory.current", "inactive_file")
 _OLD_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def available_bytes(device: torch.device | None = None) -> int:
-    """What this process can still take without pushing others out: of the machine, of the control groups that it is
-    in (containers, batch systems; versions 1 and 2), or of a GPU."""
-    if device is not None and device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return max(0, min(psutil.virtual_memory().available, *_left_in_groups()))
+def available_bytes() -> int:
+    """What this process can still take without pushing others out: of the machine, and of the control groups that it is
+    in (containers, batch systems; versions 1 and 2)."""
+    return max(0, min([psutil.virtual_memory().available, *_left_in_groups()]))
 
 
-def check_memory(
-    needed: int, what: str, advice: str, device: torch.device | None = None, tell: Callable[[str], None] = print
-) -> None:
-    """Say what ``what`` needs and what there is.
+def has_room(needed: int) -> bool:
+    """Whether ``needed`` bytes are available in every process that a launcher has started on this machine."""
+    return needed * _processes() <= available_bytes()
 
-    Processes of one launcher on this machine need it each.
+
+def check_memory(needed: int, what: str, advice: Callable[[], str], tell: Callable[[str], None]) -> None:
+    """Compare what ``what`` needs with what there is, for each process of a launcher; ``tell`` hears both from 1 GB on.
 
     Raises:
         ValueError: it is not there; ``advice`` says what would take less.
     """
-    available, count = available_bytes(device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    available, count = available_bytes(), _processes()
     each = f" in each of {count} processes" if count > 1 else ""
-    if needed * count > available:
+    if not has_room(needed):
         raise ValueError(
             f"got {what}, which takes {needed / 1e9:,.1f} GB{each}, expected at most the {available / 1e9:,.1f} GB of "
-            f"memory that are available: {advice}"
+            f"memory that are available: {advice()}"
         )
     if needed >= SAID_FROM:
         tell(f"{what} takes {needed / 1e9:,.1f} GB{each} of the {available / 1e9:,.1f} GB of memory that are available")
 
 
+def _processes() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def _left_in_groups() -> Iterator[int]:
-    """Limit minus use, page cache that can go left out, of every control group around this process; 2^62 at least
-    once."""
-    yield 1 << 62
+    """Limit minus use, page cache that can go left out, of every control group around this process that has a limit."""
     lines = OF_PROCESS.read_text().splitlines() if OF_PROCESS.is_file() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers and "memory" not in controllers.split(","):

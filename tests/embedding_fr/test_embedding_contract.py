@@ -11,6 +11,8 @@ from fedecider.federation.state import is_mapped
 from fedecider.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
 
 VARIANTS: dict[str, list[dict]] = {
+    "fedease": [{"precision": "float32"}, {"precision": "float32", "top_k": 4}],
+    "fednear": [{"precision": "float32", "top_k": 4}],
     "fedmf": [{"weighting": "uniform"}],
     "pfedclr": [{"variant": "cf"}, {"variant": "af"}, {"rank": 3, "buffer_learning_rate": 0.05}],
     "fedrap": [

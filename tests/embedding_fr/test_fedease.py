@@ -119,6 +119,9 @@ def test_float32_is_the_rounded_model_at_half_the_bytes():
         {"secure": True, "clip": 2.0, "noise_scale": 0.3},
         {"top_k": 3},
         {"rank": 4},
+        {"precision": "float32"},
+        {"precision": "float32", "top_k": 3, "clip": 1.7},
+        {"precision": "float32", "secure": True, "max_items": 3},
     ],
     ids=str,
 )

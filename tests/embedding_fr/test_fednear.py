@@ -130,6 +130,9 @@ def test_the_federated_sum_is_the_centralised_statistic(reach):
         {"max_items": 2, "noise_scale": 0.3, "direction": 0.0},
         {"secure": True, "clip": 2.0, "noise_scale": 0.3, "direction": 0.0},
         {"top_k": 3},
+        {"precision": "float32"},
+        {"precision": "float32", "top_k": 3, "clip": 1.7},
+        {"precision": "float32", "secure": True, "direction": 0.0},
     ],
     ids=str,
 )
@@ -142,6 +145,16 @@ def test_block_size_changes_no_bit_and_later_rounds_change_nothing(changes, tmp_
     assert [group["up"] for group in more[1]["traffic"] + more[2]["traffic"]] == [{}, {}]
     resumed, _ = run(method(**changes), rounds=4, checkpoints=tmp_path, resume=True)
     assert all(torch.equal(first.server[name], resumed.server[name]) for name in first.server)
+
+
+@pytest.mark.parametrize("direction", [0.0, 0.6])
+def test_half_the_digits_give_the_same_model_up_to_rounding(direction):
+    wide, narrow = (
+        run(method(precision=precision, direction=direction), rounds=1)[0].server["weights"]
+        for precision in ("float64", "float32")
+    )
+    assert (wide - narrow).abs().max() < 2e-6 * wide.abs().max()
+    assert not torch.equal(wide, narrow)
 
 
 def test_secure_and_plain_sums_are_the_same():

@@ -75,7 +75,7 @@ def test_the_smallest_change_that_fits_is_named(name, monkeypatch):
     narrow = {"fedease": r"10\.8 GB$", "fednear": r"20\.7 GB$"}[name]
     short = {
         "fedease": r"--precision float32 takes 10\.8 GB$",
-        "fednear": r"--precision float32 --top_k 200 takes 11\.",
+        "fednear": r"--precision float32 --top_k 500 takes 11\.",
     }
     for gigabytes, text in [
         (31.6, None),

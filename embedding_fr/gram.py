@@ -183,12 +183,13 @@ def solution_bytes(num_items: int, precision: str, dtype: str, top_k: int, *, or
     number, sent = FORMATS[precision].itemsize, FORMATS[dtype].itemsize
     in_place = not top_k and not ordered and precision == dtype
     whole = 0 if top_k or in_place else sent * num_items**2
-    return number * num_items**2 + whole + 8 * number * BLOCK * num_items + 24 * num_items * top_k
+    num_blocks = 13 if ordered else 8
+    return number * num_items**2 + whole + num_blocks * number * BLOCK * num_items + 24 * num_items * top_k
 
 
 def masking_bytes(num_items: int, num_planes: int, noise: bool) -> int:
     """Peak memory of a simulated secure sum: a client's planes while they are masked, their sum, and the square."""
-    return 16 * num_items**2 * (1 + num_planes + int(noise))
+    return 20 * num_items**2 * (1 + num_planes + int(noise))
 
 
 def denoising_bytes(num_items: int, precision: str) -> int:

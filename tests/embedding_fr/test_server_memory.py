@@ -1,6 +1,7 @@
 """What the server's step of FedEASE and FedNear takes: the forms give one model, and the memory is what is said."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,31 +66,33 @@ def test_fifty_thousand_items_fit_into_sixteen_gigabytes(name):
     entry = METHODS[name]
     sizes = [entry.server_bytes(50_000, entry.config(**changes)) for changes in ({}, *entry.smaller_server)]
     assert sizes[0] > 30e9
-    assert max(sizes[1:]) < 21e9
-    assert min(sizes[1:]) < 12.1e9
+    assert max(sizes[1:]) < 22e9
+    assert min(sizes[1:]) < 13e9
 
 
 @pytest.mark.parametrize("name", SQUARES)
 def test_the_smallest_change_that_fits_is_named(name, monkeypatch):
     config = METHODS[name].config()
-    narrow = {"fedease": r"10\.8 GB$", "fednear": r"20\.7 GB$"}[name]
-    short = {
-        "fedease": r"--precision float32 takes 10\.8 GB$",
-        "fednear": r"--precision float32 --top_k 1000 takes 12\.0 GB$",
-    }
+    wide, told, short = {
+        "fedease": ("31.5", "--precision float32 takes 10.8 GB", "--precision float32 takes 10.8 GB"),
+        "fednear": ("32.5", "--precision float32 takes 21.2 GB", "--precision float32 --top_k 1000 takes 12.5 GB"),
+    }[name]
     for gigabytes, text in [
-        (31.6, None),
-        (25.0, r"which takes 31\.5 GB, expected at most the 25\.0 GB .*: --precision float32 takes " + narrow),
-        (12.1, ": " + short[name]),
-        (3.0, r": no setting takes less than 1[012]\.\d GB, so take fewer items \(--min_item_events\)$"),
+        (32.6, None),
+        (
+            25.0,
+            f"as it is set, which takes {wide} GB, expected at most the 25.0 GB of memory that are available: {told}",
+        ),
+        (12.6, f": {short}"),
+        (3.0, "so take fewer items (--min_item_events)"),
     ]:
         monkeypatch.setattr(memory, "available_bytes", lambda size=gigabytes: int(size * 1e9))
         said = []
         if text is None:
             check_server_memory(name, config, 49_900, said.append)
-            assert said[0].startswith(f"{name} with 49,900 items as it is set takes 31.5 GB of the 31.6 GB")
+            assert said[0].startswith(f"{name} with 49,900 items as it is set takes {wide} GB of the 32.6 GB")
             continue
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=re.escape(text) + "$"):
             check_server_memory(name, config, 49_900, said.append)
         assert said == []
 
@@ -128,7 +131,7 @@ def step(name, num_items, **changes):
     federation = toy_federation(num_clients=6, num_items=num_items)
     method = entry.build(federation, toy_training(name), entry.config(**changes))
     block = make_block(toy_population(sequences=sequences, num_items=num_items), range(6))
-    uploads = [method.client_update(1, Download({}), {}, block)[0]]
+    uploads = (method.client_update(1, Download({}), {}, one)[0] for one in [block])
     Path("/proc/self/clear_refs").write_text("5")
     before = peak("VmRSS")
     method.server_aggregate(1, {}, uploads)

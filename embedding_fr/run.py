@@ -41,6 +41,7 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
                     on_round=round_teller(launch, run.num_rounds),
                     on_clients=on_clients,
                     faults=faults,
+                    tell=to_stderr if launch.is_main else lambda text: None,
                 )
         except ValueError:
             if launch.is_main:

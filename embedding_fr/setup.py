@@ -18,6 +18,7 @@ from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_p
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
+from embedding_fr.server_memory import check_server_memory
 from fedecider.bounds import NotNegative, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
@@ -33,6 +34,7 @@ from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundS
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
+from fedecider.running.memory import available_bytes
 from fedecider.running.stages import as_plain
 
 
@@ -264,7 +266,7 @@ def table_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
     if run.memory_gb:
         return int(run.memory_gb * 1e9)
     if device.type == "cpu":
-        return psutil.virtual_memory().available // 8
+        return available_bytes() // 8
     return device_bytes(device) // 8
 
 
@@ -279,12 +281,18 @@ def train(
     on_round: Callable[[dict], None] = lambda record: None,
     on_clients: OnClients = silent,
     faults: Sequence[Fault] = (),
+    tell: Callable[[str], None] = lambda text: None,
 ) -> RunState:
     """All rounds; each one is scored on the validation items of all users together, or of those drawn for it.
 
-    ``faults`` are played, as `fedecider.federation.faults.scenario` says.
+    ``faults`` are played, as `fedecider.federation.faults.scenario` says. ``tell`` hears what memory the server takes,
+    where that is much.
+
+    Raises:
+        ValueError: that memory is not available, told before the first round.
     """
     run = settings.run
+    check_server_memory(run.method, settings.method, setup.federation.num_items, tell)
     goes_wrong = scenario(faults, run.seed)
 
     def protect(upload, download, round, cohort_size):

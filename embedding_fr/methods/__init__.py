@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
+from embedding_fr.gram import SMALLER_SERVER
 from embedding_fr.merging import Merging
 from embedding_fr.methods import (
     cofedrec,
@@ -56,6 +57,10 @@ class Method(NamedTuple):
     table, which is kept): they take memory, but no room in a CPU's caches, so only a GPU's blocks are sized by them."""
     client_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> working set of a client in bytes, for methods without local steps."""
+    server_bytes: Callable[[int, Any], int] | None = None
+    """num_items, config -> peak memory of the server's step on a CPU, checked before the first round."""
+    smaller_server: tuple[dict[str, Any], ...] = ()
+    """Settings with which that step takes less, the smallest change first; what a run that does not fit is told."""
     negatives: bool = True
     """Whether clients train on ``num_negatives`` drawn items beside each of their own."""
     guarantee: Callable[[Any], str] | None = None
@@ -86,6 +91,8 @@ BUILT_IN: dict[str, Method] = {
         fedease.GRID,
         fedease.SPACE,
         client_bytes=fedease.client_bytes,
+        server_bytes=fedease.server_bytes,
+        smaller_server=SMALLER_SERVER,
         negatives=False,
         guarantee=fedease.guarantee,
         needs_server=fedease.needs_server,
@@ -99,6 +106,8 @@ BUILT_IN: dict[str, Method] = {
         fednear.GRID,
         fednear.SPACE,
         client_bytes=fednear.client_bytes,
+        server_bytes=fednear.server_bytes,
+        smaller_server=SMALLER_SERVER,
         negatives=False,
         guarantee=fednear.guarantee,
         needs_server=fednear.needs_server,

@@ -20,21 +20,26 @@ from torch import Tensor
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import (
+    FORMATS,
     SCALE_BITS,
-    add_gram,
+    add_histories,
+    add_triangle,
+    check_masked,
     client_scales,
     client_triangle,
     denoise,
-    from_triangle,
+    denoising_bytes,
+    item_weights,
     leading_eigenpairs,
     low_rank_scores,
-    sparse_columns,
+    masking_bytes,
+    solution_bytes,
     sparse_scores,
     triangle_size,
 )
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
 from fedecider.baselines.ease import SPACE as CENTRAL_SPACE
-from fedecider.baselines.ease import ease_weights
+from fedecider.baselines.symmetric import BLOCK, mirror
 from fedecider.bounds import NotNegative, Positive, ZeroOrMore, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
@@ -42,8 +47,6 @@ from fedecider.federation.secure_simulation import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
 from fedecider.tuning.space import Space
-
-MAX_UPLOAD_BYTES = 4 << 30
 
 GRID: tuple[dict, ...] = CENTRAL_GRID
 SPACE: Space = CENTRAL_SPACE
@@ -71,6 +74,8 @@ class FedeaseConfig:
         rank: Clients get this many eigenpairs of G instead of B; 0 sends B.
         dtype: The number format of the download, float32 or float64; with float64 the scores are those of centralised
             EASE.
+        precision: The number format of the sum and of the solution at the server, float32 or float64; float32 takes
+            half the memory and half the time.
         history: What a client scores from: train, its train items, or known, which adds the validation item when
             testing.
     """
@@ -85,6 +90,7 @@ class FedeaseConfig:
     top_k: ZeroOrMore = 0
     rank: ZeroOrMore = 0
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64"] = "float64"
     history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
@@ -126,7 +132,8 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
 
     Download forms: B; its ``top_k`` entries a column; ``rank`` eigenpairs of G, from which a client makes x_u B itself.
     ``training`` is not used. View ``global``. With participation below 1 only the cohort of round 1 counts, and
-    ``secure`` is an error. Memory: I^2 numbers at the server; :func:`client_bytes` for a client of a block.
+    ``secure`` is an error. Memory: :func:`server_bytes`, checked before the first round; :func:`client_bytes` for a
+    client of a block. Time: I^3 for the solution, and the squares of the lengths of histories for the sum.
 
     Differs from the paper: nothing in G, B and the score; secure and private sums and short downloads are ours.
     The budget is that of continuous noise on exact sums: rounding to 2^-16 is not accounted for (Kairouz, Liu, Steinke
@@ -136,6 +143,8 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
         raise ValueError(
             f"got top_k {config.top_k} and rank {config.rank}, expected less than the {federation.num_items} items"
         )
+    if config.secure:
+        check_masked(federation.num_items, 1, number_format(federation, config)[0])
 
     def init() -> tuple[Tree, Tree]:
         return {}, {}
@@ -205,6 +214,18 @@ def client_bytes(num_items: int, config: FedeaseConfig) -> int:
     return 8 * triangle_size(num_items) if config.secure else 8 * num_items
 
 
+def server_bytes(num_items: int, config: FedeaseConfig) -> int:
+    """Peak memory of the server's step on a CPU."""
+    needed = [solution_bytes(num_items, config.precision, config.dtype, config.top_k)]
+    if config.rank:
+        needed = [FORMATS[config.precision].itemsize * num_items * (num_items + 4 * config.rank + 2 * BLOCK)]
+    if config.secure:
+        needed.append(masking_bytes(num_items, 1, config.noise_scale > 0))
+    if config.noise_scale:
+        needed.append(denoising_bytes(num_items, config.precision))
+    return max(needed)
+
+
 def train_items(data: UserData, num_items: int) -> Tensor:
     """(C, I) bool x_u: the train items of each client."""
     history_CI = torch.zeros(len(data.train_CT), num_items + 1, dtype=torch.bool, device=data.train_CT.device)
@@ -245,12 +266,7 @@ def masked_triangles(
 ) -> Tensor:
     """(C, L) int32 or int64: triangle of s_u x_u x_u^T, its share of the noise, masks. One client at a time."""
     bits, fraction_bits = number_format(federation, config)
-    size = len(clients) * triangle_size(federation.num_items) * bits // 8
-    if size > MAX_UPLOAD_BYTES:
-        raise ValueError(
-            f"got a block of {len(clients)} clients with uploads of {size / 2**30:.1f} GiB, expected at most "
-            f"{MAX_UPLOAD_BYTES / 2**30:.0f}: put fewer clients into a block (client_bytes)"
-        )
+    check_masked(federation.num_items, 1, bits, len(clients))
     scale_C = client_scales(counted_CI, config.bound).tolist()
     masked = []
     for row, scale in enumerate(scale_C):
@@ -267,42 +283,43 @@ def masked_triangles(
 
 
 def secure_gram(round: int, uploads: Iterable[Upload], federation: Federation, config: FedeaseConfig) -> Tensor:
-    """(I, I) float64, from masked triangles; noise is in them."""
+    """(I, I), G in its lower triangle, from masked triangles; noise is in them."""
     _, fraction_bits = number_format(federation, config)
     triangle_L = parties(federation, config, round).open_uploads(uploads, "masked_gram")
-    return from_triangle(decode(triangle_L, fraction_bits).to(federation.device), federation.num_items)
+    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=FORMATS[config.precision])
+    add_triangle(square_II, decode(triangle_L, fraction_bits))
+    return square_II
 
 
 def plain_gram(round: int, uploads: Iterable[Upload], federation: Federation, config: FedeaseConfig) -> Tensor:
-    """(I, I) float64, from the items of the clients; the server bounds and noises."""
-    gram_II = torch.zeros(federation.num_items, federation.num_items, dtype=torch.float64, device=federation.device)
+    """(I, I), G in its lower triangle, from the items of the clients; the server bounds and noises."""
+    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=FORMATS[config.precision])
     for upload in uploads:
-        counted_CI = upload.tensors["items"].to(federation.device)
-        add_gram(gram_II, counted_CI, client_scales(counted_CI, config.bound))
-    if not config.noise_scale:
-        return gram_II
-    generator = stream(federation.seed, "gram_noise", round)
-    noise_L = torch.randn(triangle_size(federation.num_items), generator=generator, dtype=torch.float64)
-    std = config.noise_scale * config.bound
-    return gram_II + from_triangle((std * noise_L).to(federation.device), federation.num_items)
+        counted_CI = upload.tensors["items"]
+        item_T = counted_CI.nonzero()[:, 1].split(counted_CI.sum(1).tolist())
+        add_histories(square_II, item_T, client_scales(counted_CI, config.bound))
+    if config.noise_scale:
+        generator = stream(federation.seed, "gram_noise", round)
+        noise_L = torch.randn(triangle_size(federation.num_items), generator=generator, dtype=torch.float64)
+        add_triangle(square_II, noise_L.mul_(config.noise_scale * config.bound))
+    return square_II
 
 
-def model_of(gram_II: Tensor, federation: Federation, config: FedeaseConfig) -> Tree:
+def model_of(square_II: Tensor, federation: Federation, config: FedeaseConfig) -> Tree:
     """What clients download, from the sum: ``weights``, or ``index`` and ``value``, or ``eigenvalues`` and ``vectors``.
 
-    The low-rank form holds ``regularisation`` (1,) as well, since noise raises it.
+    The low-rank form holds ``regularisation`` (1,) as well, since noise raises it. The sum is overwritten.
     """
-    dtype = {"float32": torch.float32, "float64": torch.float64}[config.dtype]
+    square_II, dtype = square_II.to(federation.device), FORMATS[config.dtype]
     regularisation = config.regularisation
     if config.noise_scale:
-        gram_II, spread = denoise(gram_II, config.noise_scale * config.bound)
+        square_II, spread = denoise(mirror(square_II), config.noise_scale * config.bound)
         regularisation += spread
     if config.rank:
-        value_R, vector_IR = leading_eigenpairs(gram_II, config.rank)
-        lambda_1 = torch.tensor([regularisation], dtype=dtype, device=gram_II.device)
+        value_R, vector_IR = leading_eigenpairs(mirror(square_II), config.rank)
+        lambda_1 = torch.tensor([regularisation], dtype=dtype, device=square_II.device)
         return {"eigenvalues": value_R.to(dtype), "vectors": vector_IR.to(dtype), "regularisation": lambda_1}
-    weight_II = ease_weights(gram_II, regularisation).to(dtype)
-    return sparse_columns(weight_II, config.top_k) if config.top_k else {"weights": weight_II}
+    return item_weights(square_II, regularisation, config.top_k, dtype)
 
 
 def score_items(history_CI: Tensor, model: Tree, config: FedeaseConfig) -> Tensor:

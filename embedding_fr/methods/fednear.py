@@ -20,8 +20,22 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.gram import SCALE_BITS, denoise, from_triangle, sparse_columns, sparse_scores, triangle_size
-from fedecider.baselines.ease import ease_weights
+from embedding_fr.gram import (
+    FORMATS,
+    SCALE_BITS,
+    add_histories,
+    add_order,
+    add_triangle,
+    check_masked,
+    denoise,
+    denoising_bytes,
+    item_weights,
+    masking_bytes,
+    solution_bytes,
+    sparse_scores,
+    triangle_size,
+)
+from fedecider.baselines.symmetric import mirror
 from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, ZeroOrMore, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
@@ -29,8 +43,6 @@ from fedecider.federation.secure_simulation import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
 from fedecider.tuning.space import Real, Space
-
-MAX_UPLOAD_BYTES = 4 << 30
 
 GRID: tuple[dict, ...] = (
     {},
@@ -73,6 +85,8 @@ class FednearConfig:
             clip or max_items.
         delta: The probability that (epsilon, delta) leaves open.
         top_k: The number of entries of each column of the weights that clients get, by size; 0 sends all.
+        precision: The number format of the sum and of the solution at the server, float32 or float64; float32 takes
+            half the memory and half the time.
         history: What a client scores from: train, its train items, or known, which adds the validation item when
             testing.
     """
@@ -88,6 +102,7 @@ class FednearConfig:
     noise_scale: NotNegative = 0.0
     delta: float = 1e-5
     top_k: ZeroOrMore = 0
+    precision: Literal["float32", "float64"] = "float64"
     history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
@@ -137,13 +152,16 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
     numbers of a client in order, 4 bytes each), ``secure`` (P planes of L masked numbers of 4 or 8 bytes), with
     ``noise_scale`` (Gaussian noise on the sum; a contribution is scaled into its bound; direction must be 0). Nothing
     is drawn without noise or masks; ``training`` is not used. View ``global``. No state stays with the clients but
-    their history. Memory: P I^2 numbers at the server; :func:`client_bytes` for a client of a block.
+    their history. Memory: :func:`server_bytes`, one square for both planes, checked before the first round;
+    :func:`client_bytes` for a client of a block. Time: I^3 for the solution, 3 I^3 with direction.
 
     Source: EASE (Steck, WWW 2019) and, for items weighted by recency in a linear model, SLIST (Choi et al., WWW 2021);
     pairs counted by a positive definite kernel of their distance, and the split into order and no order, are ours.
     """
     if config.top_k >= federation.num_items:
         raise ValueError(f"got top_k {config.top_k}, expected less than the {federation.num_items} items")
+    if config.secure:
+        check_masked(federation.num_items, config.num_planes, number_format(federation, config))
 
     def init() -> tuple[Tree, Tree]:
         return {}, {}
@@ -169,7 +187,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         if round > 1:
             return server
-        sum_of = secure_planes if config.secure else plain_planes
+        sum_of = secure_sum_of if config.secure else plain_sum_of
         return model_of(sum_of(round, uploads, federation, config), federation, config)
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
@@ -205,6 +223,17 @@ def client_bytes(num_items: int, config: FednearConfig) -> int:
     return 8 * config.num_planes * triangle_size(num_items) if config.secure else 8 * num_items
 
 
+def server_bytes(num_items: int, config: FednearConfig) -> int:
+    """Peak memory of the server's step on a CPU."""
+    ordered = config.direction > 0
+    needed = [solution_bytes(num_items, config.precision, "float32", config.top_k, ordered=ordered)]
+    if config.secure:
+        needed.append(masking_bytes(num_items, config.num_planes, config.noise_scale > 0))
+    if config.noise_scale:
+        needed.append(denoising_bytes(num_items, config.precision))
+    return max(needed)
+
+
 def nearness(distance: Tensor, reach: float) -> Tensor:
     """``1 / (1 + distance / reach)``, float64."""
     return 1.0 / (1.0 + distance.double() / reach)
@@ -238,6 +267,11 @@ def contribution_norm(num_counted: int, config: FednearConfig) -> float:
     return math.sqrt(num_counted + config.num_planes * pairs)
 
 
+def client_scale(num_counted: int, config: FednearConfig) -> float:
+    """What brings the contribution of a client with that many items inside its bound, at most 1."""
+    return 1.0 if config.bound == math.inf else min(1.0, config.bound / contribution_norm(num_counted, config))
+
+
 def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tuple[Tensor, Tensor]:
     """Places (E,) in the triangle, all different, and values (P, E) of one client, inside its bound.
 
@@ -245,7 +279,7 @@ def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tup
     the sign is + where the item with the lower number came first, and an item with itself counts 0.
     """
     first_E, second_E = torch.triu_indices(len(item_T), len(item_T), device=item_T.device)
-    scale = min(1.0, config.bound / contribution_norm(len(item_T), config))
+    scale = client_scale(len(item_T), config)
     value_E = (scale * nearness(second_E - first_E, config.pair_reach) * 2.0**SCALE_BITS).floor() / 2.0**SCALE_BITS
     earlier_E, later_E = item_T[first_E], item_T[second_E]
     low_E, high_E = torch.minimum(earlier_E, later_E), torch.maximum(earlier_E, later_E)
@@ -273,12 +307,7 @@ def masked_planes(
 ) -> Tensor:
     """(C, P, L) int32 or int64: planes of each client, its share of the noise, masks. One client at a time."""
     bits, shape = number_format(federation, config), (config.num_planes, triangle_size(federation.num_items))
-    size = len(clients) * math.prod(shape) * bits // 8
-    if size > MAX_UPLOAD_BYTES:
-        raise ValueError(
-            f"got a block of {len(clients)} clients with uploads of {size / 2**30:.1f} GiB, expected at most "
-            f"{MAX_UPLOAD_BYTES / 2**30:.0f}: put fewer clients into a block (client_bytes)"
-        )
+    check_masked(federation.num_items, config.num_planes, bits, len(clients))
     masked = []
     for row, item_T in enumerate(histories):
         client_1 = clients[row : row + 1]
@@ -293,45 +322,35 @@ def masked_planes(
     return torch.stack(masked)
 
 
-def secure_planes(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
-    """(P, L) float64, from masked planes; noise is in them."""
+def secure_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
+    """(I, I), pairs in its lower triangle and order in its upper one, from masked planes; noise is in them."""
+    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=FORMATS[config.precision])
     summed_PL = parties(federation, config, round).open_uploads(uploads, "masked_pairs")
-    return decode(summed_PL, SCALE_BITS).to(federation.device)
+    for add, plane_L in zip((add_triangle, add_order), summed_PL, strict=False):  # order may be left out
+        add(square_II, decode(plane_L, SCALE_BITS))
+    return square_II
 
 
-def plain_planes(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
-    """(P, L) float64, from the items of the clients; the server bounds and noises."""
-    shape = (config.num_planes, triangle_size(federation.num_items))
-    sum_PL = torch.zeros(shape, dtype=torch.float64, device=federation.device)
+def plain_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
+    """(I, I), pairs in its lower triangle and order in its upper one, from the items of the clients; the server bounds
+    and noises."""
+    num_items = federation.num_items
+    square_II = torch.zeros(num_items, num_items, dtype=FORMATS[config.precision])
     for upload in uploads:
-        for item_T in upload.tensors["items"].to(federation.device):
-            place_E, value_PE = client_entries(item_T[item_T < federation.num_items], federation.num_items, config)
-            sum_PL.index_add_(1, place_E, value_PE)
+        histories = [item_T[item_T < num_items] for item_T in upload.tensors["items"]]
+        scale_C = torch.tensor([client_scale(len(item_T), config) for item_T in histories], dtype=torch.float64)
+        add_histories(square_II, histories, scale_C, config.pair_reach, ordered=config.direction > 0)
     if config.noise_scale:
         generator = stream(federation.seed, "pair_noise", round)
-        noise_PL = torch.randn(shape, generator=generator, dtype=torch.float64)
-        sum_PL += (config.noise_scale * config.bound * noise_PL).to(sum_PL)
-    return sum_PL
+        noise_L = torch.randn(triangle_size(num_items), generator=generator, dtype=torch.float64)
+        add_triangle(square_II, noise_L.mul_(config.noise_scale * config.bound))
+    return square_II
 
 
-def model_of(sum_PL: Tensor, federation: Federation, config: FednearConfig) -> Tree:
-    """What clients download, from the sum: ``weights``, or ``index`` and ``value``, float32."""
-    gram_II = from_triangle(sum_PL[0], federation.num_items)
-    regularisation = config.regularisation
+def model_of(square_II: Tensor, federation: Federation, config: FednearConfig) -> Tree:
+    """What clients download, from the sum, which is overwritten: ``weights``, or ``index`` and ``value``, float32."""
+    square_II, regularisation = square_II.to(federation.device), config.regularisation
     if config.noise_scale:
-        gram_II, spread = denoise(gram_II, config.noise_scale * config.bound)
+        square_II, spread = denoise(mirror(square_II), config.noise_scale * config.bound)
         regularisation += spread
-    weight_II = ease_weights(gram_II, regularisation)
-    if config.direction:
-        forward_II = from_triangle(sum_PL[1], federation.num_items).triu(1)
-        weight_II += config.direction * order_weights(gram_II, forward_II - forward_II.T, regularisation)
-    weight_II = weight_II.float()
-    return sparse_columns(weight_II, config.top_k) if config.top_k else {"weights": weight_II}
-
-
-def order_weights(gram_II: Tensor, order_II: Tensor, regularisation: float) -> Tensor:
-    """(I, I) ``Z(P order)``: what order adds to the weights, diagonal 0; ``order_II`` is D - D^T."""
-    shifted_II = gram_II + regularisation * torch.eye(len(gram_II), dtype=gram_II.dtype, device=gram_II.device)
-    inverse_II = torch.cholesky_inverse(torch.linalg.cholesky(shifted_II))
-    weight_II = inverse_II @ order_II
-    return (weight_II - inverse_II * (weight_II.diagonal() / inverse_II.diagonal())).fill_diagonal_(0.0)
+    return item_weights(square_II, regularisation, config.top_k, torch.float32, config.direction)

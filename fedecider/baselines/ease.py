@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedecider.baselines.fitting import Valid
 from fedecider.baselines.interactions import train_matrix
+from fedecider.baselines.symmetric import invert, mirror
 from fedecider.bounds import Positive, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.tuning.space import Real, Space
@@ -46,21 +47,18 @@ def ease_weights(gram_II: Tensor, regularisation: float) -> Tensor:
     """B minimising ``||X - X B||_F^2 + regularisation ||B||_F^2`` with a zero diagonal, from ``gram_II = X^T X``.
 
     Float64 (I, I), on the device of ``gram_II``: P = (X^T X + lambda I)^-1, B = I - P diag(1 / diag P), so that
-    column j predicts item j. Memory 8 I^2 bytes a matrix, time I^3. ``ValueError`` when the sum is not positive
-    definite, as happens when noise was added to ``gram_II``. Source: Steck 2019, equation 8. Differs from the paper:
-    nothing.
+    column j predicts item j. Memory 8 I^2 bytes besides ``gram_II``, time I^3. ``ValueError`` when the sum is not
+    positive definite, as happens when noise was added to ``gram_II``. Source: Steck 2019, equation 8. Differs from the
+    paper: nothing.
     """
-    shifted_II = gram_II.to(torch.float64) + regularisation * torch.eye(
-        len(gram_II), dtype=torch.float64, device=gram_II.device
-    )
-    factor_II, failed = torch.linalg.cholesky_ex(shifted_II)
-    if int(failed):
-        raise ValueError(
-            f"got a Gram matrix that is not positive definite with regularisation {regularisation}, "
-            "expected a symmetric X^T X: raise the regularisation"
-        )
-    inverse_II = torch.cholesky_inverse(factor_II)
-    return (-inverse_II / inverse_II.diagonal()).fill_diagonal_(0.0)
+    return ease_weights_in_place(gram_II.to(torch.float64, copy=True), regularisation)
+
+
+def ease_weights_in_place(square_II: Tensor, regularisation: float) -> Tensor:
+    """:func:`ease_weights` of the Gram matrix in the lower triangle, in its number format, over the whole square."""
+    invert(square_II, regularisation)
+    own_I = square_II.diagonal().clone()
+    return mirror(square_II).div_(own_I).neg_().fill_diagonal_(0.0)
 
 
 def fit(
@@ -78,8 +76,8 @@ def fit(
     Nothing is random and there are no epochs: ``protocol``, ``seed`` and ``valid`` are not used.
     """
     matrix_UI = train_matrix(sequences, num_items)
-    gram_II = torch.from_numpy((matrix_UI.T @ matrix_UI).toarray()).to(device)
-    weight_II = ease_weights(gram_II, config.regularisation)
+    gram_II = torch.from_numpy((matrix_UI.T @ matrix_UI).toarray(order="C")).to(device)
+    weight_II = ease_weights_in_place(gram_II, config.regularisation)
 
     def score(user_B: Tensor) -> Tensor:
         return torch.from_numpy(matrix_UI[user_B.cpu().numpy()].toarray()).to(device) @ weight_II

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Population, block_packer, build_population
 from embedding_fr.results import privacy_text
+from embedding_fr.server_memory import check_server_memory
 from embedding_fr.setup import block_bytes, check_settings, eval_users, keep_freed_memory, working_set
 from fedecider.deployment.embedding_project import EmbeddingProject, deployable, own_interactions
 from fedecider.deployment.faults import Answer
@@ -56,6 +57,7 @@ def serve(
     and ``wire.json``, as one of the LLM track does.
     """
     run = project.settings.run
+    check_server_memory(run.method, project.settings.method, len(project.item_keys))
     record = {
         "config": as_plain(project.settings.as_record()),
         "protocol": run.protocol,

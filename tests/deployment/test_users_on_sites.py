@@ -37,6 +37,7 @@ from fedecider.federation.record import read_records
 from fedecider.federation.state import load_state
 from fedecider.federation.wire import dense
 from fedecider.report.rows import view_labels
+from fedecider.running import memory
 
 USERS = [f"person-{number}" for number in range(len(SEQUENCES))]
 ITEMS = [f"item-{number:02}" for number in range(NUM_ITEMS)]
@@ -65,6 +66,14 @@ def prepared(settings, folder, hosts=HOSTS):
     for name, users in hosts.items():
         save_interactions({USERS[user]: [ITEMS[item] for item in SEQUENCES[user]] for user in users}, folder / name)
     return project
+
+
+def test_the_server_of_a_deployment_looks_at_its_memory_too(tmp_path, monkeypatch):
+    project = prepared(settings_of("fedease"), tmp_path)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(ValueError, match="got fedease with 14 items as it is set, which takes"):
+        serve(project, lambda sent, deadline_s: {}, CONFIG, tmp_path / "server", CPU)
+    assert not (tmp_path / "server").exists()
 
 
 def sites_of(project, folder, device=CPU):

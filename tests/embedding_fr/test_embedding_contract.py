@@ -13,6 +13,8 @@ from fedecider.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_referenc
 VARIANTS: dict[str, list[dict]] = {
     "colr": [{"rank": 1}, {"rank": 2, "mean": "clients"}],
     "fedcia": [{"low_pass": "server"}, {"low_pass": "server", "num_vectors": 3, "encoding": "items"}],
+    "fedease": [{"precision": "float32"}, {"precision": "float32", "top_k": 4}],
+    "fednear": [{"precision": "float32", "top_k": 4}],
     "fedmf": [{"weighting": "uniform"}],
     "pfedclr": [{"variant": "cf"}, {"variant": "af"}, {"rank": 3, "buffer_learning_rate": 0.05}],
     "fedrap": [

@@ -8,22 +8,24 @@ import pytest
 import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_population, toy_training
 
+from embedding_fr import gram
 from embedding_fr.blocks import block_packer
 from embedding_fr.gram import (
-    add_gram,
+    add_histories,
+    add_triangle,
     client_scales,
     client_triangle,
     denoise,
-    from_triangle,
+    largest_entries,
     leading_eigenpairs,
     low_rank_scores,
-    sparse_columns,
     sparse_scores,
 )
 from embedding_fr.methods import fedease as module
 from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, counted_items, fedease, guarantee, train_items
 from fedecider.baselines import ease
 from fedecider.baselines.interactions import train_matrix
+from fedecider.baselines.symmetric import mirror
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download
@@ -38,6 +40,20 @@ def method(federation=None, **settings):
 def blocks(population=None, size=3):
     population = population or toy_population()
     return block_packer(population, lambda num_train: 1, size)(range(population.num_clients))
+
+
+def from_triangle(triangle_L, num_items):
+    """(I, I) symmetric."""
+    square_II = torch.zeros(num_items, num_items, dtype=torch.float64)
+    add_triangle(square_II, triangle_L)
+    return mirror(square_II)
+
+
+def summed(histories, scale_C, num_items):
+    """(I, I) symmetric sum of what clients count."""
+    square_II = torch.zeros(num_items, num_items, dtype=torch.float64)
+    add_histories(square_II, histories, scale_C)
+    return mirror(square_II)
 
 
 def central_gram(sequences=SEQUENCES, num_items=NUM_ITEMS):
@@ -103,6 +119,9 @@ def test_float32_is_the_rounded_model_at_half_the_bytes():
         {"secure": True, "clip": 2.0, "noise_scale": 0.3},
         {"top_k": 3},
         {"rank": 4},
+        {"precision": "float32"},
+        {"precision": "float32", "top_k": 3, "clip": 1.7},
+        {"precision": "float32", "secure": True, "max_items": 3},
     ],
     ids=str,
 )
@@ -183,18 +202,18 @@ def test_secure_needs_most_of_the_clients():
 
 
 def test_dense_uploads_of_a_large_block_are_refused(monkeypatch):
-    monkeypatch.setattr(module, "MAX_UPLOAD_BYTES", 1000)
+    monkeypatch.setattr(gram, "MAX_UPLOAD_BYTES", 1000)
     with pytest.raises(ValueError, match=r"block of 3 clients .* fewer clients into a block"):
         run(method(secure=True), rounds=1)
 
 
 def test_top_k_keeps_the_largest_of_each_column():
     weight_II = torch.tensor([[0.0, -5.0, 1.0], [2.0, 0.0, -3.0], [-1.0, 4.0, 0.0]])
-    kept = sparse_columns(weight_II, 1)
-    assert kept["index"].tolist() == [[1], [0], [1]]
-    assert kept["value"].tolist() == [[2.0], [-5.0], [-3.0]]
+    index_IK, value_IK = largest_entries(weight_II.T, 1)
+    assert index_IK.tolist() == [[1], [0], [1]]
+    assert value_IK.tolist() == [[2.0], [-5.0], [-3.0]]
     history_CI = torch.tensor([[True, True, False]])
-    assert sparse_scores(history_CI, kept["index"], kept["value"]).tolist() == [[2.0, -5.0, -3.0]]
+    assert sparse_scores(history_CI, index_IK, value_IK).tolist() == [[2.0, -5.0, -3.0]]
     all_but_one, full = (run(method(**s), rounds=1)[0].server for s in ({"top_k": NUM_ITEMS - 1}, {}))
     scores = sparse_scores(train_items(blocks(size=7)[0].data, NUM_ITEMS), **_short(all_but_one))
     torch.testing.assert_close(scores, train_items(blocks(size=7)[0].data, NUM_ITEMS).float() @ full["weights"])
@@ -269,10 +288,11 @@ def test_clip_bounds_what_one_client_adds():
     assert scale_C[4:].tolist() == [1.0, 1.0, 1.0]
     assert scale_C[0] == math.floor(2.5 / math.sqrt(36) * 2**16) / 2**16
     assert client_scales(history_CI, math.inf).tolist() == [1.0] * 7
-    gram_II = torch.zeros(NUM_ITEMS, NUM_ITEMS, dtype=torch.float64)
-    add_gram(gram_II, history_CI, scale_C)
-    summed = sum(client_triangle(h, s) for h, s in zip(history_CI, scale_C.tolist(), strict=True))
-    assert torch.equal(gram_II, from_triangle(summed, NUM_ITEMS))
+    gram_II = summed([history_I.nonzero()[:, 0] for history_I in history_CI], scale_C, NUM_ITEMS)
+    of_triangles = sum(client_triangle(h, s) for h, s in zip(history_CI, scale_C.tolist(), strict=True))
+    assert torch.equal(gram_II, from_triangle(of_triangles, NUM_ITEMS))
+    history_CI = history_CI.double()
+    assert torch.equal(gram_II, history_CI.T @ (history_CI * scale_C[:, None]))
 
 
 def test_max_items_draws_a_subset_once():
@@ -291,17 +311,21 @@ def test_max_items_draws_a_subset_once():
 @pytest.mark.parametrize("secure", [False, True])
 def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     seen = []
-    monkeypatch.setattr(module, "denoise", lambda gram_II, std: seen.append((gram_II, std)) or denoise(gram_II, std))
+
+    def watched(gram_II, std):
+        seen.append((gram_II.clone(), std))
+        return denoise(gram_II, std)
+
+    monkeypatch.setattr(module, "denoise", watched)
     num_items = 120
     sequences = many_sequences(num_items=num_items)
     federation = toy_federation(num_clients=40, num_items=num_items)
     population = toy_population(sequences=sequences, num_items=num_items)
     state, _ = run(method(federation, secure=secure, clip=4.0, noise_scale=0.5), population, 1)
     noisy_II, std = seen[0]
-    clean_II = torch.zeros(num_items, num_items, dtype=torch.float64)
-    for block in blocks(population):
-        history_CI = train_items(block.data, num_items)
-        add_gram(clean_II, history_CI, client_scales(history_CI, 4.0))
+    history_CI = torch.cat([train_items(block.data, num_items) for block in blocks(population)])
+    histories = [history_I.nonzero()[:, 0] for history_I in history_CI]
+    clean_II = summed(histories, client_scales(history_CI, 4.0), num_items)
     assert std == 2.0
     assert torch.equal(noisy_II, noisy_II.T)
     noise_II = noisy_II - clean_II
@@ -350,6 +374,7 @@ def test_budget_says_what_holds():
         ({"mask_neighbours": 3}, "even"),
         ({"top_k": 2, "rank": 2}, "one of them"),
         ({"dtype": "float16"}, "float16"),
+        ({"precision": "float16"}, "precision 'float16', expected float32 or float64"),
         ({"history": "all"}, "history 'all', expected train or known"),
         ({"delta": 1.0}, "delta 1.0"),
         ({"rank": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),

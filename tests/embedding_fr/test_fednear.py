@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_population, toy_training
 
+from embedding_fr import gram
 from embedding_fr.blocks import block_packer
-from embedding_fr.gram import denoise, from_triangle, triangle_size
+from embedding_fr.gram import denoise, triangle_size
 from embedding_fr.methods import fednear as module
 from embedding_fr.methods.fedease import FedeaseConfig, fedease
 from embedding_fr.methods.fednear import (
@@ -23,7 +24,7 @@ from embedding_fr.methods.fednear import (
     fednear,
     guarantee,
     model_of,
-    plain_planes,
+    plain_sum_of,
     weighted_history,
 )
 from fedecider.evaluation.protocols import PROTOCOLS
@@ -45,11 +46,11 @@ def blocks(population=None, size=3):
 
 
 def summed(sequences, num_items, **changes):
-    """(P, L) of the plain sum over the train parts."""
+    """(I, I) plain sum over the train parts: pairs in the lower triangle, order in the upper one."""
     federation = toy_federation(num_clients=len(sequences), num_items=num_items)
     federated = method(federation, **changes)
     uploads = [federated.client_update(1, Download({}), {}, b)[0] for b in blocks(toy_population(sequences=sequences))]
-    return plain_planes(1, uploads, federation, FednearConfig(**changes))
+    return plain_sum_of(1, uploads, federation, FednearConfig(**changes))
 
 
 def brute_force(sequences, num_items, reach):
@@ -112,10 +113,10 @@ def test_with_all_pairs_alike_it_is_fedease_to_the_last_bit(protocol, secure):
 @pytest.mark.parametrize("reach", [1.0, 3.7, math.inf])
 def test_the_federated_sum_is_the_centralised_statistic(reach):
     before_II, count_I = brute_force(SEQUENCES, NUM_ITEMS, reach)
-    near_L, order_L = summed(SEQUENCES, NUM_ITEMS, pair_reach=reach)
-    assert torch.equal(from_triangle(near_L, NUM_ITEMS), before_II + before_II.T + torch.diag(count_I))
-    assert torch.equal(from_triangle(order_L, NUM_ITEMS).triu(1), (before_II - before_II.T).triu(1))
-    assert len(summed(SEQUENCES, NUM_ITEMS, pair_reach=reach, direction=0.0)) == 1
+    square_II = summed(SEQUENCES, NUM_ITEMS, pair_reach=reach)
+    assert torch.equal(square_II.tril(), (before_II + before_II.T + torch.diag(count_I)).tril())
+    assert torch.equal(square_II.triu(1), (before_II - before_II.T).triu(1))
+    assert not summed(SEQUENCES, NUM_ITEMS, pair_reach=reach, direction=0.0).triu(1).any()
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,9 @@ def test_the_federated_sum_is_the_centralised_statistic(reach):
         {"max_items": 2, "noise_scale": 0.3, "direction": 0.0},
         {"secure": True, "clip": 2.0, "noise_scale": 0.3, "direction": 0.0},
         {"top_k": 3},
+        {"precision": "float32"},
+        {"precision": "float32", "top_k": 3, "clip": 1.7},
+        {"precision": "float32", "secure": True, "direction": 0.0},
     ],
     ids=str,
 )
@@ -141,6 +145,16 @@ def test_block_size_changes_no_bit_and_later_rounds_change_nothing(changes, tmp_
     assert [group["up"] for group in more[1]["traffic"] + more[2]["traffic"]] == [{}, {}]
     resumed, _ = run(method(**changes), rounds=4, checkpoints=tmp_path, resume=True)
     assert all(torch.equal(first.server[name], resumed.server[name]) for name in first.server)
+
+
+@pytest.mark.parametrize("direction", [0.0, 0.6])
+def test_half_the_digits_give_the_same_model_up_to_rounding(direction):
+    wide, narrow = (
+        run(method(precision=precision, direction=direction), rounds=1)[0].server["weights"]
+        for precision in ("float64", "float32")
+    )
+    assert (wide - narrow).abs().max() < 2e-6 * wide.abs().max()
+    assert not torch.equal(wide, narrow)
 
 
 def test_secure_and_plain_sums_are_the_same():
@@ -307,7 +321,7 @@ def test_secure_needs_most_of_the_clients(monkeypatch):
     with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum of pairs 1, expected 5 at least"):
         run(method(secure=True), participation=0.5)
     assert run(method(), participation=0.5, rounds=2)[0].server["weights"].abs().sum() > 0  # the first cohort counts
-    monkeypatch.setattr(module, "MAX_UPLOAD_BYTES", 1000)
+    monkeypatch.setattr(gram, "MAX_UPLOAD_BYTES", 1000)
     with pytest.raises(ValueError, match=r"block of 3 clients .* fewer clients into a block"):
         run(method(secure=True), rounds=1)
 
@@ -315,24 +329,28 @@ def test_secure_needs_most_of_the_clients(monkeypatch):
 @pytest.mark.parametrize("secure", [False, True])
 def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     seen = []
-    monkeypatch.setattr(module, "denoise", lambda gram_II, std: seen.append((gram_II, std)) or denoise(gram_II, std))
+
+    def watched(gram_II, std):
+        seen.append((gram_II.clone(), std))
+        return denoise(gram_II, std)
+
+    monkeypatch.setattr(module, "denoise", watched)
     num_items, changes = 120, {"clip": 2.0, "direction": 0.0}
     federation = toy_federation(num_items=num_items)
     state, _ = run(
         method(federation, secure=secure, noise_scale=0.5, **changes), toy_population(num_items=num_items), 1
     )
     noisy_II, std = seen[0]
-    clean = module.plain_planes(
+    clean_II = module.plain_sum_of(
         1,
         [method(federation, **changes).client_update(1, Download({}), {}, b)[0] for b in blocks()],
         federation,
         FednearConfig(**changes),
     )
     assert std == 1.0
-    noise_II = noisy_II - from_triangle(clean[0], num_items)
-    upper = noise_II[torch.triu_indices(num_items, num_items).unbind()]
-    assert upper.std().item() == pytest.approx(1.0, rel=0.04)  # 7260 entries: one standard error is 0.8 %
-    assert upper.mean().abs() < 4 / 7260**0.5
+    lower = (noisy_II - clean_II)[torch.tril_indices(num_items, num_items).unbind()]
+    assert lower.std().item() == pytest.approx(1.0, rel=0.04)  # 7260 entries: one standard error is 0.8 %
+    assert lower.mean().abs() < 4 / 7260**0.5
     assert torch.isfinite(state.server["weights"]).all()
 
 
@@ -356,6 +374,7 @@ def test_budget_says_what_holds():
         ({"clip": -1.0}, "clip -1.0"),
         ({"mask_neighbours": 3}, "even"),
         ({"history": "all"}, "history 'all', expected train or known"),
+        ({"precision": "float16"}, "precision 'float16', expected float32 or float64"),
         ({"delta": 1.0}, "delta 1.0"),
         ({"top_k": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
     ],

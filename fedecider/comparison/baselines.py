@@ -1,4 +1,4 @@
-"""Rows of a comparison that are not federated, on the same events: public pool and the clients' train parts.
+"""Rows of a comparison without a language model of their own, on the same events: public pool and train parts.
 
 SASRec is trained once a domain and seed and kept; rows without training and zero-shot backbones stand in every run.
 
@@ -21,6 +21,7 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import read_json, write_json
+from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
 from fedecider.llm.item_texts import encoded_texts, encoder_digest
 from fedecider.report.rows import CANARY
@@ -30,8 +31,9 @@ from fedecider.tuning import search
 from idgen.text_vectors import item_vectors
 
 SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
-BASELINES = (TEACHER, STUDENT, *UNTRAINED, SASREC, SASREC_TEXT, CANARY)
-"""All but the two of SASRec are views in ``per_user.parquet`` of every run."""
+BASELINES = (TEACHER, STUDENT, *UNTRAINED, *ID_METHODS, SASREC, SASREC_TEXT, CANARY)
+"""All but the ID-based methods (`fedecider.comparison.id_rows`) and the two of SASRec are views in ``per_user.parquet``
+of every run."""
 
 
 class TextStart(NamedTuple):

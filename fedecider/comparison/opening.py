@@ -9,6 +9,7 @@ from fedecider.comparison.baselines import SASREC, SASREC_TEXT
 from fedecider.comparison.collect import Collected
 from fedecider.comparison.plan import CompareConfig, RowRuns
 from fedecider.evaluation.metrics import MACRO
+from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import STUDENT, UNTRAINED
 from fedecider.llm.run_warnings import canary_alarms
 from fedecider.llm.run_words import valid_hits
@@ -56,6 +57,7 @@ def comparison_evidence(
     *domains, scope = shown_domains(collected.rows)
     rows = rows_data(collected.rows, scope)
     beside = {row.label: "all data in one place" for row in methods if METHODS[row.method].pooled}
+    beside |= {name: f"{name}, federated without a language model" for name in ID_METHODS}
     beside |= {SASREC: "SASRec of one domain", SASREC_TEXT: "SASRec that starts from texts"}
     settings = runs[0].settings.run
     return Evidence(

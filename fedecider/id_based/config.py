@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from fedecider.bounds import OneOrMore, Participation, Seed, Threads, ZeroOrMore, check
 from fedecider.evaluation.protocols import get_protocol
@@ -58,3 +59,11 @@ class IdRunConfig:
     def domain_names(self) -> list[str] | None:
         """None for all that are there."""
         return [name.strip() for name in self.domains.split(",") if name.strip()] or None
+
+
+class IdSettings(NamedTuple):
+    """All settings of one run."""
+
+    run: IdRunConfig
+    method: Any
+    """The method's own frozen dataclass."""

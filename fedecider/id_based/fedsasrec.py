@@ -25,7 +25,7 @@ from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.tuning.space import OneOf, Real, Space, Whole
 
-Share = Literal["all", "catalogue", "layers", "nothing"]
+Share = Literal["catalogue", "all", "layers", "nothing"]
 
 GRID: tuple[dict[str, Any], ...] = (
     {},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from fedecider.federation.rounds import OnClients, RoundSettings, evaluate, run_
 from fedecider.federation.state import RunState
 from fedecider.id_based import METHODS
 from fedecider.id_based.clients import IdClients, id_clients
-from fedecider.id_based.config import IdRunConfig
+from fedecider.id_based.config import IdSettings
 from fedecider.report.costs import median_seconds, participations, total_bytes
 from fedecider.report.rows import result_rows, rows_data, view_labels
 from fedecider.report.tables import ResultTable, markdown_table, rich_table, shown_domains
@@ -36,14 +36,6 @@ from fedecider.running.tracking import checked_run, opened_together, round_recor
 
 Positions = dict[str, dict[str, Tensor]]
 """Label of a view -> client -> (U,) positions."""
-
-
-class IdSettings(NamedTuple):
-    """All settings of one run."""
-
-    run: IdRunConfig
-    method: Any
-    """The method's own frozen dataclass."""
 
 
 class Trained(NamedTuple):

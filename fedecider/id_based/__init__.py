@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
-from fedecider.id_based import fedsasrec
+from fedecider.id_based import fedgcdr, fedsasrec
 from fedecider.tuning.space import Space
 
 
@@ -24,12 +24,9 @@ class Method(NamedTuple):
     """Settings to try on validation, the default first: a search of N trials takes the first N."""
     space: Space = {}  # noqa: RUF012 (never written to)
     """What a search draws from when it has tried these."""
-    needs_everyone: bool = False
-    """Whether the method cannot go on when a client is absent."""
 
 
 METHODS = {
-    "fedsasrec": Method(
-        fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE
-    ),
+    "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
+    "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE),
 }

@@ -99,9 +99,7 @@ def id_clients(domains: Mapping[str, Domain], seed: int, protocol: Protocol, dev
     catalogues = list(by_catalogue(domains))
     sizes = [len(domain.item_keys) for domain in by_catalogue(domains).values()]
     ends = list(accumulate(sizes))
-    person = {
-        key: number for number, key in enumerate(sorted({u for d in domains.values() for u in d.clients.users}))
-    }
+    person = {key: number for number, key in enumerate(sorted({u for d in domains.values() for u in d.clients.users}))}
     found = []
     for name, domain in domains.items():
         number = catalogues.index(domain.catalogue)

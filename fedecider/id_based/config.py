@@ -49,11 +49,6 @@ class IdRunConfig:
             raise ValueError(f"got protocol {self.protocol!r}, expected one of whole catalogues, such as strict")
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
-        if METHODS[self.method].needs_everyone and self.participation < 1.0:
-            raise ValueError(
-                f"got participation {self.participation} with {self.method}, expected 1: what clients hand over in one "
-                "round is needed in all later ones"
-            )
 
     @property
     def domain_names(self) -> list[str] | None:

@@ -116,13 +116,14 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
     (after the aggregation, reported) and ``local`` (as the client ended its training). A client trains on its own
     users' train parts and on the public users of its catalogue, as the centralised row does. ``n_i`` counts both.
 
-    Source: the model is SASRec (Kang and McAuley, ICDM 2018), with the deviations of the centralised row; the federation
-    is FedAvg. Differs: clients step with Adam, whose moments they keep; rows are averaged over holders.
+    Source: the model is SASRec (Kang and McAuley, ICDM 2018), with the deviations of the centralised row; the
+    federation is FedAvg. Differs: clients step with Adam, whose moments they keep; rows are averaged over holders.
     """
     told = SHARED[config.share]
     data = [packed(client.sequences, client.num_items, client.public, config.max_length) for client in clients]
     starts = [
-        _parameters(start_model(client.num_items, config.model, clients.seed)) for client in clients.first_of_catalogue()
+        _parameters(start_model(client.num_items, config.model, clients.seed))
+        for client in clients.first_of_catalogue()
     ]
     layer_names = [name for name in starts[0] if name != ITEMS]
     num_sets = clients.num_catalogues if told.by_catalogue else 1

@@ -19,7 +19,14 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.method import FederatedMethod
-from fedecider.federation.record import Recorder, non_finite_line, non_finite_uploads, read_records, write_json, write_text
+from fedecider.federation.record import (
+    Recorder,
+    non_finite_line,
+    non_finite_uploads,
+    read_records,
+    write_json,
+    write_text,
+)
 from fedecider.federation.rounds import OnClients, RoundSettings, evaluate, run_rounds, silent
 from fedecider.federation.state import RunState
 from fedecider.id_based import METHODS

@@ -21,9 +21,7 @@ def read_llm_run(root: Path) -> dict[str, Any]:
         embedding = "training" in record["config"]
         kind = "of the embedding track" if embedding else "without a language model"
         where = "results.md and report.html" if embedding else "results.md"
-        raise ValueError(
-            f"got {root}, a run {kind}, expected one of the LLM track: its results are in {where}"
-        )
+        raise ValueError(f"got {root}, a run {kind}, expected one of the LLM track: its results are in {where}")
     if not isinstance(record.get("data"), dict):
         raise damaged(RunFolder(root).record, "no block data")
     return record

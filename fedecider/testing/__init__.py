@@ -64,9 +64,7 @@ def broken(method: AnyMethod | str, config: Any = None) -> Iterator[tuple[Callab
             yield part, error
 
 
-def bench_of(
-    method: AnyMethod | str, config: Any = None
-) -> tuple[Bench, Sequence[Callable[[Any], None]]]:
+def bench_of(method: AnyMethod | str, config: Any = None) -> tuple[Bench, Sequence[Callable[[Any], None]]]:
     """The method in the tiny setting of its kind, and the contract of that kind."""
     entry = _entry(method)
     if isinstance(entry, EmbeddingMethod):
@@ -87,7 +85,8 @@ def _entry(method: AnyMethod | str) -> AnyMethod:
         return EMBEDDING_METHODS[method]
     if isinstance(method, str) and method in ID_METHODS:
         return ID_METHODS[method]
+    names = ", ".join([*METHODS, *EMBEDDING_METHODS, *ID_METHODS])
     raise ValueError(
-        f"got {method!r}, expected the name of a method ({', '.join([*METHODS, *EMBEDDING_METHODS, *ID_METHODS])}), or the Method "
-        "that the entry point of a package leads to"
+        f"got {method!r}, expected the name of a method ({names}), or the Method that the entry point of a package "
+        "leads to"
     )

@@ -22,10 +22,6 @@ class IdBench(Bench):
 
     num_clients, tolerance, trains_on_draws = len(HISTORIES), 0.0, True
 
-    def __init__(self, entry: Any, config: Any = None):
-        super().__init__(entry, config)
-        self.needs_everyone = entry.needs_everyone
-
     def build(self, **changes: Any) -> FederatedMethod:
         built: FederatedMethod = self.entry.build(tiny_clients(**changes), self.config)
         return built

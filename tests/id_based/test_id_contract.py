@@ -14,6 +14,13 @@ VARIANTS = {
         {"share": "nothing", **SMALL},
         {"moments": "fresh", **SMALL},
     ],
+    "fedgcdr": [
+        {},
+        {"source_rounds": 1, "target_rounds": 1, "embedding_size": 6, "batch_size": 3, "noise": "paper"},
+        {"source_rounds": 1, "friends": "known", "embedding_size": 4, "num_layers": 1},
+        {"source_rounds": 2, "target_rounds": 1, "noise": "none", "batch_size": 2},
+        {"source_rounds": 1, "friends": "none"},
+    ],
 }
 CASES = [(name, variant) for name in METHODS for variant in VARIANTS[name]]
 identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731

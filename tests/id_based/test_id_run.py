@@ -50,7 +50,10 @@ def test_a_run_leaves_what_a_comparison_reads(data, tmp_path, capsys):
         assert told == pytest.approx(mean_metrics(found.position_U)["ndcg@10"])
     records = read_records(folder.rounds)
     assert metrics["best_valid_ndcg@10"] == max(record["score"] for record in records)
-    sent = {way: 2 * sum(sum(one[way].values()) + one[f"header_{way}"] for one in each(records[0])) for way in ("up", "down")}
+    sent = {
+        way: 2 * sum(sum(one[way].values()) + one[f"header_{way}"] for one in each(records[0]))
+        for way in ("up", "down")
+    }
     assert metrics["bytes"] == {"up": sent["up"], "down": sent["down"]}
     assert "fedsasrec (global)" in folder.results.read_text()
     assert str(tmp_path / "run") in capsys.readouterr().out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -349,11 +349,9 @@ def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:
         for row, number in enumerate(block.clients.tolist()):
             one, client = take_row(own, row), clients.clients[number]
             phase = int(one["phase"])
-            user_UD = final_users(one, number, phase)
             item_ID = model_of(one, phase)["item"][: client.num_items]
-            places.append(
-                clients.rank(number, lambda user_B, u=user_UD, q=item_ID: u[user_B.to(u.device)] @ q.T, split)
-            )
+            score = partial(_dot_products, final_users(one, number, phase), item_ID)
+            places.append(clients.rank(number, score, split))
         return places
 
     def upload_like(round: int, server: Tree) -> Tree:
@@ -362,6 +360,10 @@ def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:
     return FederatedMethod(
         "fedgcdr", init, broadcast, client_update, server_aggregate, positions, ("model",), upload_like=upload_like
     )
+
+
+def _dot_products(user_UD: Tensor, item_ID: Tensor, user_B: Tensor) -> Tensor:
+    return user_UD[user_B.to(user_UD.device)] @ item_ID.T
 
 
 def _histories(client: Client) -> Histories:

@@ -136,7 +136,8 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
         if told.items:
             server[ITEMS] = torch.cat([start[ITEMS] for start in starts])
         own = {
-            name: torch.stack([_padded(first[name], name) for first in map(_start_of, clients)]) for name in starts[0]
+            name: torch.stack([_padded(first[name], name) for first in map(_start_of, clients.clients)])
+            for name in starts[0]
         }
         kept = {local.format(name): tensor for name, tensor in own.items()}
         if config.moments == "kept":

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedecider.federation.method import Download
 from fedecider.federation.privacy import PrivacyConfig, epsilon
 from fedecider.id_based.fedgcdr import FedgcdrConfig, fedgcdr, noise_for
 from fedecider.id_based.star_graph import mapped, mapping_loss, similarity_loss, user_layers
 from fedecider.testing.bench import differing
-from fedecider.testing.id_setting import HISTORIES, run, tiny_clients
+from fedecider.testing.id_setting import HISTORIES, ITEMS, run, tiny_clients
 
 CONFIG = FedgcdrConfig(source_rounds=1, target_rounds=1, embedding_size=4, batch_size=3, noise="none", friends="known")
 APART = {"films.1": {"ann": [3, 1, 4, 0], "bob": [2, 7, 8, 3]}, "songs.1": {"eve": [4, 1, 2, 6], "fay": [1, 2, 3, 4]}}
@@ -120,6 +121,20 @@ def test_phases():
         {name: tensor for name, tensor in tuned.local.items() if "attention" in name or "weight" in name},
     )
     assert differing({"item": state.local["target.item"]}, {"item": tuned.local["target.item"]})
+
+
+def test_it_learns_the_taste_of_users(monkeypatch):
+    """Half of the users take even films, half odd ones; of 31 candidates 11 are of a user's taste."""
+    monkeypatch.setitem(ITEMS, "films", 40)
+    draws = torch.Generator().manual_seed(0)
+    taste = {f"user{n}": (2 * torch.randperm(20, generator=draws)[:10] + n % 2).tolist() for n in range(60)}
+    histories = {"films.1": taste, "songs.1": APART["songs.1"]}
+    clients = tiny_clients(0, histories)
+    method = fedgcdr(clients, replace(CONFIG, source_rounds=3, learning_rate=0.03, batch_size=10))
+    state, _ = run(method, clients, 3)
+    own = {name: tensor[:1] for name, tensor in state.local.items()}
+    (place_U,) = method.positions("model", Download({}), own, clients.blocks()[0], "test")
+    assert (place_U < 11).double().mean() > 0.9
 
 
 def test_without_common_users_every_domain_trains_alone():

@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedecider.commands import audit, federate, report, tune
 from fedecider.commands.federate import track_of
+from fedecider.comparison import collect
 from fedecider.comparison.id_rows import id_row
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
@@ -158,3 +160,20 @@ def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
         if json.loads((folder / "inputs.json").read_text())["run"]["seed"] == 1
     ]
     assert other == max(valid, key=lambda share: valid[share])
+
+
+def test_the_table_of_a_comparison_has_the_row_and_its_costs(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedecider.comparison.id_rows.IdRunConfig", partial(IdRunConfig, num_rounds=2))
+    small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
+    monkeypatch.setitem(METHODS, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
+    config = SimpleNamespace(baselines=("popularity", "fedsasrec"), seeds=1, tune=1, cache=str(tmp_path))
+    settings = SimpleNamespace(run=SimpleNamespace(protocol="strict"))
+    methods = [SimpleNamespace(runs=[SimpleNamespace(settings=settings)])]
+    rows = collect._id_rows(config, methods, tiny_domains())
+    assert list(rows) == ["fedsasrec"]
+    row = rows["fedsasrec"]
+    cost = collect._cost(row.records, row.best_rounds)
+    layers = 5 * 8 + 4 * 8 + (3 * 8 * 8 + 3 * 8) + (8 * 8 + 8) + 2 * (8 * 8 + 8) + 2 * 8
+    payload = 4 * (layers + (12 + 9 + 12) / 3 * 8)
+    assert payload < cost.up == cost.down < payload + 2000  # and a header
+    assert cost.best_rounds == row.best_rounds

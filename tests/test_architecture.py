@@ -26,16 +26,19 @@ ALLOWED = {
     "fedecider.tuning": {"fedecider.running", "fedecider.report", *BASE},
     "fedecider.audit": {"fedecider.running", "fedecider.report", *BASE},
     "fedecider.llm": LLM,
-    "fedecider.comparison": {*LLM, "fedecider.llm"},
+    "fedecider.id_based": SHARED,
+    "fedecider.comparison": {*LLM, "fedecider.llm", "fedecider.id_based"},
     "fedecider.serve": {BOUNDS, "fedecider.running", "fedecider.llm"},
     "fedecider.deployment": {*LLM, "fedecider.llm", "embedding_fr"},  # above both tracks, as scripts are
-    "fedecider.testing": {*LLM, "fedecider.llm", "embedding_fr"},  # holds methods of both tracks to their contracts
+    # holds methods of both tracks, and those without a model of language, to their contracts
+    "fedecider.testing": {*LLM, "fedecider.llm", "fedecider.id_based", "embedding_fr"},
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": TRACK,
     "fedecider.commands": {
         *LLM,
         "fedecider.llm",
+        "fedecider.id_based",
         "fedecider.comparison",
         "fedecider.deployment",
         "fedecider.serve",

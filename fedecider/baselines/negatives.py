@@ -36,8 +36,13 @@ def excluded_items(sequences: Sequences, num_items: int, protocol: Protocol) -> 
     ``ValueError`` when a user has no item left.
     """
     whole = protocol.negatives_avoid == "all"
-    user_E, item_E = distinct_pairs([s if whole else train_part(s) for s in sequences], num_items)
-    count_U = torch.bincount(user_E, minlength=len(sequences))
+    return outside_of([s if whole else train_part(s) for s in sequences], num_items)
+
+
+def outside_of(parts: Sequences, num_items: int) -> Excluded:
+    """The items of ``parts``, row by row, are never negatives. ``ValueError`` when a user has no item left."""
+    user_E, item_E = distinct_pairs(parts, num_items)
+    count_U = torch.bincount(user_E, minlength=len(parts))
     if len(count_U) and int(count_U.max()) >= num_items:
         raise ValueError(
             f"got a user who touched all {num_items} items, expected one item at least to use as a negative"

@@ -193,6 +193,53 @@ def backward_next_items(model: Sasrec, item_BL: Tensor, length_B: Tensor, dropou
     return total
 
 
+def start_model(num_items: int, config: SasrecConfig, seed: int, start_ID: Tensor | None = None) -> Sasrec:
+    """The model before any training, on the CPU; ``start_ID`` as in :func:`train`."""
+    with torch.random.fork_rng():  # layers take no generator
+        torch.manual_seed(derive_seed(seed, "init"))
+        model = Sasrec(num_items, config)
+    if start_ID is not None:
+        if start_ID.shape != model.item_ID.shape:
+            raise ValueError(
+                f"got item vectors of the shape {tuple(start_ID.shape)}, expected {tuple(model.item_ID.shape)}: "
+                "one row per item, as wide as embedding_size"
+            )
+        model.item_ID.data.copy_(start_ID)
+    return model
+
+
+def make_optimizer(model: Sasrec, config: SasrecConfig) -> torch.optim.AdamW:
+    """AdamW over all parameters."""
+    rate, decay = config.learning_rate, config.weight_decay
+    return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
+
+
+def run_epoch(
+    model: Sasrec,
+    optimizer: torch.optim.Optimizer,
+    item_SL: Tensor,
+    length_S: Tensor,
+    config: SasrecConfig,
+    *,
+    seed: int,
+    epoch: int,
+) -> float:
+    """One pass over packed sequences (:func:`training_sequences`); the mean loss of its steps.
+
+    Order and dropout depend on the seed and the epoch number only.
+    """
+    order_S = torch.randperm(len(item_SL), generator=stream(seed, "order", epoch)).to(item_SL.device)
+    losses = []
+    with torch.random.fork_rng():  # nor does dropout take a generator
+        torch.manual_seed(derive_seed(seed, "dropout", epoch))
+        for row_B in order_S.split(config.batch_size):
+            length_B = length_S[row_B]
+            optimizer.zero_grad()
+            losses.append(backward_next_items(model, item_SL[row_B, : int(length_B.max())], length_B, config.dropout))
+            optimizer.step()
+    return float(torch.stack(losses).mean())
+
+
 def train(
     sequences: Sequences,
     num_items: int,
@@ -213,34 +260,12 @@ def train(
     """
     data = training_sequences(sequences, num_items, extra, config.max_length)
     item_SL, length_S = data[0].to(device), data[1].to(device)
-    with torch.random.fork_rng():  # layers take no generator
-        torch.manual_seed(derive_seed(seed, "init"))
-        model = Sasrec(num_items, config)
-    if start_ID is not None:
-        if start_ID.shape != model.item_ID.shape:
-            raise ValueError(
-                f"got item vectors of the shape {tuple(start_ID.shape)}, expected {tuple(model.item_ID.shape)}: "
-                "one row per item, as wide as embedding_size"
-            )
-        model.item_ID.data.copy_(start_ID)
-    model = model.to(device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-    )
-
-    def run_epoch(epoch: int) -> None:
-        order_S = torch.randperm(len(item_SL), generator=stream(seed, "order", epoch)).to(device)
-        with torch.random.fork_rng():  # nor does dropout
-            torch.manual_seed(derive_seed(seed, "dropout", epoch))
-            for row_B in order_S.split(config.batch_size):
-                length_B = length_S[row_B]
-                optimizer.zero_grad()
-                backward_next_items(model, item_SL[row_B, : int(length_B.max())], length_B, config.dropout)
-                optimizer.step()
+    model = start_model(num_items, config, seed, start_ID).to(device)
+    optimizer = make_optimizer(model, config)
 
     def run_turn(turn: int) -> None:  # what is an epoch to fit_epochs: the epochs between two validations
         for epoch in range(config.num_epochs)[turn * config.validate_every :][: config.validate_every]:
-            run_epoch(epoch)
+            run_epoch(model, optimizer, item_SL, length_S, config, seed=seed, epoch=epoch)
 
     turns = replace(config, num_epochs=-(-config.num_epochs // config.validate_every))
     fit_epochs(model, run_turn, scores(model, sequences), turns, valid)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedecider.audit.config import AuditConfig
+from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.running.cli import build_parser, parse, run
 
 DESCRIPTION = """Attack a finished run as the server or another client could. Embedding track: which items did a client
@@ -27,6 +28,8 @@ def audit(config: AuditConfig) -> None:
     from fedecider.running.progress import console
 
     folder, record, _ = finished(Path(config.run))
+    if record["config"]["run"].get("method") in ID_METHODS:
+        raise ValueError(f"got {config.run}, a run of an ID-based method, expected one of both tracks")
     with start(int(record["config"]["run"].get("num_threads", 0))) as launch:
         if "ranking" in record["config"]:
             from fedecider.llm.audit import audit_llm

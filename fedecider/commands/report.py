@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedding_fr.run_page import embedding_run_page
+from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.run_report import ReportConfig, report
 from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.run_folder import RunFolder, read_run
@@ -19,7 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, ReportConfig), argv, ReportConfig)
         folder = RunFolder(Path(config.run))
-        if "ranking" in read_run(folder.root)["config"]:
+        config_of = read_run(folder.root)["config"]
+        if config_of["run"].get("method") in ID_METHODS:
+            raise ValueError(f"got {folder.root}, a run of an ID-based method, which has no page: see {folder.results}")
+        if "ranking" in config_of:
             page = report(config)
         elif config.data:
             raise ValueError(f"got --data for {config.run}, a run of the embedding track, expected none: leave it out")

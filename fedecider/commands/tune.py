@@ -46,6 +46,14 @@ def run_llm(words: Sequence[str]) -> None:
         tune_llm(settings, config, given(words), launch)
 
 
+def refuse(words: Sequence[str]) -> None:
+    raise ValueError(
+        f"got method {peek(words, 'method')}, expected one of both tracks: ID-based methods are tuned by compare, "
+        "which has them among its baselines"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    return run(lambda: run_embedding(words) if track_of(words) == "embedding" else run_llm(words))
+    tracks = {"embedding": run_embedding, "id": refuse, "llm": run_llm}
+    return run(lambda: tracks[track_of(words)](words))

@@ -1,4 +1,4 @@
-"""Rows of a comparison that are not federated, on the same events: public pool and the clients' train parts.
+"""Rows of a comparison without a language model of their own, on the same events: public pool and train parts.
 
 SASRec is trained once a domain and seed and kept; rows without training and zero-shot backbones stand in every run.
 
@@ -21,6 +21,7 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import read_json, write_json
+from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
 from fedecider.llm.item_texts import encoded_texts, encoder_digest
 from fedecider.llm.memories import MEMORY_ROW
@@ -31,8 +32,10 @@ from fedecider.tuning import search
 from idgen.text_vectors import item_vectors
 
 SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
-BASELINES = (TEACHER, STUDENT, *UNTRAINED, MEMORY_ROW, SASREC, SASREC_TEXT, CANARY)
+WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, MEMORY_ROW, SASREC, SASREC_TEXT, CANARY)
 """All but the two of SASRec are views in ``per_user.parquet`` of every run; a memory of every run that has one."""
+BASELINES = (*WITHOUT_ROUNDS, *ID_METHODS)
+"""Besides, ID-based methods (`fedecider.comparison.id_rows`)."""
 
 
 class TextStart(NamedTuple):

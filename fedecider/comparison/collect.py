@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecider.comparison.baselines import BASELINES, SASREC, SASREC_TEXT, sasrec
+from fedecider.comparison.id_rows import IdRow, id_row
 from fedecider.comparison.plan import CompareConfig, RowRuns, Run, shown_as
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
@@ -21,6 +22,7 @@ from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import Comparison, Persons, compare_table, shared_persons
 from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
+from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import TEXT, TEXT_AND_COUNTS
 from fedecider.llm.memories import MEMORY_ROW, with_memory
 from fedecider.llm.run_words import valid_means
@@ -76,7 +78,8 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
             reported[with_memory(row.label)] = of_views.pop(mixed)
             valid[with_memory(row.label)] = statistics.mean(valid_means(one, "ndcg@10")[mixed] for one in metrics)
         others.update({f"{row.label}: {view_of(view)}": v for view, v in of_views.items() if view not in BASELINES})
-    baselines = _baselines(config, methods, domains)
+    id_rows = _id_rows(config, methods, domains)
+    baselines = _baselines(config, methods, domains, id_rows)
     persons = shared_persons({name: domain.clients.users for name, domain in domains.items()})
     everything = {**reported, **baselines}
     pairs = _pairs(config, list(reported), list(baselines))
@@ -85,7 +88,10 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         rows=result_rows(reported, baselines, persons),
         views=result_rows(others, persons=persons),
         comparisons=comparisons,
-        costs={row.label: _cost(row.runs) for row in methods},
+        costs={
+            **{row.label: _cost_of_runs(row.runs) for row in methods},
+            **{label: _cost(row.records, row.best_rounds) for label, row in id_rows.items()},
+        },
         valid=valid,
         curves={row.label: _curve(row.runs) for row in methods},
         positions=everything,
@@ -111,31 +117,47 @@ def _positions(runs: Sequence[Run]) -> dict[str, Positions]:
     return found
 
 
+def _id_rows(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]) -> dict[str, IdRow]:
+    """The chosen rows that are federated without a language model."""
+    protocol = methods[0].runs[0].settings.run.protocol
+    asked = (domains, protocol, config.seeds, config.tune, Path(config.cache), _device())
+    return {name: id_row(name, *asked) for name in config.baselines if name in ID_METHODS}
+
+
 def _baselines(
-    config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]
+    config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain], id_rows: Mapping[str, IdRow]
 ) -> dict[str, Positions]:
-    """The chosen baselines; SASRec apart they are read from the first row's runs, a memory from the first with one."""
+    """The chosen baselines; ID-based methods and SASRec apart they are read from the first row's runs, a memory from
+    those of the first row with one."""
     run = methods[0].runs[0].settings.run
     of_runs = _positions(next((row.runs for row in methods if len(shown_as(row)) > 1), methods[0].runs))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {**of_runs, **{label: row.position_SU for label, row in id_rows.items()}}
     encoders = {SASREC: None, SASREC_TEXT: run.pretrain.text_encoder}
     return {
-        name: sasrec(domains, run.protocol, config.seeds, config.tune, Path(config.cache), device, encoders[name])
+        name: sasrec(domains, run.protocol, config.seeds, config.tune, Path(config.cache), _device(), encoders[name])
         if name in encoders
-        else of_runs[name]
+        else found[name]
         for name in config.baselines
-        if name != MEMORY_ROW or name in of_runs
+        if name != MEMORY_ROW or name in found
     }
 
 
-def _cost(runs: Sequence[Run]) -> Cost:
-    records = [read_records(run.folder.rounds) for run in runs]
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _cost_of_runs(runs: Sequence[Run]) -> Cost:
+    best_rounds = [read_json(run.folder.metrics)["best_round"] for run in runs]
+    return _cost([read_records(run.folder.rounds) for run in runs], best_rounds)
+
+
+def _cost(records: Sequence[list[dict]], best_rounds: list[int]) -> Cost:
     every = [record for of_run in records for record in of_run]
     return Cost(
         train_s=statistics.mean(record["train_s"] / len(record["clients"]) for record in every),
         up=statistics.mean(mean_bytes(record, "up") for record in every),
         down=statistics.mean(mean_bytes(record, "down") for record in every),
-        best_rounds=[read_json(run.folder.metrics)["best_round"] for run in runs],
+        best_rounds=best_rounds,
         near_rounds=[near_round(of_run) for of_run in records],
     )
 

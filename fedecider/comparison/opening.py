@@ -9,6 +9,7 @@ from fedecider.comparison.baselines import SASREC, SASREC_TEXT
 from fedecider.comparison.collect import Collected
 from fedecider.comparison.plan import CompareConfig, RowRuns, shown_as
 from fedecider.evaluation.metrics import MACRO
+from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import STUDENT, UNTRAINED
 from fedecider.llm.memories import MEMORY_ROW, with_memory
 from fedecider.llm.run_warnings import canary_alarms
@@ -60,6 +61,7 @@ def comparison_evidence(
     if chosen != of_chosen.label:
         beside = {of_chosen.label: "the model without its memory", **beside}
     beside |= {label: "all data in one place" for label in _labels(methods) if label not in _choices(methods)}
+    beside |= {name: f"{name}, federated without a language model" for name in ID_METHODS}
     beside |= {SASREC: "SASRec of one domain", SASREC_TEXT: "SASRec that starts from texts"}
     settings = runs[0].settings.run
     return Evidence(

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
-from fedecider.comparison.baselines import BASELINES
+from fedecider.comparison.baselines import BASELINES, WITHOUT_ROUNDS
 from fedecider.data.encoders import load_encoder
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import TEACHER
@@ -80,7 +80,7 @@ class CompareConfig:
 
     runs: str = ""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    baselines: tuple[str, ...] = tuple(BASELINES)
+    baselines: tuple[str, ...] = WITHOUT_ROUNDS
     against: tuple[str, ...] = ()
     analysed: tuple[str, ...] = ()
     data: str = ""

@@ -18,10 +18,10 @@ def read_llm_run(root: Path) -> dict[str, Any]:
     """
     record = read_run(root)
     if "ranking" not in record["config"]:
-        raise ValueError(
-            f"got {root}, a run of the embedding track, expected one of the LLM track: its results are in "
-            "results.md and report.html"
-        )
+        embedding = "training" in record["config"]
+        kind = "of the embedding track" if embedding else "without a language model"
+        where = "results.md and report.html" if embedding else "results.md"
+        raise ValueError(f"got {root}, a run {kind}, expected one of the LLM track: its results are in {where}")
     if not isinstance(record.get("data"), dict):
         raise damaged(RunFolder(root).record, "no block data")
     return record

@@ -1,0 +1,32 @@
+"""Federated methods without a language model over the domains and silos of the LLM track: item IDs alone.
+
+One file and one entry here for each. They run on the rounds, the wire and the protocol of both tracks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedecider.federation.method import FederatedMethod
+from fedecider.id_based import fedgcdr, fedsasrec
+from fedecider.tuning.space import Space
+
+
+class Method(NamedTuple):
+    """How a method is configured, built and tuned."""
+
+    config: type
+    """Frozen dataclass of the method's own settings."""
+    build: Callable[..., FederatedMethod]
+    """(clients, config) -> the method; ``clients`` are `fedecider.id_based.clients.IdClients`."""
+    grid: tuple[dict[str, Any], ...] = ({},)
+    """Settings to try on validation, the default first: a search of N trials takes the first N."""
+    space: Space = {}  # noqa: RUF012 (never written to)
+    """What a search draws from when it has tried these."""
+
+
+METHODS = {
+    "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
+    "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE),
+}

@@ -1,0 +1,183 @@
+"""A run of an ID-based method, from prepared domains to its folder.
+
+Shape legend: U users of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.data.domain import Domain, by_catalogue, clients_of
+from fedecider.data.store import load_domains
+from fedecider.evaluation.metrics import metrics_per_client
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.statistics import shared_persons
+from fedecider.federation.method import FederatedMethod
+from fedecider.federation.record import (
+    Recorder,
+    non_finite_line,
+    non_finite_uploads,
+    read_records,
+    write_json,
+    write_text,
+)
+from fedecider.federation.rounds import OnClients, RoundSettings, evaluate, run_rounds, silent
+from fedecider.federation.state import RunState
+from fedecider.id_based import METHODS
+from fedecider.id_based.clients import IdClients, id_clients
+from fedecider.id_based.config import IdSettings
+from fedecider.report.costs import median_seconds, participations, total_bytes
+from fedecider.report.rows import result_rows, rows_data, view_labels
+from fedecider.report.tables import ResultTable, markdown_table, rich_table, shown_domains
+from fedecider.running.launch import Launch
+from fedecider.running.progress import console, round_progress, say
+from fedecider.running.run_folder import RunFolder, fingerprint
+from fedecider.running.stages import as_plain
+from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller
+
+Positions = dict[str, dict[str, Tensor]]
+"""Label of a view -> client -> (U,) positions."""
+
+
+class Trained(NamedTuple):
+    """What came of the rounds."""
+
+    method: FederatedMethod
+    clients: IdClients
+    state: RunState
+
+    def positions(self, split: str) -> Positions:
+        """Of every view in the best round, the reported one first."""
+        state, names = self.state, [client.name for client in self.clients]
+        return {
+            label: dict(
+                zip(
+                    names,
+                    evaluate(
+                        self.method,
+                        state.best_round,
+                        view,
+                        split,
+                        state.best_server,
+                        state.best_local,
+                        self.clients.blocks(),
+                    ),
+                    strict=True,
+                )
+            )
+            for view, label in view_labels(self.method.name, self.method.views).items()
+        }
+
+
+def train_rounds(
+    settings: IdSettings,
+    domains: Mapping[str, Domain],
+    device: torch.device,
+    *,
+    recorder: Recorder | None = None,
+    checkpoints: Path | None = None,
+    key: str = "",
+    on_round: Callable[[dict], None] = lambda record: None,
+    on_clients: OnClients = silent,
+) -> Trained:
+    """All rounds; each one is scored on the validation items, and the test items are not looked at.
+
+    ``key`` is the fingerprint that checkpoints carry.
+    """
+    run = settings.run
+    clients = id_clients(domains, run.seed, get_protocol(run.protocol), device)
+    method = METHODS[run.method].build(clients, settings.method)
+    state = run_rounds(
+        method,
+        clients.blocks(),
+        RoundSettings(run.num_rounds, run.seed, run.participation, fingerprint=key, patience=run.patience),
+        metrics_per_client,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        resume=run.resume,
+        on_round=on_round,
+        on_clients=on_clients,
+    )
+    return Trained(method, clients, state)
+
+
+def federate_ids(settings: IdSettings, launch: Launch) -> Path:
+    """Run everything and return the run folder.
+
+    Raises:
+        ValueError: a setting or the data cannot be, or several processes were started.
+    """
+    run = settings.run
+    if launch.processes.count > 1:
+        raise ValueError(f"got {launch.processes.count} processes for {run.method}, expected one: its models are small")
+    if not run.data:
+        raise ValueError(f"got {run.method} without data, expected a folder of prepared domains: --data data/NAME")
+    domains = load_domains(run.data, run.domain_names)
+    empty = [name for name in domains if name not in clients_of(domains)]
+    if empty:
+        raise ValueError(f"got domains {empty} without client users, expected some: leave them out of --domains")
+    hashes = {name: domain.content_hash() for name, domain in domains.items()}
+    config = {name: as_plain(block) for name, block in settings._asdict().items()}
+    root, record = checked_run(config, hashes, list(by_catalogue(domains)))
+    with opened_together(root, record, launch) as folder:
+        with round_progress(run.num_rounds) as on_clients:
+            trained = train_rounds(
+                settings,
+                domains,
+                launch.device,
+                recorder=round_recorder(folder, launch, "", record),
+                checkpoints=folder.checkpoints,
+                key=fingerprint(record),
+                on_round=round_teller(launch, run.num_rounds),
+                on_clients=on_clients,
+            )
+        _write(settings, trained, domains, folder)
+    return root
+
+
+def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain], folder: RunFolder) -> None:
+    """Read the test set once, and write every file but the record."""
+    state, records = trained.state, read_records(folder.rounds)
+    users = {name: domain.clients.users for name, domain in domains.items()}
+    positions = {split: trained.positions(split) for split in ("test", "valid")}
+    rows, valid_rows = (result_rows(positions[split], persons=shared_persons(users)) for split in ("test", "valid"))
+    time, size = median_seconds(records), total_bytes(records)
+    each = {way: size[way] // participations(records) for way in size}
+    broken = [line] if (line := non_finite_line(records)) else []
+    notes = [
+        f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
+        f"{trained.method.views[0]}",
+        f"{time['wall_s']:.2f} s a round (median); per client and round {each['up']:,} bytes up, {each['down']:,} down",
+        *broken,
+    ]
+    table = ResultTable(rows, get_protocol(settings.run.protocol), notes)
+    content = {
+        "protocol": settings.run.protocol,
+        "method": settings.run.method,
+        "reported": rows[0].label,
+        "best_round": state.best_round,
+        "last_round": state.round,
+        "best_valid_ndcg@10": state.best_score,
+        "test": {domain: rows_data(rows, domain) for domain in shown_domains(rows)},
+        "valid": {domain: rows_data(valid_rows, domain) for domain in shown_domains(rows)},
+        "seconds": time,
+        "bytes": size,
+        "non_finite_uploads": non_finite_uploads(records),
+    }
+    write_json(folder.metrics, content)
+    every = (
+        UserPositions(name, users[name], "test", label, state.best_round, position_U)
+        for label, found in positions["test"].items()
+        for name, position_U in found.items()
+    )
+    write_per_user(folder.per_user, every)
+    title = f"Test of {settings.run.method}, round {state.best_round}"
+    console.print(rich_table(table, title=title))
+    write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
+    say(f"run: {folder.root}")

@@ -1,0 +1,33 @@
+"""What every ID-based method owes to the runner, in every variant."""
+
+import pytest
+
+from fedecider.id_based import METHODS
+from fedecider.testing import ID_CONTRACT, IdBench
+
+SMALL = {"embedding_size": 8, "num_layers": 1, "batch_size": 3, "max_length": 5}
+VARIANTS = {
+    "fedsasrec": [
+        {},
+        {"share": "all", **SMALL},
+        {"share": "layers", "weighting": "uniform", **SMALL},
+        {"share": "nothing", **SMALL},
+        {"moments": "fresh", **SMALL},
+    ],
+    "fedgcdr": [
+        {},
+        {"source_rounds": 1, "target_rounds": 1, "embedding_size": 6, "batch_size": 3, "noise": "paper"},
+        {"source_rounds": 1, "friends": "known", "embedding_size": 4, "num_layers": 1},
+        {"source_rounds": 2, "target_rounds": 1, "noise": "none", "batch_size": 2},
+        {"source_rounds": 1, "friends": "none"},
+    ],
+}
+CASES = [(name, variant) for name in METHODS for variant in VARIANTS[name]]
+identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731
+
+
+@pytest.mark.parametrize("contract", ID_CONTRACT, ids=lambda part: part.__name__)
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
+def test_it_keeps_the_contract(name, variant, contract):
+    entry = METHODS[name]
+    contract(IdBench(entry, entry.config(**variant)))

@@ -1,0 +1,179 @@
+"""A run of an ID-based method from the command line: its folder, a stopped run that goes on, bad input."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedecider.commands import audit, federate, report, tune
+from fedecider.commands.federate import track_of
+from fedecider.comparison import collect
+from fedecider.comparison.id_rows import id_row
+from fedecider.data.domain import NO_EVENTS
+from fedecider.data.store import save_domains
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.per_user import read_per_user
+from fedecider.federation.record import read_records
+from fedecider.id_based import METHODS
+from fedecider.id_based.config import IdRunConfig
+from fedecider.id_based.fedsasrec import FedsasrecConfig
+from fedecider.llm.run_record import read_llm_run
+from fedecider.running.run_folder import RunFolder
+from fedecider.testing.id_setting import HISTORIES, tiny_domains
+
+SMALL = "--embedding_size 8 --num_layers 1 --batch_size 3 --max_length 5 --num_threads 1"
+
+
+@pytest.fixture
+def data(tmp_path):
+    save_domains(tiny_domains(), tmp_path / "data")
+    return tmp_path / "data"
+
+
+def call(data, output, *more):
+    words = ["--method", "fedsasrec", "--data", str(data), "--output", str(output), *SMALL.split(), *more]
+    return federate.main(words)
+
+
+def test_a_run_leaves_what_a_comparison_reads(data, tmp_path, capsys):
+    assert call(data, tmp_path / "run", "--num_rounds", "2") == 0
+    folder = RunFolder(tmp_path / "run")
+    metrics = json.loads(folder.metrics.read_text())
+    assert metrics["reported"] == "fedsasrec (global)"
+    rows = {(one.view, one.domain): one for one in read_per_user(folder.per_user)}
+    assert {view for view, _ in rows} == {"fedsasrec (global)", "fedsasrec (local)"}
+    for name, users in HISTORIES.items():
+        found = rows["fedsasrec (global)", name]
+        assert list(found.users) == list(users)
+        told = metrics["test"][name]["fedsasrec (global)"]["ndcg@10"]["mean"]
+        assert told == pytest.approx(mean_metrics(found.position_U)["ndcg@10"])
+    records = read_records(folder.rounds)
+    assert metrics["best_valid_ndcg@10"] == max(record["score"] for record in records)
+    sent = {
+        way: 2 * sum(sum(one[way].values()) + one[f"header_{way}"] for one in each(records[0]))
+        for way in ("up", "down")
+    }
+    assert metrics["bytes"] == {"up": sent["up"], "down": sent["down"]}
+    assert "fedsasrec (global)" in folder.results.read_text()
+    assert str(tmp_path / "run") in capsys.readouterr().out
+
+
+def each(record):
+    """The traffic of every client."""
+    return [group for group in record["traffic"] for _ in group["clients"]]
+
+
+def test_a_stopped_run_goes_on(data, tmp_path, monkeypatch):
+    assert call(data, tmp_path / "whole", "--num_rounds", "3") == 0
+
+    def stop_after_two(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    run = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr("fedecider.id_based.run.round_teller", lambda launch, num_rounds: stop_after_two)
+        assert call(data, run, "--num_rounds", "3") == 130
+    assert not RunFolder(run).results.exists()
+    assert call(data, run, "--num_rounds", "3", "--resume", "true") == 0
+    whole, resumed = (json.loads(RunFolder(tmp_path / name).metrics.read_text()) for name in ("whole", "stopped"))
+    for part in ("test", "valid", "bytes", "best_round"):
+        assert whole[part] == resumed[part]
+    assert [record["round"] for record in read_records(RunFolder(run).rounds)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_rounds", "0"], "got num_rounds 0"),
+        (["--protocol", "strict/sampled99"], "got protocol 'strict/sampled99', expected one of whole catalogues"),
+        (["--protocol", "loose"], "got protocol 'loose'"),
+        (["--domains", "films.1,books"], "no prepared data for ['books']"),
+        (["--data", ""], "got fedsasrec without data, expected a folder of prepared domains"),
+        (["--lora_rank", "4"], "got lora_rank with the method fedsasrec"),
+        (["--share", "most"], "share"),
+        (["--resume", "true", "--output", ""], "got resume without output"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(data, tmp_path, capsys, words, message):
+    assert call(data, tmp_path / "run", *words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_domains_are_chosen_and_a_foreign_pool_is_no_client(data, tmp_path, capsys):
+    assert call(data, tmp_path / "run", "--domains", "films.*", "--num_rounds", "1") == 0
+    metrics = json.loads(RunFolder(tmp_path / "run").metrics.read_text())
+    assert list(metrics["test"]) == ["films.1", "films.2", "macro"]
+    pool = {name: replace(domain, clients=NO_EVENTS) for name, domain in tiny_domains().items() if name == "songs.1"}
+    save_domains(pool, tmp_path / "data")
+    assert call(data, tmp_path / "other") == 2
+    assert "got domains ['songs.1'] without client users" in capsys.readouterr().err
+
+
+def test_other_commands_say_that_the_run_is_none_of_theirs(data, tmp_path, capsys):
+    assert call(data, tmp_path / "run", "--num_rounds", "1") == 0
+    for main in (report.main, audit.main):
+        assert main(["--run", str(tmp_path / "run")]) == 2
+        assert "a run of an ID-based method" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="a run without a language model, expected one of the LLM track"):
+        read_llm_run(tmp_path / "run")
+    assert tune.main(["--method", "fedsasrec"]) == 2
+    assert "ID-based methods are tuned by compare" in capsys.readouterr().err
+
+
+def test_the_track_of_a_method():
+    assert {track_of(["--method", name]) for name in METHODS} == {"id"}
+    assert track_of(["--method", "fedavg"]) == "llm"
+
+
+def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
+    domains = tiny_domains()
+    monkeypatch.setattr("fedecider.comparison.id_rows.IdRunConfig", partial(IdRunConfig, num_rounds=2))
+    small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
+    grid = ({}, {"share": "nothing"})
+    entry = METHODS["fedsasrec"]._replace(config=small, grid=grid)
+    monkeypatch.setitem(METHODS, "fedsasrec", entry)
+    row = id_row("fedsasrec", domains, "strict", 2, 2, tmp_path)
+    assert {name: place.shape for name, place in row.position_SU.items()} == {
+        name: (2, len(users)) for name, users in HISTORIES.items()
+    }
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert len(kept) == 3  # two settings with seed 0, the better one with seed 1
+    again = id_row("fedsasrec", domains, "strict", 2, 2, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert all(torch.equal(row.position_SU[name], again.position_SU[name]) for name in domains)
+    assert [len(records) for records in row.records] == [2, 2]
+    valid = {}
+    for folder in tmp_path.iterdir():
+        setting = json.loads((folder / "inputs.json").read_text())
+        if setting["run"]["seed"] == 0:
+            valid[setting["method"]["share"]] = json.loads((folder / "info.json").read_text())["valid"]
+    (other,) = [
+        json.loads((folder / "inputs.json").read_text())["method"]["share"]
+        for folder in tmp_path.iterdir()
+        if json.loads((folder / "inputs.json").read_text())["run"]["seed"] == 1
+    ]
+    assert other == max(valid, key=lambda share: valid[share])
+
+
+def test_the_table_of_a_comparison_has_the_row_and_its_costs(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedecider.comparison.id_rows.IdRunConfig", partial(IdRunConfig, num_rounds=2))
+    small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
+    monkeypatch.setitem(METHODS, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
+    config = SimpleNamespace(baselines=("popularity", "fedsasrec"), seeds=1, tune=1, cache=str(tmp_path))
+    settings = SimpleNamespace(run=SimpleNamespace(protocol="strict"))
+    methods = [SimpleNamespace(runs=[SimpleNamespace(settings=settings)])]
+    rows = collect._id_rows(config, methods, tiny_domains())
+    assert list(rows) == ["fedsasrec"]
+    row = rows["fedsasrec"]
+    cost = collect._cost(row.records, row.best_rounds)
+    layers = 5 * 8 + 4 * 8 + (3 * 8 * 8 + 3 * 8) + (8 * 8 + 8) + 2 * (8 * 8 + 8) + 2 * 8
+    payload = 4 * (layers + (12 + 9 + 12) / 3 * 8)
+    assert payload < cost.up == cost.down < payload + 2000  # and a header
+    assert cost.best_rounds == row.best_rounds

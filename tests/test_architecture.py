@@ -28,7 +28,7 @@ ALLOWED = {
     "fedecider.llm": LLM,
     "fedecider.id_based": SHARED,
     "fedecider.comparison": {*LLM, "fedecider.llm", "fedecider.id_based"},
-    "fedecider.serve": {BOUNDS, "fedecider.running", "fedecider.llm"},
+    "fedecider.serve": {BOUNDS, "fedecider.running", "fedecider.report", "fedecider.llm"},
     "fedecider.deployment": {*LLM, "fedecider.llm", "embedding_fr"},  # above both tracks, as scripts are
     # holds methods of both tracks, and those without a model of language, to their contracts
     "fedecider.testing": {*LLM, "fedecider.llm", "fedecider.id_based", "embedding_fr"},

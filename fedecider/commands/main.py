@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from fedecider.running.cli import quick_imports, run
+from fedecider.running.cli import run
 
 COMMANDS = {
     "prepare": "read the original files of a data set and write prepared domains",
@@ -43,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         return run(lambda: _unknown(command))
     sys.argv = [f"fedecider {command}", *options]  # what help texts call the program
-    with quick_imports():
-        module = import_module(f"fedecider.commands.{command}")
+    module = import_module(f"fedecider.commands.{command}")
     return int(module.main(options))
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedecider.llm.answers import Answer
 from fedecider.llm.popular import popular_items
-from fedecider.running.cli import build_parser, parse, quick_imports, run
+from fedecider.running.cli import build_parser, parse, run
 from fedecider.running.device import checked_device
 from fedecider.running.progress import console
 
@@ -73,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answer]:
     """The domain and what its model says of a history; the libraries of models are imported here alone."""
-    with quick_imports():
-        from fedecider.llm.new_items import read_new_items
-        from fedecider.llm.recommender import Recommender
+    from fedecider.llm.new_items import read_new_items
+    from fedecider.llm.recommender import Recommender
+
     new_items = read_new_items(Path(config.new_items)) if config.new_items else []
     recommender = Recommender.from_pretrained(
         config.run, config.domain or None, device=config.device, memory=config.memory, new_items=new_items

@@ -7,7 +7,6 @@ Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import warnings
@@ -193,21 +192,6 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
         if isinstance(content, dict) and name in content:
             return str(content[name])
     return default
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Hold the garbage collector while modules are imported: none of what they make is garbage, and looking takes time.
-
-    A fifth of it, for torch, transformers and peft together.
-    """
-    held = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if held:
-            gc.enable()
 
 
 def run(function: Callable[[], Any]) -> int:

@@ -106,7 +106,7 @@ def test_the_archive_holds_what_the_wheel_is_built_from_and_nothing_else(source,
         str(path.relative_to(REPOSITORY))
         for package in PACKAGES
         for path in (REPOSITORY / package).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name for name in names if PurePosixPath(name).parts[0] in PACKAGES} == own
     assert {PurePosixPath(name).parts[0] for name in names} - set(PACKAGES) == BESIDE | WRITTEN

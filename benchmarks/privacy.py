@@ -40,7 +40,6 @@ USERS, UPLOADS = ("--user_privacy.clip", "0.1", "--user_privacy.delta", "1e-4"),
 ROWS: dict[str, Sequence[str]] = {
     "student": (),
     "trained": (),
-    "users, no bound": ("--user_privacy.clip", "inf"),
     "users, bound": USERS,
     **{f"users, noise {z}": (*USERS, "--user_privacy.noise_scale", z) for z in ("0.3", "0.5", "1", "3")},
     "uploads, bound": (*UPLOADS, "--privacy.clip", "10"),

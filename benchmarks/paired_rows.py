@@ -2,7 +2,7 @@
 
     python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] --rows "fedecider + memory" \
         [--also runs/c0+runs/c1[,runs/d0+runs/d1,...]] \
-        [--sasrec data/... --seeds 2] [--output FILE]
+        [--sasrec data/... --tune 3] [--output FILE]
 
 Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
 compared with all other rows of all settings, on hit@10 and ndcg@10 of the test items (macro over the domains; a user of

@@ -8,6 +8,8 @@ from typing import Any
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.report.rows import CANARY
 
+SHOWN = 10
+"""Places of the longest list that a table shows."""
 TIED = 0.01
 """Share of users with equal times on their last two events from which on it is said."""
 
@@ -33,6 +35,7 @@ def run_warnings(
             {name: cards[name]["clients"].get("tied_last_two_share") for name in metrics["domains"] if name in cards}
         ),
         *(warning for name in metrics["domains"] if name in cards for warning in _data(name, cards[name], pool)),
+        *(warning for name in metrics["domains"] if name in cards for warning in _beams(name, cards[name], metrics)),
         *_origin(record, metrics, rounds),
     ]
 
@@ -105,6 +108,17 @@ def _data(name: str, card: Mapping[str, Any], foreign_pool: bool) -> list[str]:
         if card[group]["users"] == 0:
             found.append(f"{name}: the group of {group} users is empty")
     return found
+
+
+def _beams(name: str, card: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
+    """Beams are searched before items of the history are dropped: long histories leave too few to rank."""
+    median, beams = card["clients"].get("length", {}).get("median"), metrics["num_beams"]
+    if median is None or not get_protocol(metrics["protocol"]).drop_seen or median + SHOWN <= beams:
+        return []
+    return [
+        f"{name}: half of the users have {median:g} events or more, whose items may take places among the {beams} "
+        f"beams, so rows of models may be too low: give num_beams {int(median) + SHOWN} or more, at most the catalogue"
+    ]
 
 
 def _origin(record: Mapping[str, Any], metrics: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -226,6 +226,17 @@ def changed(**changes):
 QUIET = [{"round": 1, "clients": []}]
 
 
+def test_histories_that_fill_the_beams_are_said():
+    """Beams are searched before what a user has had is dropped."""
+    cards = {"crime": card(length={"mean": 160.9, "median": 93.0}), "comics": card(length={"mean": 8.5, "median": 6.0})}
+    (found,) = run_warnings(RECORD, METRICS, QUIET, cards)
+    assert found.startswith("crime: half of the users have 93 events or more")
+    assert "among the 20 beams" in found
+    assert "give num_beams 103 or more" in found
+    assert run_warnings(RECORD, changed(num_beams=103), QUIET, cards) == []
+    assert run_warnings(RECORD, changed(protocol="strict/keep_seen"), QUIET, cards) == []
+
+
 def test_a_leak_and_an_unclear_origin_are_said():
     leaking = run_warnings(RECORD, changed(protocol="paper"), QUIET, {})
     assert leaking[0] == "paper protocol: LEAKS the held-out item; the memoriser scores hit@10 0.040"

@@ -107,6 +107,8 @@ def add_histories(
     """
     from embedding_fr.compiled.pairs import add_pairs  # Numba: half a second that --help does without
 
+    if not histories:
+        return  # all clients of a block are away
     item_CT = torch.nn.utils.rnn.pad_sequence(list(histories), batch_first=True).cpu()
     count_C = torch.tensor([len(item_T) for item_T in histories])
     steps = 2.0**SCALE_BITS

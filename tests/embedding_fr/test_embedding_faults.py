@@ -184,3 +184,14 @@ def test_clients_without_events_to_train_on_are_refused():
     for short in ([], [3], [3, 1]):
         with pytest.raises(ValueError, match="expected"):
             toy_population(sequences=[*SEQUENCES[:2], short])
+
+
+@pytest.mark.parametrize("kind", ["away", "late"])
+@pytest.mark.parametrize("name", ["fedease", "fednear", "fedcia"])
+def test_a_block_of_which_nobody_answers_adds_nothing_to_a_sum(name, kind):
+    method = toy_method(name)
+    alone, _ = run_with(method, Fault(2, kind, 1, 1), block_clients=1)
+    together, _ = run_with(method, Fault(2, kind, 1, 1), block_clients=7)
+    close(alone.server, together.server)
+    everyone, _ = run(method, rounds=2)
+    assert any(not torch.equal(alone.server[key], everyone.server[key]) for key in alone.server)

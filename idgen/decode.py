@@ -209,5 +209,6 @@ def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[in
         dropped = {-1, *(seen[user] if seen is not None else ())}
         if target not in items or target in dropped:
             continue
-        position_B[user] = sum(item not in dropped for item in items[: items.index(target)])
+        before = items[: items.index(target)]
+        position_B[user] = len(before) - sum(map(dropped.__contains__, before))
     return position_B

@@ -106,7 +106,7 @@ class FederatedMethod(NamedTuple):
     wants: clients whose uploads it does not read train all the same."""
     positions: Callable[[str, Download, Tree, Block, str], list[Tensor]]
     """view, download, own rows, block, split ("valid" | "test") -> per client, the 0-based place of each
-    held-out item (int64, ``NOT_RANKED`` when it was not returned)."""
+    held-out item (``NOT_RANKED`` when it was not returned)."""
     views: tuple[str, ...]
     """Models that are evaluated and logged each round; the first one is the reported one."""
     unread: tuple[str, ...] = ()

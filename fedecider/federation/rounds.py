@@ -218,7 +218,7 @@ def evaluate(
     processes: Processes | None = None,
     on_clients: OnClients = silent,
 ) -> list[Tensor]:
-    """Positions of every client in client order: one int64 tensor per client."""
+    """Positions of every client in client order: one tensor per client."""
 
     def work(block: Block) -> list[Tensor]:
         download = method.broadcast(round + 1, server, block.clients)

@@ -18,6 +18,7 @@ from fedecider.evaluation.split import target as held_out
 from fedecider.federation.streams import stream
 from fedecider.methods.recommender import ClientModels
 from idgen.decode import constrained_beam_search, item_positions
+from idgen.ranking import ranks_all
 from idgen.samples import eval_batches
 
 EXAMPLES_FILE = "examples.json"
@@ -39,6 +40,7 @@ def decode_examples(recommender: ClientModels, client: int, domain: Domain, prot
     task, ranking, device = recommender.tasks[client], recommender.ranking, recommender.device
     users = example_users(len(task.sequences), recommender.seed, task.name)
     drop_seen = get_protocol(protocol).drop_seen
+    num_beams = len(task.trie) if ranks_all(task.trie) else ranking.num_beams
     found = {}
     for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size, users):
         with torch.autocast(device.type, torch.bfloat16, enabled=recommender.training.precision == "bf16"):
@@ -47,7 +49,7 @@ def decode_examples(recommender: ClientModels, client: int, domain: Domain, prot
                 input_ids.to(device),
                 attention_mask.to(device),
                 task.trie.to(device),
-                num_beams=ranking.num_beams,
+                num_beams=num_beams,
                 length_penalty=ranking.length_penalty,
             )
         seen = [history(task.sequences[user], "test") for user in user_B.tolist()]

@@ -39,6 +39,7 @@ from fedecider.report.tables import ResultTable, markdown_table, rich_table, sho
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder
+from idgen.ranking import ranks_all
 
 
 def write_results(
@@ -73,6 +74,8 @@ class Models(NamedTuple):
     """Domain -> examples for the report page."""
     memories: Memories | None
     shares: Shares
+    num_beams: int | None
+    """None where every item was scored."""
 
 
 def write_models(
@@ -123,16 +126,16 @@ def write_models(
     examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0], shares)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
-    _write_metrics(
-        settings, method, foundation, state, folder, rows, valid_rows, models, truncated, memories, shares, tests
-    )
+    num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
+    made = Models(rows, examples, memories, shares, num_beams)
+    _write_metrics(settings, method, foundation, state, folder, made, valid_rows, models, truncated, tests)
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
         for label, positions in {**models, **counts}.items()
         for name, position_U in positions.items()
     )
     write_per_user(folder.per_user, records)
-    return Models(rows, examples, memories, shares)
+    return made
 
 
 def paired_tests(
@@ -176,7 +179,7 @@ def write_table(
 
 
 def _table(settings: Settings, method: FederatedMethod, state: RunState, models: Models) -> ResultTable:
-    notes = _notes(settings, method, state, models.shares, models.memories)
+    notes = _notes(settings, method, state, models)
     return ResultTable(models.rows, get_protocol(settings.run.protocol), notes)
 
 
@@ -212,12 +215,10 @@ def _write_metrics(
     foundation: Foundation,
     state: RunState,
     folder: RunFolder,
-    rows: Sequence[ResultRow],
+    made: Models,
     valid_rows: Sequence[ResultRow],
     models: Mapping[str, Positions],
     truncated: Mapping[str, dict[str, Any]],
-    memories: Memories | None,
-    shares: Shares,
     tests: Sequence[Comparison],
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
@@ -225,10 +226,10 @@ def _write_metrics(
         "protocol": protocol.name,
         "stamp": stamp(protocol),
         "method": method.name,
-        "reported": rows[0].label,
+        "reported": made.rows[0].label,
         "best_round": state.best_round,
         "best_valid_ndcg@10": state.best_score,
-        "num_beams": settings.ranking.num_beams,
+        "num_beams": made.num_beams,
         "length_penalty": settings.ranking.length_penalty,
         "text_encoder": encoder_label(settings.run.pretrain.text_encoder),
         "domains": {},
@@ -241,18 +242,18 @@ def _write_metrics(
             "chance_hit@10": chance_hit(sequences, len(domain.item_keys), "test", protocol),
             "returned_share": {label: ranked_share(positions[name]) for label, positions in models.items()},
             "valid": rows_data(valid_rows, name),
-            "test": rows_data(rows, name),
+            "test": rows_data(made.rows, name),
         }
         if name in truncated:
             content["domains"][name]["export"] = truncated[name]
     if settings.run.share_grid != [1.0]:
-        content["update_shares"] = dict(shares)
+        content["update_shares"] = dict(made.shares)
     if promised := privacy_data(settings):
         content["privacy"] = promised
-    if memories is not None:
-        content["memory"] = memories_data(memories)
+    if made.memories is not None:
+        content["memory"] = memories_data(made.memories)
     if len(foundation.domains) > 1:
-        content[MACRO] = {"test": rows_data(rows, MACRO)}
+        content[MACRO] = {"test": rows_data(made.rows, MACRO)}
     content["comparisons"] = comparisons_data(tests)
     write_json(folder.metrics, content)
 
@@ -339,16 +340,16 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
     }
 
 
-def _notes(
-    settings: Settings, method: FederatedMethod, state: RunState, shares: Shares, memories: Memories | None
-) -> list[str]:
-    taken = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-    choices = {} if memories is None else memories.choices
+def _notes(settings: Settings, method: FederatedMethod, state: RunState, models: Models) -> list[str]:
+    taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
+    choices = {} if models.memories is None else models.memories.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
     return [
         f"round {state.best_round} of {settings.run.num_rounds} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {method.views[0]}",
-        f"beam search with {settings.ranking.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+        "every item is scored, as its ID is one token"
+        if models.num_beams is None
+        else f"beam search with {models.num_beams} beams, length penalty {settings.ranking.length_penalty}",
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         *([f"with memory, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",

@@ -141,10 +141,16 @@ def _run(files: RunFiles) -> list[Section]:
         ("learning rate", f"{config['training']['learning_rate']:g}"),
         ("LoRA rank", str(run["lora_rank"])),
         ("seed", str(run["seed"])),
-        ("decoding", f"{files.metrics['num_beams']} beams, length penalty {files.metrics['length_penalty']:g}"),
+        ("decoding", _decoding(files.metrics)),
         ("protocol", files.metrics["protocol"]),
     ]
     return [Section("What was run", tables=[PageTable(("setting", "value"), rows)])]
+
+
+def _decoding(metrics: Mapping[str, Any]) -> str:
+    if metrics["num_beams"] is None:
+        return "every item is scored, as its ID is one token"
+    return f"{metrics['num_beams']} beams, length penalty {metrics['length_penalty']:g}"
 
 
 def _results(files: RunFiles) -> list[Section]:

@@ -111,9 +111,10 @@ def _data(name: str, card: Mapping[str, Any], foreign_pool: bool) -> list[str]:
 
 
 def _beams(name: str, card: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
-    """Beams are searched before items of the history are dropped: long histories leave too few to rank."""
+    """Beams are searched before items of the history are dropped: long histories leave too few to rank. No beams are
+    searched where every item is scored."""
     median, beams = card["clients"].get("length", {}).get("median"), metrics["num_beams"]
-    if median is None or not get_protocol(metrics["protocol"]).drop_seen or median + SHOWN <= beams:
+    if beams is None or median is None or not get_protocol(metrics["protocol"]).drop_seen or median + SHOWN <= beams:
         return []
     return [
         f"{name}: half of the users have {median:g} events or more, whose items may take places among the {beams} "

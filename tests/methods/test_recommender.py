@@ -25,6 +25,7 @@ from idgen.ranking import rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import build_task, eval_batches, num_samples
 from idgen.tokenizer import train_tokenizer
+from idgen.trie import Trie
 
 WORDS = ["red", "blue", "green", "amber", "grey"]
 THINGS = ["lantern", "harbour", "castle"]
@@ -261,3 +262,20 @@ def test_processes_that_share_a_client_rank_its_users_between_them(parts):
     shares = [rank_task(*asked, share=(index, 3)) for index in range(3)]
     assert sorted(int((share != NOT_RANKED).sum()) for share in shares) == [1, 1, 2]  # four users
     assert torch.equal(torch.stack(shares).amin(0), whole)
+
+
+@pytest.mark.parametrize("drop_seen", [True, False])
+def test_ids_of_one_token_are_ranked_exactly_whatever_the_beams(parts, drop_seen):
+    recommender = recommender_of(parts, num_beams=3, eval_batch_size=3)
+    task, device = recommender.tasks[0], torch.device("cpu")
+    one_token = Trie.build([[7 + 2 * item] for item in range(15)], None)
+    asked = (recommender.model, task, one_token, "test", None, recommender.ranking, drop_seen, "fp32", device)
+    place_U = rank_task(*asked)
+    for users, input_ids, mask, targets in eval_batches(task, "test", 2):
+        scores = score_catalogue(recommender.model, input_ids, mask, one_token)
+        for user, score_I, target in zip(users.tolist(), scores, targets.tolist(), strict=True):
+            had = set(task.sequences[user][:-1]) if drop_seen else set()
+            better = [item for item in range(15) if score_I[item] > score_I[target] and item not in had]
+            assert place_U[user] == (NOT_RANKED if target in had else len(better))
+    assert float(place_U.min()) < NOT_RANKED
+    assert float(place_U[place_U < NOT_RANKED].max()) >= 3  # no beam had come that far

@@ -234,6 +234,7 @@ def test_histories_that_fill_the_beams_are_said():
     assert "among the 20 beams" in found
     assert "give num_beams 103 or more" in found
     assert run_warnings(RECORD, changed(num_beams=103), QUIET, cards) == []
+    assert run_warnings(RECORD, changed(num_beams=None), QUIET, cards) == []  # every item is scored
     assert run_warnings(RECORD, changed(protocol="strict/keep_seen"), QUIET, cards) == []
 
 

@@ -28,13 +28,15 @@ class Kernel(NamedTuple):
 
     train: Callable[..., np.ndarray]
     gradients: Callable
-    """The stacked gradients that it stands for, of an objective without a regulariser."""
+    """The stacked gradients that it stands for."""
     tables: tuple[str, ...]
     """Names of tensors (C, R, D)."""
     vectors: tuple[tuple[str, ...], ...]
     """Names of tensors that are handed over one after the other, as one vector per client: they step together, at one
     rate."""
     constants: tuple = ()
+    regularised: bool = False
+    """Whether it has the regulariser of the objective; else there must be none."""
     alternates: bool = False
     """Whether it knows groups of tensors that step one after the other."""
 

@@ -76,7 +76,7 @@ def train_epochs(
     """
     if kernel is not None and training.compiled and kernel.runs(params):
         assert kernel.gradients is gradients, "the compiled function stands for other gradients"
-        assert objective.penalty is None, "the compiled function has no regulariser"
+        assert kernel.regularised == (objective.penalty is not None), "the compiled function has another regulariser"
         return train_compiled(kernel, params, groups, examples, place_CB, training, optimiser, first_epoch)
     epochs = range(first_epoch, first_epoch + training.local_epochs)
     batches = epoch_batches(examples, place_CB, training.batch_size, epochs)

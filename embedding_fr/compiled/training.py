@@ -333,9 +333,10 @@ def backward(network, sizes, user_D, hidden, slopes, by_network, by_user, now):
 
 
 @compiled
-def train_mlp(table_CRD, user_CD, network_CP, sizes, schedule):
+def train_mlp(table_CRD, user_CD, network_CP, sizes, goal_CRD, pull, schedule):
     """Score ``mlp([p, q_i])`` of the widths ``sizes``: ``network`` holds weight (in, out) and bias of one layer after
-    the other; everything steps together. -> (C,) mean loss over the last epoch.
+    the other; everything steps together. Every row's gradient has ``pull (q_i - goal_i)`` added; without rows
+    ``goal_CRD`` says that there is no such term. -> (C,) mean loss over the last epoch.
     """
     num_clients, _, dims = table_CRD.shape
     loss_C = np.zeros(num_clients, table_CRD.dtype)
@@ -350,6 +351,8 @@ def train_mlp(table_CRD, user_CD, network_CP, sizes, schedule):
         flat = table.reshape(num_rows * dims)
         table_work, user_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, len(user)), table.dtype)
         network_work, by_table = np.zeros((3, len(network)), table.dtype), table_work[_GRADIENT]
+        pulled, strength = goal_CRD.shape[1] > 0, table.dtype.type(pull)
+        goal = goal_CRD[client, :num_rows].reshape(num_rows * dims) if pulled else flat
         steps, num_epochs = 0, schedule.order_CEB.shape[1]
         for epoch in range(num_epochs):
             for begin in range(0, count, schedule.batch_size):
@@ -366,6 +369,9 @@ def train_mlp(table_CRD, user_CD, network_CP, sizes, schedule):
                     loss_C[client] += loss
                 backward(network, sizes, user, hidden, slopes, network_work[_GRADIENT], user_work[_GRADIENT], now)
                 by_table[:] = 0
+                if pulled:
+                    for i in range(len(flat)):
+                        by_table[i] = strength * (flat[i] - goal[i])
                 for i in range(now):
                     for d in range(dims):
                         by_table[row[i] * dims + d] += slopes[0, d, i]

@@ -17,7 +17,7 @@ from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.kernel import Kernel
-from embedding_fr.local_training import Objective, add_rows, take
+from embedding_fr.local_training import Gradients, Objective, add_rows, take
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 from embedding_fr.sampling import ExampleBatch
 from embedding_fr.stacked import Optimiser
@@ -60,20 +60,10 @@ def fedncf(federation: Federation, training: EmbeddingTraining, config: FedncfCo
     is also what later papers call FedNCF; uploads are plain (the paper adds secure aggregation). Its settings were not
     at hand: the learning rate is that of a public re-implementation which says that it took the paper's.
     """
-    from embedding_fr.compiled.training import train_mlp  # Numba: half a second that only training needs
-
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
-    network = tuple(name for name in model.shared if name != "item_table")
-    sizes = np.array([2 * training.embedding_size, *layer_sizes(config.hidden_sizes), 1])
-    kernel = Kernel(
-        train=train_mlp,
-        gradients=ncf_gradients,
-        tables=("item_table",),
-        vectors=(("user",), network),
-        constants=(sizes,),
-    )
+    kernel = ncf_kernel(model, training, config.hidden_sizes, ncf_gradients)
     return averaged("fedncf", model, federation, training, optimiser=optimiser, gradients=ncf_gradients, kernel=kernel)
 
 
@@ -88,6 +78,29 @@ def ncf_model(federation: Federation, training: EmbeddingTraining, hidden_sizes:
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=ncf_logits,
         scores=ncf_scores,
+    )
+
+
+def ncf_kernel(
+    model: Model,
+    training: EmbeddingTraining,
+    hidden_sizes: str,
+    gradients: Gradients,
+    goal_CRD: Tensor | None = None,
+    pull: float = 0.0,
+) -> Kernel:
+    """The compiled local training of :func:`ncf_model`, with ``pull / 2 ||q_i - goal_i||^2`` for every row if asked."""
+    from embedding_fr.compiled.training import train_mlp  # Numba: half a second that only training needs
+
+    sizes = np.array([2 * training.embedding_size, *layer_sizes(hidden_sizes), 1])
+    goal = torch.empty(0, 0, 0) if goal_CRD is None else goal_CRD
+    return Kernel(
+        train=train_mlp,
+        gradients=gradients,
+        tables=("item_table",),
+        vectors=(("user",), tuple(name for name in model.shared if name != "item_table")),
+        constants=(sizes, goal.numpy(), pull),
+        regularised=goal_CRD is not None,
     )
 
 

@@ -16,8 +16,15 @@ from torch import Tensor
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import Objective, check_finite, received, received_rows, train_epochs
-from embedding_fr.methods.fedncf import ncf_model
+from embedding_fr.local_training import (
+    Objective,
+    check_finite,
+    plain_gradients,
+    received,
+    received_rows,
+    train_epochs,
+)
+from embedding_fr.methods.fedncf import ncf_kernel, ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_view import with_personal_view
@@ -122,11 +129,16 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
 
         params = {**{name: tensor.clone() for name, tensor in own.items()}, "item_table": start_CRD}
         objective = Objective(model.logits, pull)
-        loss_C = train_epochs(objective, params, [list(params)], examples, place_CB, training, optimiser)
+        strength = 2.0 * weight / num_numbers
+        kernel = None
+        if goal_CRD.device.type == "cpu":
+            kernel = ncf_kernel(model, training, config.hidden_sizes, plain_gradients, goal_CRD, strength)
+        loss_C = train_epochs(
+            objective, params, [list(params)], examples, place_CB, training, optimiser, plain_gradients, kernel
+        )
         check_finite(params, loss_C, block.clients, round)
         steps_C = training.local_epochs * -(-examples.count_C // training.batch_size)
-        rate = 2.0 * optimiser.learning_rate["item_table"] * weight / num_numbers
-        table_CID = pulled_tables(download, steps_C, rate)
+        table_CID = pulled_tables(download, steps_C, optimiser.learning_rate["item_table"] * strength)
         client, place = (row_CR >= 0).nonzero(as_tuple=True)
         table_CID[client, row_CR[client, place]] = params["item_table"][client, place]
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {"item_table": table_CID})

@@ -32,6 +32,9 @@ STEPS = [
     ("fedncf", {}, {"embedding_size": 9, "learning_rate": 0.02, "weight_decay": 0.05}),
     ("fedncf", {"hidden_sizes": "7,11,3"}, {"batch_size": 10**9, "learning_rate": 0.02, "item_learning_rate": 0.1}),
     ("fedncf", {"hidden_sizes": ""}, {"batch_size": 1, "learning_rate": 0.02}),
+    ("gpfedrec", {"graph_weight": 3.0}, {"learning_rate": 0.05, "item_learning_rate": 2.0, "local_epochs": 2}),
+    ("gpfedrec", {"variant": "code"}, {"embedding_size": 9, "batch_size": 3, "learning_rate": 0.01}),
+    ("gpfedrec", {"hidden_sizes": "", "graph_weight": 0.0}, {"learning_rate": 0.01, "weight_decay": 0.05}),
     ("fedrap", {}, FAST),
     ("fedrap", {"sparsity_weight": 0.5, "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "embedding_size": 19}),
     ("fedrap", {"sparsity": "l2", "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "batch_size": 3}),
@@ -70,7 +73,7 @@ def test_every_kernel_takes_the_steps_of_the_stacked_code(name, variant, changes
     assert np.allclose(losses[0], losses[1], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap"])
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap", "gpfedrec"])
 def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name):
     before = torch.get_num_threads()
     one, _ = run(toy_method(name), block_clients=1)
@@ -83,7 +86,7 @@ def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name):
         assert torch.equal(one.local[key], other.local[key]), key
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf"])
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "gpfedrec"])
 def test_a_cpu_takes_the_compiled_code_unless_it_is_off(name, monkeypatch):
     taken = []
 
@@ -108,7 +111,7 @@ def test_a_kernel_is_not_taken_for_what_it_does_not_say():
     with pytest.raises(AssertionError, match="other gradients"):
         run(sharp, rounds=1)
     penalty = lambda start: lambda params: params["user"].square().sum(1)  # noqa: E731
-    with pytest.raises(AssertionError, match="no regulariser"):
+    with pytest.raises(AssertionError, match="another regulariser"):
         run(averaged("x", model, federation, training, gradients=dot_gradients, penalty=penalty, **common), rounds=1)
     groups = [["user"], ["item_table"]]
     with pytest.raises(AssertionError, match="all tensors at once"):

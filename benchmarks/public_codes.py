@@ -94,6 +94,9 @@ def fedrap(events: np.ndarray, num_items: int) -> Round:
 
 
 def fedrecgel(events: np.ndarray, num_items: int) -> Round:
+    missing = types.ModuleType("models.fedrap")  # imported by its evaluation, and not in its repository
+    missing.RAPBase = None  # type: ignore[attr-defined]
+    sys.modules["models.fedrap"] = missing
     models = __import__("models.fedrecgel").fedrecgel
     clusters, servers = __import__("modules.ClientCluster").ClientCluster, __import__("modules.Server").Server
     attributes = {"method": "fedrecgel", "rho_sh": 0.02, "rho_ns": 0.02, "ablate_sh_sam": False, "ablate_ns_sam": False}
@@ -125,7 +128,7 @@ def patched() -> None:
 
     ``.cuda()`` leaves everything where it is; ``random.sample`` takes a set again, as before Python 3.11; tensorboardX,
     which is imported and not used, is an empty module; arguments of distributions are not checked, as GPFedRec draws
-    from one of width 0.
+    from one of width 0. (`fedrecgel` leaves out one import more.)
     """
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign, assignment]
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign, assignment]

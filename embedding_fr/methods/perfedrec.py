@@ -184,7 +184,8 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
         )
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        user_ND, heard_N, held = server["user"].clone(), torch.zeros_like(server["heard"]), []
+        user_ND, heard_N = server["user"].clone(), torch.zeros_like(server["heard"])
+        held: list[Upload] = []
         for upload in uploads:
             held.append(_heard(upload))
             user_ND[held[-1].clients] = held[-1].tensors["user"]
@@ -254,7 +255,7 @@ class Mixing(NamedTuple):
     user_mean_A: Tensor
     item_A: Tensor
     item_mean_A: Tensor
-    itself: float
+    itself_A: Tensor
 
 
 def mixing(degree_A: Tensor, num_layers: int, variant: Variant) -> Mixing:
@@ -262,21 +263,20 @@ def mixing(degree_A: Tensor, num_layers: int, variant: Variant) -> Mixing:
     to ``(m + p) / 2`` and ``q_i - m`` to its half.
     """
     one_A, zero_A = torch.ones_like(degree_A), torch.zeros_like(degree_A)
-    layer = Mixing(one_A, zero_A, zero_A, one_A, 1.0)
-    layers = [layer]
+    layers = [Mixing(one_A, zero_A, zero_A, one_A, one_A)]
     for _ in range(num_layers):
         # The public code multiplies the learnt embeddings in every layer.
-        last = layer if variant == "code" else layers[-1]
+        last = layers[0 if variant == "code" else -1]
         layers.append(
             Mixing(
                 (last.user_A + degree_A * last.item_A) / (degree_A + 1.0),
                 (last.user_mean_A + degree_A * last.item_mean_A) / (degree_A + 1.0),
                 (last.item_A + last.user_A) / 2.0,
                 (last.item_mean_A + last.user_mean_A) / 2.0,
-                last.itself / 2.0,
+                last.itself_A / 2.0,
             )
         )
-    return Mixing(*(sum(parts) / len(layers) for parts in zip(*layers, strict=True)))
+    return Mixing(*(torch.stack(parts).mean(0) for parts in zip(*layers, strict=True)))
 
 
 def graph_scores(user_AD: Tensor, table_ARD: Tensor, neighbour_AR: Tensor, config: PerfedrecConfig) -> Tensor:
@@ -285,10 +285,10 @@ def graph_scores(user_AD: Tensor, table_ARD: Tensor, neighbour_AR: Tensor, confi
     by = mixing(degree_A, config.num_layers, config.variant)
     mean_AD = weighted_sum(neighbour_AR, table_ARD) / degree_A[:, None]
     mixed_AD = by.user_A[:, None] * user_AD + by.user_mean_A[:, None] * mean_AD
-    common_AD = by.item_A[:, None] * user_AD + (by.item_mean_A - by.itself)[:, None] * mean_AD
+    common_AD = by.item_A[:, None] * user_AD + (by.item_mean_A - by.itself_A)[:, None] * mean_AD
     common_A1 = (common_AD * mixed_AD).sum(1, keepdim=True)
     score_AR = inner_products(table_ARD, mixed_AD)
-    return score_AR + neighbour_AR * (common_A1 - (1.0 - by.itself) * score_AR)
+    return score_AR + neighbour_AR * (common_A1 - (1.0 - by.itself_A)[:, None] * score_AR)
 
 
 def pairs_without_edge(

@@ -141,11 +141,12 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
 
     def logits(params: Tree, pair_AB: Tensor | None) -> Tensor:
         assert pair_AB is not None
-        sides = [params[side].gather(1, pair_AB) for side in ("positive", "negative")]
+        user_AD, table_ARD, neighbour_AR = params["user"], params["item_table"], params["neighbour"]
+        positive_AB, negative_AB = params["positive"].gather(1, pair_AB), params["negative"].gather(1, pair_AB)
         if config.target_edge == "out":
-            return pairs_without_edge(params["user"], params["item_table"], params["neighbour"], *sides, config)
-        score_AR = graph_scores(params["user"], params["item_table"], params["neighbour"], config)
-        return score_AR.gather(1, sides[0]) - score_AR.gather(1, sides[1])
+            return pairs_without_edge(user_AD, table_ARD, neighbour_AR, positive_AB, negative_AB, config)
+        score_AR = graph_scores(user_AD, table_ARD, neighbour_AR, config)
+        return score_AR.gather(1, positive_AB) - score_AR.gather(1, negative_AB)
 
     def init() -> tuple[Tree, Tree]:
         server = {

@@ -22,6 +22,7 @@ from embedding_fr.methods import (
     fedrap,
     fedrecgel,
     gpfedrec,
+    perfedrec,
     pfedclr,
     pfedgraph,
     pfedrec,
@@ -189,6 +190,16 @@ BUILT_IN: dict[str, Method] = {
         cofedrec.SPACE,
         whole_tables=1,
         passing_tables=2,
+    ),
+    "perfedrec": Method(
+        perfedrec.PerfedrecConfig,
+        perfedrec.perfedrec,
+        perfedrec.DEFAULTS,
+        perfedrec.GRID,
+        perfedrec.SPACE,
+        passing_tables=4,
+        chooses_cohort=perfedrec.chooses_cohort,
+        code=perfedrec.CODE,
     ),
     "fedmf_em": Method(
         Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True

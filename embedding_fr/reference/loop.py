@@ -31,6 +31,8 @@ class User(NamedTuple):
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
     """epoch -> (items (B,), labels (B,)) of each mini-batch."""
     train_items: Tensor
+    examples: Examples
+    """What the mini-batches are made of: positives first, then negatives."""
 
 
 class Reference(NamedTuple):
@@ -101,7 +103,7 @@ def make_user(
         for chosen_B in shuffled(examples, epoch)[0, :count].split(training.batch_size):
             yield item_B[chosen_B], (chosen_B < examples.num_positive_C[0]).to(torch.get_default_dtype())
 
-    return User(client, round, int(data.num_train_C[0]), batches, data.train_CT[0])
+    return User(client, round, int(data.num_train_C[0]), batches, data.train_CT[0], examples)
 
 
 def bce(logit_B: Tensor, label_B: Tensor) -> Tensor:

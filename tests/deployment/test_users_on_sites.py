@@ -126,9 +126,10 @@ CASES = {
     "gpfedrec_em": "",
     "fedfast": "--participation 0.5 --num_clusters 2",
     "cofedrec": "--num_categories 3",
+    "perfedrec": "--participation 0.5 --num_clusters 2",
 }
 
-STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec")
+STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec", "perfedrec")
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of
 gradients near zero into steps; double precision leaves only real differences."""
 ENCODED = ("fedease", "colr")

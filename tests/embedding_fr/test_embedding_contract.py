@@ -62,6 +62,13 @@ VARIANTS: dict[str, list[dict]] = {
         {"group": "all", "num_categories": 2, "num_anchors": 0, "contrast_weight": 0.001},
         {"group": "core", "contrast_weight": 0.0},
     ],
+    "perfedrec": [
+        {"num_clusters": 2, "num_layers": 1, "draw": "random", "scores": "ego"},
+        {"num_clusters": 7, "num_layers": 0},
+        {"num_clusters": 3, "num_layers": 2, "target_edge": "in"},
+        {"variant": "code", "num_clusters": 3, "scores": "ego", "target_edge": "in"},
+        {"variant": "code", "num_clusters": 2},
+    ],
     "fedmf_em": [{"scheme": "DM"}, {"scheme": "SM", "rho": 0.3}],
     "fedncf_em": [{"scheme": "DM", "adapter_learning_rate": 0.1}],
     "pfedrec_em": [{"scheme": "SM"}],

@@ -155,7 +155,7 @@ def test_which_methods_take_a_mean(name):
         assert max(float(tensor.abs().max()) for tensor in state.server.values()) < 100.0
 
 
-@pytest.mark.parametrize("name", ["fedmf", "gpfedrec", "fedem", "fedfast", "cofedrec"])
+@pytest.mark.parametrize("name", ["fedmf", "gpfedrec", "fedem", "fedfast", "cofedrec", "perfedrec"])
 def test_who_is_not_heard_is_not_in_what_the_server_has(name):
     """The server after a round with a refused client is that of a round in which the client was away."""
     states = [run_with(toy_method(name), Fault(1, kind), rounds=1)[0] for kind in ("away", "late", "nan")]

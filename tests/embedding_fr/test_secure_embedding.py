@@ -26,7 +26,9 @@ def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
         torch.testing.assert_close(secure.server[key], tensor, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fedem", "gpfedrec", "pfedgraph", "fedease", "fednear", "fedfast", "cofedrec"])
+@pytest.mark.parametrize(
+    "name", ["fedem", "gpfedrec", "pfedgraph", "fedease", "fednear", "fedfast", "cofedrec", "perfedrec"]
+)
 def test_methods_that_need_single_uploads_are_refused(name):
     with pytest.raises(ValueError, match=f"got secure_sum with {name}"):
         securely_summed_rounds(toy_method(name), SecureSums(5))

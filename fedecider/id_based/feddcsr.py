@@ -219,7 +219,7 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
                 for row_B in batches(number, epoch):
                     optimizer.zero_grad()
                     losses.append(
-                        _backward(model, data[number], row_B, known, config, min(config.kl_cap, step / KL_STEPS))
+                        backward_batch(model, data[number], row_B, known, config, min(config.kl_cap, step / KL_STEPS))
                     )
                     optimizer.step()
                     step += 1
@@ -292,7 +292,7 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
     )
 
 
-def _backward(
+def backward_batch(
     model: Dcsr, data: Histories, row_B: Tensor, known: References | None, config: FeddcsrConfig, kl_weight: float
 ) -> Tensor:
     """Add the gradients of the loss of a batch; returns it."""

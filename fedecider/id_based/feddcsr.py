@@ -39,6 +39,7 @@ from fedecider.tuning.space import OneOf, Real, Space, Whole
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"learning_rate": 3e-3},
+    {"sampled": False},
     {"dropout": 0.5},
     {"kl_cap": 0.001},
     {"pull_weight": 2.0},
@@ -47,6 +48,7 @@ GRID: tuple[dict[str, Any], ...] = (
 SPACE: Space = {
     "learning_rate": Real(0.0003, 0.01, log=True),
     "dropout": Real(0.0, 0.7),
+    "sampled": OneOf((True, False)),
     "kl_cap": Real(0.0001, 1.0, log=True),
     "pull_weight": Real(0.01, 3.0, log=True),
     "contrast_weight": Real(0.01, 3.0, log=True),
@@ -148,7 +150,7 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
     Source: Zhang et al., SDM 2024: abstract and public code, read. Differs: ``g`` is a user's own; the code
     (``variant code``) averages row b of the last batch of every domain. ``D`` reads the last position instead of all;
     sent vectors are means without dropout; means over events leave out padding; items of silos of one catalogue are
-    not averaged; public users are trained on and have no ``g``. A graph and norms of the inputs are one per domain.
+    not averaged; public users are trained on and have no ``g``.
     """
     data = [_histories(client, config, clients.device) for client in clients]
     starts = [
@@ -211,7 +213,8 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
         optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), fused=True)
         if before["steps"] > 0:
             restore(optimizer, model, before)
-        step, losses, row_B = int(before["steps"]), [], torch.zeros(0, dtype=torch.int64)
+        step, row_B = int(before["steps"]), torch.zeros(0, dtype=torch.int64)
+        losses: list[Tensor] = []
         for epoch in range((round - 1) * config.local_epochs, round * config.local_epochs):
             losses = []
             with torch.random.fork_rng():  # neither layers nor draws on a device take a generator

@@ -306,9 +306,9 @@ def test_it_learns_what_follows_what(monkeypatch):
     counting = {f"user{n}": [(7 * n + (1 + n % 2) * event) % 20 for event in range(9)] for n in range(40)}
     histories = {"films.1": counting, "songs.1": HISTORIES["songs.1"]}
     clients = tiny_clients(histories=histories)
-    config = replace(CONFIG, embedding_size=16, learning_rate=0.01, batch_size=10, local_epochs=10, max_length=8)
+    config = replace(CONFIG, embedding_size=16, learning_rate=0.01, batch_size=20, local_epochs=10, max_length=8)
     method = feddcsr(clients, config)
-    state, _ = run(method, clients, 5)
+    state, _ = run(method, clients, 4)
     own = {name: tensor[:1] for name, tensor in state.local.items()}
     block = clients.blocks()[0]
     download = method.broadcast(6, state.server, block.clients)

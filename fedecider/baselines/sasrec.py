@@ -173,23 +173,33 @@ def training_sequences(
     return item_SL, length_S
 
 
-def backward_next_items(model: Sasrec, item_BL: Tensor, length_B: Tensor, dropout: float) -> Tensor:
-    """Add the gradients of the mean of ``-log softmax(state . item_ID)[next item]`` over all targets; returns it.
+def softmax_gradient(
+    state_TD: Tensor, target_T: Tensor, item_ID: Tensor, bias_I: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The mean of ``-log softmax(item_ID state + bias)[target]``, and its gradient by the states, (T, D).
 
-    The logits are made, used and dropped chunk by chunk: the states are a leaf until all chunks have been through.
+    Gradients of ``item_ID`` and the bias are added to them at once: the logits are made, used and dropped chunk by
+    chunk.
     """
+    leaf_TD = state_TD.detach().requires_grad_()
+    per_chunk = 2**26 if item_ID.is_cuda else LOGITS_PER_CHUNK
+    num_rows = max(1, per_chunk // len(item_ID))
+    total = torch.zeros((), device=leaf_TD.device)
+    for part_TD, part_T in zip(leaf_TD.split(num_rows), target_T.split(num_rows), strict=True):
+        logit_TI = functional.linear(part_TD, item_ID, bias_I)
+        loss = functional.cross_entropy(logit_TI, part_T, reduction="sum") / len(target_T)
+        loss.backward()
+        total += loss.detach()
+    return total, leaf_TD.grad
+
+
+def backward_next_items(model: Sasrec, item_BL: Tensor, length_B: Tensor, dropout: float) -> Tensor:
+    """Add the gradients of the mean of ``-log softmax(state . item_ID)[next item]`` over all targets; returns it."""
     input_BL, length_B = item_BL[:, :-1], length_B - 1
     event_BL = is_event(input_BL, length_B)
     state_TD, target_T = model(input_BL, length_B, dropout)[event_BL], item_BL[:, 1:][event_BL]
-    leaf_TD = state_TD.detach().requires_grad_()
-    per_chunk = 2**26 if model.item_ID.is_cuda else LOGITS_PER_CHUNK
-    num_rows = max(1, per_chunk // len(model.item_ID))
-    total = torch.zeros((), device=leaf_TD.device)
-    for part_TD, part_T in zip(leaf_TD.split(num_rows), target_T.split(num_rows), strict=True):
-        loss = functional.cross_entropy(part_TD @ model.item_ID.T, part_T, reduction="sum") / len(target_T)
-        loss.backward()
-        total += loss.detach()
-    state_TD.backward(leaf_TD.grad)
+    total, gradient_TD = softmax_gradient(state_TD, target_T, model.item_ID)
+    state_TD.backward(gradient_TD)
     return total
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
-from fedecider.id_based import fedgcdr, fedsasrec
+from fedecider.id_based import feddcsr, fedgcdr, fedsasrec
 from fedecider.tuning.space import Space
 
 
@@ -28,5 +28,6 @@ class Method(NamedTuple):
 
 METHODS = {
     "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
+    "feddcsr": Method(feddcsr.FeddcsrConfig, feddcsr.feddcsr, feddcsr.GRID, feddcsr.SPACE),
     "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE),
 }

@@ -23,6 +23,7 @@ from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
+from fedecider.id_based.moments import moments, restore
 from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 Share = Literal["catalogue", "all", "layers", "nothing"]
@@ -194,7 +195,7 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
         model, before = loaded(known(download, own, row, number), number), take_row(own, row)
         optimizer = make_optimizer(model, config.model)
         if config.moments == "kept" and before["steps"] > 0:
-            _restore(optimizer, model, before)
+            restore(optimizer, model, before)
         item_SL, length_S = (tensor.to(clients.device) for tensor in data[number])
         loss = 0.0
         for epoch in range((round - 1) * config.local_epochs, round * config.local_epochs):
@@ -203,7 +204,7 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
         trained = _parameters(model)
         kept = {local.format(name): tensor for name, tensor in trained.items()}
         if config.moments == "kept":
-            kept |= _moments(optimizer, model)
+            kept |= moments(optimizer, model)
         after = {name: _padded(tensor, name) for name, tensor in kept.items()}
         finite = all(bool(tensor.isfinite().all()) for tensor in after.values())
         return upload_of_one(trained, number), after if finite else before, {"loss": loss, "finite": finite}
@@ -259,22 +260,6 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
 
 def _parameters(model: Sasrec) -> Tree:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def _restore(optimizer: torch.optim.Optimizer, model: Sasrec, own: Tree) -> None:
-    """Go on with the moments in a client's own row."""
-    for name, parameter in model.named_parameters():
-        first, second = (own[f"{moment}.{name}"][: len(parameter)].clone() for moment in ("first", "second"))
-        optimizer.state[parameter] = {"step": own["steps"].clone(), "exp_avg": first, "exp_avg_sq": second}
-
-
-def _moments(optimizer: torch.optim.Optimizer, model: Sasrec) -> Tree:
-    """Adam's moments by the names of the local tree."""
-    found: Tree = {}
-    for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter]
-        found |= {f"first.{name}": state["exp_avg"], f"second.{name}": state["exp_avg_sq"], "steps": state["step"]}
-    return found
 
 
 def _stacked(trees: Sequence[Tree]) -> Tree:

@@ -14,6 +14,13 @@ VARIANTS = {
         {"share": "nothing", **SMALL},
         {"moments": "fresh", **SMALL},
     ],
+    "feddcsr": [
+        {},
+        {**SMALL, "num_heads": 1, "local_epochs": 1},
+        {**SMALL, "variant": "code"},
+        {**SMALL, "pull_weight": 0.0, "sampled": False},
+        {**SMALL, "share": "nothing", "kl_cap": 1.0},
+    ],
     "fedgcdr": [
         {},
         {"source_rounds": 1, "target_rounds": 1, "embedding_size": 6, "batch_size": 3, "noise": "paper"},

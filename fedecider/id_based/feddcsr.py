@@ -1,0 +1,372 @@
+"""FedDCSR (SDM 2024), compact: what a user likes everywhere is learnt together, what it likes in one domain there.
+
+Shape legend: N clients, C clients of a block, G persons, R reference rows (one per person; per place of a batch in
+``variant code``), I items of a catalogue, S training sequences, B sequences of a batch, L events (right-padded),
+T targets (no padding), D dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.baselines.sasrec import is_event, pack, softmax_gradient, training_sequences
+from fedecider.bounds import Depth, Epochs, NotNegative, OneOrMore, Positive, ShareBelow1, Width, check
+from fedecider.evaluation.protocols import ScoreUsers
+from fedecider.evaluation.split import history, train_part
+from fedecider.federation.aggregate import finite_clients, weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.streams import derive_seed, stream
+from fedecider.federation.wire import take_row
+from fedecider.id_based.clients import Client, IdClients
+from fedecider.id_based.disentangled import (
+    Dcsr,
+    Shape,
+    contrast,
+    divergence,
+    last_event,
+    pull,
+    shuffled,
+    successors,
+)
+from fedecider.id_based.moments import moments, restore
+from fedecider.tuning.space import OneOf, Real, Space, Whole
+
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"learning_rate": 3e-3},
+    {"sampled": False},
+    {"dropout": 0.5},
+    {"kl_cap": 0.001},
+    {"pull_weight": 2.0},
+    {"contrast_weight": 0.1},
+)
+SPACE: Space = {
+    "learning_rate": Real(0.0003, 0.01, log=True),
+    "dropout": Real(0.0, 0.7),
+    "sampled": OneOf((True, False)),
+    "kl_cap": Real(0.0001, 1.0, log=True),
+    "pull_weight": Real(0.01, 3.0, log=True),
+    "contrast_weight": Real(0.01, 3.0, log=True),
+    "embedding_size": OneOf((32, 64, 128)),
+    "local_epochs": Whole(1, 5),
+}
+ENCODER, OWN, USERS, KNOWN = "shared_encoder.", "own.", "user_shared", "known"
+TABLES = ("shared_input.item_ID", "exclusive_input.item_ID", "output.weight", "output.bias")
+"""Parameters with a row per item of the catalogue."""
+KL_STEPS = 10_000
+"""Steps after which the KL terms have weight 1, were there no cap."""
+
+
+@dataclass(frozen=True)
+class FeddcsrConfig:
+    """Settings of FedDCSR.
+
+    Args:
+        variant: Which users' representations are averaged. aligned: those of the same person in several domains; code:
+            those of the same place in the last batch of each domain, as the public code does, whoever they are.
+        share: What travels: all is the shared encoder and the users' shared representations; with nothing every domain
+            trains alone.
+        pull_weight: The weight of the term that draws shared representations to the users' global ones and leaves
+            exclusive ones away from them; with 0 no representation is sent.
+        contrast_weight: The weight of the contrast between users' exclusive representations.
+        kl_cap: The largest weight of the KL terms, which grows by 1/10000 with every step of a client.
+        sampled: If true, representations are drawn from their distributions in training; if false, they are the means.
+        local_epochs: The number of passes over a client's sequences in a round.
+        embedding_size: The width of items, positions and representations.
+        num_layers: The number of blocks of attention and feed-forward in each of the four stacks.
+        num_heads: The number of attention heads, a divisor of embedding_size.
+        max_length: The newest events of a history that the model reads.
+        dropout: The share of inputs, attention weights and block outputs that is set to 0 in training.
+        learning_rate: The learning rate of Adam.
+        batch_size: The number of sequences of a step.
+    """
+
+    variant: Literal["aligned", "code"] = "aligned"
+    share: Literal["all", "nothing"] = "all"
+    pull_weight: NotNegative = 0.5
+    contrast_weight: NotNegative = 1.0
+    kl_cap: NotNegative = 0.01
+    sampled: bool = True
+    local_epochs: Epochs = 3
+    embedding_size: Width = 64
+    num_layers: Depth = 1
+    num_heads: Depth = 2
+    max_length: Width = 50
+    dropout: ShareBelow1 = 0.3
+    learning_rate: Positive = 1e-3
+    batch_size: OneOrMore = 64
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.embedding_size % self.num_heads:
+            raise ValueError(
+                f"got num_heads {self.num_heads}, expected a divisor of embedding_size {self.embedding_size}"
+            )
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.embedding_size, self.num_layers, self.num_heads, self.max_length)
+
+    @property
+    def sends_users(self) -> bool:
+        return self.share == "all" and self.pull_weight > 0.0
+
+
+class Histories(NamedTuple):
+    """What a client trains on; inputs are all events but the last, targets all but the first."""
+
+    item_SL: Tensor
+    length_S: Tensor
+    person_S: Tensor
+    """int64, -1 for public users."""
+    graph_II: Tensor
+
+
+class References(NamedTuple):
+    """Global representations as a client got them."""
+
+    vector_RD: Tensor
+    known_R: Tensor
+
+
+def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
+    """Histories are encoded twice, ``z_s`` by an encoder that is averaged, ``z_e`` by one that stays; both predict.
+
+    ``CE(z_s + z_e) + CE(z_e) + kappa (KL_s + KL_e) + pull_weight h(D(z_s, g), D(z_e', g)) + contrast_weight NCE(z_e,
+    z_e of the shuffled history)``, ``z ~ N(mu, sigma^2)`` at each position, ``h`` of :func:`pull` and NCE of
+    :func:`contrast` at the last one, ``z_e'`` a second draw, ``g`` the user's global representation. After its training
+    a client sends the encoder and ``z_s = mu_s`` of its own users' training inputs; the server takes ``sum_i n_i x_i /
+    sum_i n_i`` of encoders and, person by person over the domains that have them, of ``z_s``. A client gets the rows of
+    its own users that are there, and a truth value for each. Scores are those of ``mu_s + mu_e`` over the catalogue.
+
+    The server sees the weights of each encoder and, in the clear, a vector for each user of each domain, so it learns
+    who is where; a domain gets means, from which, of two domains, it can subtract its own part. There is no noise.
+
+    Source: Zhang et al., SDM 2024: abstract and public code, read. Differs: ``g`` is a user's own; the code
+    (``variant code``) averages row b of the last batch of every domain. ``D`` reads the last position instead of all;
+    sent vectors are means without dropout; means over events leave out padding; items of silos of one catalogue are
+    not averaged; public users are trained on and have no ``g``.
+    """
+    data = [_histories(client, config, clients.device) for client in clients]
+    starts = [
+        _parameters(_start_model(client.num_items, config.shape, clients.seed))
+        for client in clients.first_of_catalogue()
+    ]
+    encoder_names = [name for name in starts[0] if name.startswith(ENCODER)]
+    num_references = clients.num_persons if config.variant == "aligned" else config.batch_size
+    federated = config.share == "all"
+
+    def init() -> tuple[Tree, Tree]:
+        server = {name: starts[0][name] for name in encoder_names} if federated else {}
+        if config.sends_users:
+            server[USERS] = torch.zeros(num_references, config.embedding_size)
+            server[KNOWN] = torch.zeros(num_references, dtype=torch.bool)
+        local: Tree = {"steps": torch.zeros(clients.num_clients, dtype=torch.float32)}
+        for name in starts[0]:
+            local[OWN + name] = torch.stack([padded(name, starts[client.catalogue][name]) for client in clients])
+            local |= {f"{moment}.{name}": torch.zeros_like(local[OWN + name]) for moment in ("first", "second")}
+        move = lambda tree: {name: tensor.to(clients.device) for name, tensor in tree.items()}  # noqa: E731
+        return move(server), move(local)
+
+    def padded(name: str, tensor: Tensor) -> Tensor:
+        """As long as the largest catalogue, where it is a table."""
+        if not name.endswith(TABLES):
+            return tensor
+        return torch.cat([tensor, tensor.new_zeros(clients.most_items - len(tensor), *tensor.shape[1:])])
+
+    def asked_rows(numbers: Tensor) -> Tensor:
+        """(C, R) bool: of which rows a client may know."""
+        asked_CR = torch.zeros(len(numbers), num_references, dtype=torch.bool)
+        for place, number in enumerate(numbers.tolist()):
+            person_S = data[number].person_S
+            asked_CR[place, person_S[person_S >= 0] if config.variant == "aligned" else slice(None)] = True
+        return asked_CR
+
+    def broadcast(round: int, server: Tree, numbers: Tensor) -> Download:
+        if not config.sends_users:
+            return Download(server)
+        asked_CR = asked_rows(numbers)
+        return Download(server, sent_rows={USERS: asked_CR & server[KNOWN].cpu(), KNOWN: asked_CR})
+
+    def references(download: Download, row: int) -> References | None:
+        if not config.sends_users:
+            return None
+        return References(download.shared[USERS], download.sent_rows[USERS][row].to(clients.device))
+
+    def loaded(own: Tree, number: int, shared: Tree) -> Dcsr:
+        """The model of a client's own row, with the encoder of ``shared`` where it is there."""
+        with torch.random.fork_rng():
+            model = Dcsr(clients.clients[number].num_items, config.shape).to(clients.device)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(shared[name] if name in shared else own[OWN + name][: len(parameter)])
+        return model
+
+    def train(download: Download, before: Tree, row: int, number: int, round: int) -> tuple[Tree, Tensor, Tree, dict]:
+        """The encoder and users (R, D) that a client sends, the marks of these, its new own row and its log."""
+        model, known = loaded(before, number, download.shared), references(download, row)
+        optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), fused=True)
+        if before["steps"] > 0:
+            restore(optimizer, model, before)
+        step, row_B = int(before["steps"]), torch.zeros(0, dtype=torch.int64)
+        losses: list[Tensor] = []
+        for epoch in range((round - 1) * config.local_epochs, round * config.local_epochs):
+            losses = []
+            with torch.random.fork_rng():  # neither layers nor draws on a device take a generator
+                torch.manual_seed(derive_seed(clients.seed_of(number), "draws", epoch))
+                for row_B in batches(number, epoch):
+                    optimizer.zero_grad()
+                    losses.append(
+                        backward_batch(model, data[number], row_B, known, config, min(config.kl_cap, step / KL_STEPS))
+                    )
+                    optimizer.step()
+                    step += 1
+        trained = _parameters(model)
+        tensors, mark_R = {name: trained[name] for name in encoder_names} if federated else {}, torch.zeros(0)
+        if config.sends_users:
+            tensors[USERS], mark_R = represented(model, number, row_B)
+        new = {OWN + name: tensor for name, tensor in trained.items()} | moments(optimizer, model)
+        new = {name: padded(name, tensor) for name, tensor in new.items()}
+        finite = all(bool(tensor.isfinite().all()) for tensor in new.values())
+        log = {"loss": float(torch.stack(losses).mean()), "finite": finite}
+        return tensors, mark_R, new if finite else before, log
+
+    def batches(number: int, epoch: int) -> Iterator[Tensor]:
+        order_S = torch.randperm(len(data[number].length_S), generator=stream(clients.seed_of(number), "order", epoch))
+        yield from order_S.split(config.batch_size)
+
+    def represented(model: Dcsr, number: int, last_B: Tensor) -> tuple[Tensor, Tensor]:
+        """(R, D) what a client sends of its users, 0 elsewhere, and (R,) where it has sent something."""
+        found = data[number]
+        row_S = last_B if config.variant == "code" else (found.person_S >= 0).nonzero()[:, 0]
+        place_S = torch.arange(len(row_S)) if config.variant == "code" else found.person_S[row_S]
+        vector_RD = torch.zeros(num_references, config.embedding_size, device=clients.device)
+        mark_R = torch.zeros(num_references, dtype=torch.bool)
+        mark_R[place_S] = True
+        with torch.no_grad():
+            for row_B, place_B in zip(row_S.split(config.batch_size), place_S.split(config.batch_size), strict=True):
+                item_BL, length_B = _inputs(found, row_B)
+                vector_RD[place_B] = model.shared(found.graph_II, item_BL, length_B).mean[last_event(length_B)]
+        return vector_RD, mark_R
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        numbers = block.clients.tolist()
+        done = [train(download, take_row(own, row), row, number, round) for row, number in enumerate(numbers)]
+        sent, marks, new, logs = zip(*done, strict=True)
+        weight_C = torch.tensor([float(len(data[number].length_S)) for number in numbers])
+        rows = {USERS: torch.stack(marks)} if config.sends_users else {}
+        return Upload(block.clients, weight_C, _stacked(sent), sent_rows=rows), _stacked(new), list(logs)
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        if not config.sends_users:
+            return weighted_mean(uploads, fallback=server)
+        known_R = server[KNOWN].clone()
+
+        def noted() -> Iterator[Upload]:
+            for upload in uploads:
+                known_R.logical_or_(upload.sent_rows[USERS][finite_clients(upload)].any(0).to(known_R.device))
+                yield upload
+
+        return {**weighted_mean(noted(), fallback=server), KNOWN: known_R}
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        places = []
+        for row, number in enumerate(block.clients.tolist()):
+            model = loaded(take_row(own, row), number, download.shared if view == "global" else {})
+            score = _scores(model, data[number].graph_II, clients.clients[number], config.max_length, split)
+            places.append(clients.rank(number, score, split))
+        return places
+
+    return FederatedMethod(
+        "feddcsr",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("global", "local") if federated else ("local",),
+        upload_like=lambda round, server: {name: tensor for name, tensor in server.items() if name != KNOWN},
+        takes_mean=True,
+    )
+
+
+def backward_batch(
+    model: Dcsr, data: Histories, row_B: Tensor, known: References | None, config: FeddcsrConfig, kl_weight: float
+) -> Tensor:
+    """Add the gradients of the loss of a batch; returns it."""
+    item_BL, length_B = _inputs(data, row_B)
+    target_BL = data.item_SL[row_B, 1 : item_BL.shape[1] + 1]
+    event_BL, last = is_event(item_BL, length_B), last_event(length_B)
+    shared = model.shared(data.graph_II, item_BL, length_B, config.dropout)
+    exclusive = model.exclusive(data.graph_II, item_BL, length_B, config.dropout)
+    shared_BLD, exclusive_BLD = shared.drawn(config.sampled), exclusive.drawn(config.sampled)
+    other = model.exclusive(data.graph_II, shuffled(item_BL, length_B), length_B, config.dropout).at(last)
+    rest = config.contrast_weight * contrast(exclusive_BLD[last], other.drawn(config.sampled))
+    rest = rest + kl_weight * (divergence(shared.at(event_BL)) + divergence(exclusive.at(event_BL))).mean()
+    reference_BD, has_B = _of_batch(data, row_B, known, config)
+    near_B = model.told_apart(shared_BLD[last], reference_BD)
+    far_B = model.told_apart(exclusive.at(last).drawn(config.sampled), reference_BD)
+    rest = rest + config.pull_weight * pull(near_B, far_B, has_B)
+    exclusive_TD, target_T = exclusive_BLD[event_BL], target_BL[event_BL]
+    both_TD = shared_BLD[event_BL] + exclusive_TD
+    asked = (target_T, model.output.weight, model.output.bias)
+    of_both, both_gradient = softmax_gradient(both_TD, *asked)
+    of_exclusive, exclusive_gradient = softmax_gradient(exclusive_TD, *asked)
+    torch.autograd.backward([both_TD, exclusive_TD, rest], [both_gradient, exclusive_gradient, None])
+    return of_both + of_exclusive + rest.detach()
+
+
+def _of_batch(data: Histories, row_B: Tensor, known: References | None, config: FeddcsrConfig) -> tuple[Tensor, Tensor]:
+    """Global representations (B, D) of a batch, 0 where there are none, and where there are some (B,)."""
+    device = data.item_SL.device
+    if known is None:
+        return torch.zeros(len(row_B), config.embedding_size, device=device), torch.zeros(len(row_B), device=device) > 0
+    place_B = data.person_S[row_B] if config.variant == "aligned" else torch.arange(len(row_B))
+    place_B = place_B.to(device)
+    has_B = (place_B >= 0) & known.known_R[place_B.clamp(min=0)]
+    return known.vector_RD[place_B.clamp(min=0)] * has_B[:, None], has_B
+
+
+def _histories(client: Client, config: FeddcsrConfig, device: torch.device) -> Histories:
+    item_SL, length_S = training_sequences(client.sequences, client.num_items, client.public, config.max_length)
+    parts = [list(part) for part in (*map(train_part, client.sequences), *client.public)]
+    of_clients = [int(person) for person, part in zip(client.person_U, parts, strict=False) if len(part) > 1]
+    person_S = torch.full((len(length_S),), -1)
+    person_S[: len(of_clients)] = torch.tensor(of_clients, dtype=torch.int64)
+    graph_II = successors(parts, client.num_items).to(device)
+    return Histories(item_SL.to(device), length_S.to(device), person_S, graph_II)
+
+
+def _inputs(data: Histories, row_B: Tensor) -> tuple[Tensor, Tensor]:
+    length_B = data.length_S[row_B] - 1
+    return data.item_SL[row_B, : int(length_B.max())], length_B
+
+
+def _scores(model: Dcsr, graph_II: Tensor, client: Client, max_length: int, split: str) -> ScoreUsers:
+    """Scores after the history that is known when the held-out item of ``split`` is asked for."""
+
+    def score(user_B: Tensor) -> Tensor:
+        histories = [history(client.sequences[user], split) for user in user_B.tolist()]
+        item_BL, length_B = pack(histories, max_length)
+        return model.catalogue(graph_II, item_BL.to(graph_II.device), length_B.to(graph_II.device))
+
+    return score
+
+
+def _start_model(num_items: int, shape: Shape, seed: int) -> Dcsr:
+    with torch.random.fork_rng():  # layers take no generator
+        torch.manual_seed(derive_seed(seed, "init"))
+        return Dcsr(num_items, shape)
+
+
+def _parameters(model: Dcsr) -> Tree:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def _stacked(trees: Sequence[Tree]) -> Tree:
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
-from fedecider.id_based import fedgcdr, fedsasrec
+from fedecider.id_based import fedgcdr, fedhcdr, fedsasrec
 from fedecider.tuning.space import Space
 
 
@@ -29,4 +29,5 @@ class Method(NamedTuple):
 METHODS = {
     "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
     "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE),
+    "fedhcdr": Method(fedhcdr.FedhcdrConfig, fedhcdr.fedhcdr, fedhcdr.GRID, fedhcdr.SPACE),
 }

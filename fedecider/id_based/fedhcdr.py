@@ -7,7 +7,7 @@ largest catalogue, D dims, K steps of a walk, E distinct (user, item) pairs, B p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -105,6 +105,12 @@ def score_all(model: Tree, user_BD: Tensor, item_ID: Tensor) -> Tensor:
     return pair_logits(model, user_BD[:, None], item_ID)
 
 
+def score_parts(model: Tree, parts: Iterable[tuple[Tensor, Tensor]], user_B: Tensor) -> Tensor:
+    """Sum over parts, users (U, D) and items (I, D) of each, of the scores of some users (B, I)."""
+    scores = [score_all(model, user_UD[user_B.to(user_UD.device)], item_ID) for user_UD, item_ID in parts]
+    return torch.stack(scores).sum(0)
+
+
 def rating_loss(logit_BM: Tensor) -> Tensor:
     """``-log s(f(u, v)) - mean over negatives of log s(-f(u, v-))``, mean over pairs; column 0 is the positive."""
     return (functional.softplus(-logit_BM[:, 0]) + functional.softplus(logit_BM[:, 1:]).mean(1)).mean()
@@ -163,7 +169,7 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
     High part: own tables of users and items. Low part: an own item table, and ``diag(M^k)`` through a linear layer for
     users, which means the same in all domains. Both: rating loss of their own; a step of the high part, then one of the
     low. Transfer: ``h(f(u_e, g_u), f(u'_e, g_u))`` in the high part with the mean shared vectors g of the last round,
-    ``h(f(u_s, u_e), f(u'_s, u_e))`` in the low one with a constant u_e. Score: ``f(u_e + u_s, v_e + v_s)``.
+    ``h(f(u_s, u_e), f(u'_s, u_e))`` in the low one with a constant u_e. Score: ``f(u_e, v_e) + f(u_s, v_s)``.
 
     A round sends the low-pass filter of users and ``u_s`` of the own users: ``4 (D^2 + D + 1 + U D)`` bytes up, and as
     many down. The server averages with numbers of train pairs as weights, a person over the domains that have it. So a
@@ -172,7 +178,9 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
     ``both``, ``shared`` and ``exclusive`` parts, with the filter as the client ended its training.
 
     Source: the public code (the paper's abstract; its text was not at hand). Differs: dot product, as its linear layer
-    on ``[u, v]`` ranks alike for all users (``variant code`` keeps that); a diagonal of zero; the dropped edges are
+    on ``[u, v]`` ranks alike for all users (``variant code`` keeps that); its score ``f(u_e + u_s, v_e + v_s)`` is the
+    sum of f over the parts but for a constant where f is linear, and for dot products the sum is taken, as no loss
+    trains the products of one part's users with the other's items; a diagonal of zero; the dropped edges are
     pairs of H, not of A; ``u_s`` is sent without dropout; Adam starts anew in every round; negatives drawn anew.
     """
     silos = [silo(one, config, clients.seed_of(number), clients.device) for number, one in enumerate(clients.clients)]
@@ -360,14 +368,9 @@ class _Rounds(NamedTuple):
         places = []
         for row, number in enumerate(block.clients.tolist()):
             model = self.model_of(take_row(own, row), number)
-            users, items = zip(*(self.vectors(model, number, kind) for kind in VIEWS[view]), strict=True)
-            score = partial(_scores, model, sum(users), sum(items))
-            places.append(self.clients.rank(number, score, split))
+            parts = [self.vectors(model, number, kind) for kind in VIEWS[view]]
+            places.append(self.clients.rank(number, partial(score_parts, model, parts), split))
         return places
-
-
-def _scores(model: Tree, user_UD: Tensor, item_ID: Tensor, user_B: Tensor) -> Tensor:
-    return score_all(model, user_UD[user_B.to(user_UD.device)], item_ID)
 
 
 def _part(model: Tree, name: str) -> Tree:

@@ -16,6 +16,7 @@ from fedecider.id_based.fedhcdr import (
     pair_logits,
     rating_loss,
     score_all,
+    score_parts,
     silo,
     transfer_loss,
 )
@@ -208,10 +209,21 @@ def test_the_scorer_of_the_code_ranks_alike_for_all_users():
     assert len(places["both"].unique()) > 1
 
 
+def test_the_score_of_both_parts():
+    draw = torch.Generator().manual_seed(0)
+    parts = [(torch.randn(3, 4, generator=draw), torch.randn(5, 4, generator=draw)) for _ in range(2)]
+    chosen = torch.tensor([2, 0])
+    found = score_parts({}, parts, chosen)
+    torch.testing.assert_close(found, sum(users[chosen] @ items.T for users, items in parts))
+    layer = {"scorer.first": torch.ones(4), "scorer.second": parts[0][0][0], "scorer.bias": torch.tensor(0.5)}
+    published = score_all(layer, (parts[0][0] + parts[1][0])[chosen], parts[0][1] + parts[1][1])
+    torch.testing.assert_close(score_parts(layer, parts, chosen), published + layer["scorer.bias"])
+
+
 def test_scores_of_pairs_are_those_of_all_items():
     generator = torch.Generator().manual_seed(0)
     user_BD, item_ID = torch.randn(3, 4, generator=generator), torch.randn(5, 4, generator=generator)
-    layer = {"scorer.first": torch.randn(4), "scorer.second": torch.randn(4), "scorer.bias": torch.tensor(0.5)}
+    layer = {"scorer.first": torch.ones(4), "scorer.second": -user_BD[0], "scorer.bias": torch.tensor(0.5)}
     for model in ({}, layer):
         pairs = torch.stack([pair_logits(model, user_BD, item_D.expand_as(user_BD)) for item_D in item_ID], 1)
         torch.testing.assert_close(score_all(model, user_BD, item_ID), pairs)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
-from fedecider.id_based import feddcsr, fedgcdr, fedsasrec
+from fedecider.id_based import feddcsr, fedgcdr, fedhcdr, fedsasrec
 from fedecider.tuning.space import Space
 
 
@@ -30,4 +30,5 @@ METHODS = {
     "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
     "feddcsr": Method(feddcsr.FeddcsrConfig, feddcsr.feddcsr, feddcsr.GRID, feddcsr.SPACE),
     "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE),
+    "fedhcdr": Method(fedhcdr.FedhcdrConfig, fedhcdr.fedhcdr, fedhcdr.GRID, fedhcdr.SPACE),
 }

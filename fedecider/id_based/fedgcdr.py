@@ -1,7 +1,7 @@
 """FedGCDR (NeurIPS 2024), compact: users of several domains carry noised vectors of one domain into another.
 
 Shape legend: N clients, U users of a client (its own, then the public ones of its catalogue), G persons, I items of the
-largest catalogue, L layers, D dims, B users of a batch, V items of a user (padded), S sources, P pairs.
+largest catalogue, L layers, D dims, F = L D, B users of a batch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.baselines.fitting import pointwise_loss
-from fedecider.baselines.negatives import Excluded, draw_outside, outside_of
-from fedecider.baselines.sasrec import is_event, pack
 from fedecider.bounds import Depth, Epochs, Negatives, NotNegative, OneOrMore, Positive, Width, above, check
-from fedecider.evaluation.split import train_part
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, epsilon
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
-from fedecider.id_based.clients import Client, IdClients
-from fedecider.id_based.star_graph import mapped, mapping_loss, similarity_loss, user_layers
+from fedecider.id_based.clients import IdClients
+from fedecider.id_based.star_training import SOURCE, StarTraining, histories, model_of
 from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 GRID: tuple[dict[str, Any], ...] = (
@@ -43,8 +39,6 @@ SPACE: Space = {
     "similarity_weight": Real(0.001, 1.0, log=True),
     "local_epochs": Whole(1, 5),
 }
-SOURCE, TARGET, TUNING = range(3)
-"""Phases of a client."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +118,6 @@ def noise_for(wanted: float, delta: float) -> float:
     return high
 
 
-class Histories(NamedTuple):
-    """What a client trains on."""
-
-    item_UV: Tensor
-    """int64, right-padded."""
-    length_U: Tensor
-    excluded: Excluded
-
-
 def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:
     """Three phases, told apart by the round: every domain alone; every domain with friends; users and items tuned.
 
@@ -149,67 +134,91 @@ def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:
     ``sqrt(2 ln(1.25 / delta)) / epsilon``; negatives lie outside the train items; users start from normal values, and
     Adam anew in every round. Public users of the catalogue are trained on and hand nothing over.
     """
-    hands_over = config.friends != "none"
-    num, num_layers, size = clients.num_clients, config.num_layers, config.embedding_size
-    data = [_histories(client) for client in clients]
-    most_users = max(len(one.length_U) for one in data)
-    width = num_layers * size
+    rounds = _Rounds(clients, config, StarTraining(clients, config, [histories(client) for client in clients]))
+    return FederatedMethod(
+        "fedgcdr",
+        rounds.init,
+        rounds.broadcast,
+        rounds.client_update,
+        rounds.server_aggregate,
+        rounds.positions,
+        ("model",),
+        upload_like=rounds.upload_like,
+    )
 
-    def start() -> Tree:
+
+class _Rounds(NamedTuple):
+    """The parts of the method."""
+
+    clients: IdClients
+    config: FedgcdrConfig
+    training: StarTraining
+
+    @property
+    def hands_over(self) -> bool:
+        return self.config.friends != "none"
+
+    def init(self) -> tuple[Tree, Tree]:
+        num, width = self.clients.num_clients, self.config.num_layers * self.config.embedding_size
+        model = self.start()
+        own = {
+            **{f"source.{name}": tensor for name, tensor in model.items()},
+            **{f"target.{name}": tensor for name, tensor in {**model, **self.start_mlp()}.items()},
+            "tuned.user": model["user"],
+            "friend": torch.zeros(num, self.training.most_users, width),
+            "is_friend": torch.zeros(num, self.training.most_users, dtype=torch.bool),
+            "phase": torch.zeros((), dtype=torch.int64),
+        }
+        server = {
+            "knowledge": torch.zeros(num, self.clients.num_persons, width),
+            "known": torch.zeros(num, self.clients.num_persons, dtype=torch.bool),
+            "served": torch.zeros(num, dtype=torch.bool),
+        }
+        local = {name: tensor.expand(num, *tensor.shape).clone() for name, tensor in own.items()}
+        return _moved(server, self.clients.device), _moved(local, self.clients.device)
+
+    def start(self) -> Tree:
         """One model; alike for all clients but for their users and items, which differ in meaning."""
-        shapes = {"user": (most_users, size), "item": (clients.most_items, size), "attention": (num_layers, size)}
-        found = {
-            name: config.init_std * torch.randn(*shape, generator=stream(clients.seed, "init", name))
+        size = self.config.embedding_size
+        shapes = {
+            "user": (self.training.most_users, size),
+            "item": (self.clients.most_items, size),
+            "attention": (self.config.num_layers, size),
+        }
+        return {
+            name: self.config.init_std * torch.randn(*shape, generator=stream(self.clients.seed, "init", name))
             for name, shape in shapes.items()
         }
-        return found
 
-    def start_mlp() -> Tree:
+    def start_mlp(self) -> Tree:
+        """``MLP_S`` for each source."""
         found: Tree = {}
-        sizes = (size, 2 * size, size // 2, size)
-        for number, (wide, deep) in enumerate(pairwise(sizes), 1):
-            noise = torch.randn(wide, deep, generator=stream(clients.seed, "init", "mlp", number))
+        num, size = self.clients.num_clients, self.config.embedding_size
+        for number, (wide, deep) in enumerate(pairwise((size, 2 * size, size // 2, size)), 1):
+            noise = torch.randn(wide, deep, generator=stream(self.clients.seed, "init", "mlp", number))
             found[f"weight_{number}"] = (noise / wide**0.5).expand(num, wide, deep).clone()
             found[f"bias_{number}"] = torch.zeros(num, deep)
         return found
 
-    def init() -> tuple[Tree, Tree]:
-        model = start()
-        own = {
-            **{f"source.{name}": tensor for name, tensor in model.items()},
-            **{f"target.{name}": tensor for name, tensor in {**model, **start_mlp()}.items()},
-            "tuned.user": model["user"],
-            "friend": torch.zeros(num, most_users, width),
-            "is_friend": torch.zeros(num, most_users, dtype=torch.bool),
-            "phase": torch.zeros((), dtype=torch.int64),
-        }
-        server = {
-            "knowledge": torch.zeros(num, clients.num_persons, width),
-            "known": torch.zeros(num, clients.num_persons, dtype=torch.bool),
-            "served": torch.zeros(num, dtype=torch.bool),
-        }
-        local = {name: tensor.expand(num, *tensor.shape).clone() for name, tensor in own.items()}
-        return _moved(server, clients.device), _moved(local, clients.device)
-
-    def broadcast(round: int, server: Tree, numbers: Tensor) -> Download:
+    def broadcast(self, round: int, server: Tree, numbers: Tensor) -> Download:
         """After the hand-over, once: vectors of the client's own users, and whether there are any."""
-        if round <= config.source_rounds or not hands_over:
+        if round <= self.config.source_rounds or not self.hands_over:
             return Download({})
         known_NG = server["known"].cpu()
-        asked_CNG = torch.zeros(len(numbers), num, clients.num_persons, dtype=torch.bool)
+        asked_CNG = torch.zeros(len(numbers), *known_NG.shape, dtype=torch.bool)
         for place, number in enumerate(numbers.tolist()):
             if not server["served"][number]:
-                asked_CNG[place, :, clients.clients[number].person_U] = True
+                asked_CNG[place, :, self.clients.clients[number].person_U] = True
                 asked_CNG[place, number] = False
         shared = {name: server[name] for name in ("knowledge", "known")}
         return Download(shared, sent_rows={"knowledge": asked_CNG & known_NG, "known": asked_CNG})
 
-    def befriended(download: Download, row: int, number: int, own: Tree) -> Tree:
+    def befriended(self, download: Download, row: int, number: int, own: Tree) -> Tree:
         """The own row with what came of the other domains, where anything did."""
         if not download.shared or not download.sent_rows["known"][row].any():
             return own
-        person_U = clients.clients[number].person_U
-        others_N = torch.arange(num) != number
+        person_U = self.clients.clients[number].person_U
+        others_N = torch.arange(self.clients.num_clients) != number
         friend_NUF = torch.zeros_like(own["friend"])
         is_friend_NU = torch.zeros_like(own["is_friend"])
         is_friend_NU[:, : len(person_U)] = download.shared["known"][:, person_U]
@@ -217,114 +226,36 @@ def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:
         friend_NUF[:, : len(person_U)] = download.shared["knowledge"][:, person_U]
         return {**own, "friend": friend_NUF * is_friend_NU[..., None], "is_friend": is_friend_NU}
 
-    def friends_of(own: Tree, user_B: Tensor, phase: int, model: Tree) -> tuple[Tensor, Tensor] | None:
-        """Mapped vectors of the users' sources (B, L, S, D), and which of them there are (B, S)."""
-        if phase == SOURCE:
-            return None
-        friend_BLSD = own["friend"][:, user_B].view(num, len(user_B), num_layers, size).permute(1, 2, 0, 3)
-        return mapped(model, friend_BLSD), own["is_friend"][:, user_B].T
-
-    def layers(number: int, user_B: Tensor, model: Tree, friends: tuple[Tensor, Tensor] | None) -> Tensor:
-        """User vectors after each layer (B, L, D)."""
-        item_BV, is_item_BV = _items_of(data[number], user_B, clients.device)
-        asked = (model["user"][user_B], model["item"][item_BV], is_item_BV, model["attention"])
-        return user_layers(*asked, *(friends or ()))
-
-    def final_users(own: Tree, number: int, phase: int) -> Tensor:
-        """(U, D) vectors of the client's own and public users that the score takes."""
-        user_U = torch.arange(len(data[number].length_U), device=clients.device)
-        if phase == TUNING:
-            return own["tuned.user"][user_U]
-        model = model_of(own, phase)
-        with torch.no_grad():
-            parts = [
-                layers(number, user_B, model, friends_of(own, user_B, phase, model))[:, -1]
-                for user_B in user_U.split(config.batch_size)
-            ]
-        return torch.cat(parts)
-
-    def model_of(own: Tree, phase: int) -> Tree:
-        prefix = "source." if phase == SOURCE else "target."
-        return {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
-
-    def train(own: Tree, number: int, round: int, phase: int) -> tuple[Tree, dict[str, Any]]:
-        """The own row after a round of a phase, and its log."""
-        if phase == TUNING and int(own["phase"]) != TUNING:
-            user_UD = final_users(own, number, TARGET)
-            padding = own["tuned.user"].new_zeros(most_users - len(user_UD), size)
-            own = {**own, "tuned.user": torch.cat([user_UD, padding])}
-        prefix = "source." if phase == SOURCE else "target."
-        model = model_of(own, phase)
-        trained = {name: tensor.clone().requires_grad_() for name, tensor in model.items()}
-        if phase == TUNING:
-            trained = {"item": trained["item"], "user": own["tuned.user"].clone().requires_grad_()}
-        rate = config.tuning_rate if phase == TUNING else config.learning_rate
-        optimizer = torch.optim.Adam(trained.values(), lr=rate)
-        losses = [
-            _step(optimizer, loss_of(own, number, user_B, phase, trained, generator))
-            for user_B, generator in batches(number, round)
-        ]
-        new = dict(own)
-        for name, tensor in trained.items():
-            new["tuned.user" if phase == TUNING and name == "user" else prefix + name] = tensor.detach()
-        new["phase"] = torch.full_like(own["phase"], phase)
-        finite = all(bool(tensor.isfinite().all()) for tensor in new.values())
-        return (new if finite else own), {"loss": sum(losses) / len(losses), "finite": finite}
-
-    def batches(number: int, round: int) -> Iterable[tuple[Tensor, torch.Generator]]:
-        seed, num_users = clients.seed_of(number), len(data[number].length_U)
-        for epoch in range(config.local_epochs):
-            order_U = torch.randperm(num_users, generator=stream(seed, "order", round, epoch))
-            generator = stream(seed, "negatives", round, epoch)
-            for user_B in order_U.split(config.batch_size):
-                yield user_B.to(clients.device), generator
-
-    def loss_of(own: Tree, number: int, user_B: Tensor, phase: int, model: Tree, generator: torch.Generator) -> Tensor:
-        item_BV, is_item_BV = _items_of(data[number], user_B, clients.device)
-        row_P, column_P = is_item_BV.nonzero(as_tuple=True)
-        asked_PN = user_B[row_P, None].expand(-1, config.num_negatives).cpu()
-        negative_PN = draw_outside(data[number].excluded, asked_PN, generator).to(clients.device)
-        item_PN = torch.cat([item_BV[row_P, column_P][:, None], negative_PN], 1)
-        extra = torch.zeros((), device=clients.device)
-        if phase == TUNING:
-            user_BD = model["user"][user_B]
-        else:
-            friends = friends_of(own, user_B, phase, model)
-            vector_BLD = layers(number, user_B, model, friends)
-            user_BD = vector_BLD[:, -1]
-            if friends is not None:
-                extra = config.mapping_weight / 2.0 * mapping_loss(vector_BLD, *friends)
-                extra = extra + config.similarity_weight / 2.0 * similarity_loss(vector_BLD, *friends)
-        logit_PN = (user_BD[row_P][:, None] * model["item"][item_PN]).sum(-1)
-        return pointwise_loss(logit_PN) + extra
-
-    def handed_over(own: Tree, number: int) -> tuple[Tensor, Tensor]:
+    def handed_over(self, own: Tree, number: int) -> tuple[Tensor, Tensor]:
         """(G, L D) clipped and noised vectors, and (G,) for whom there are any."""
-        client = clients.clients[number]
-        known_G = torch.zeros(clients.num_persons, dtype=torch.bool)
+        client, num_persons = self.clients.clients[number], self.clients.num_persons
+        known_G = torch.zeros(num_persons, dtype=torch.bool)
         known_G[client.person_U] = True
-        clean_GLD = torch.zeros(clients.num_persons, num_layers, size, device=clients.device)
-        user_U = torch.arange(len(client.sequences), device=clients.device)
+        shape = num_persons, self.config.num_layers, self.config.embedding_size
+        clean_GLD = torch.zeros(shape, device=self.clients.device)
+        user_U = torch.arange(len(client.sequences), device=self.clients.device)
         with torch.no_grad():
-            for user_B in user_U.split(config.batch_size):
-                vector_BLD = layers(number, user_B, model_of(own, SOURCE), None)
+            for user_B in user_U.split(self.config.batch_size):
+                vector_BLD = self.training.layers(number, user_B, model_of(own, SOURCE), None)
                 length = vector_BLD.norm(dim=-1, keepdim=True).clamp(min=1.0)
                 clean_GLD[client.person_U[user_B.cpu()]] = vector_BLD / length
-        generator = stream(clients.seed_of(number), "hand-over")
+        generator = stream(self.clients.seed_of(number), "hand-over")
         noise_GLD = torch.randn(clean_GLD.shape, generator=generator).to(clean_GLD)
-        sent_G = torch.ones_like(known_G) if config.friends == "all" else known_G
-        vector_GF = (clean_GLD + config.noise_std * noise_GLD).flatten(1)
+        sent_G = torch.ones_like(known_G) if self.config.friends == "all" else known_G
+        vector_GF = (clean_GLD + self.config.noise_std * noise_GLD).flatten(1)
         return vector_GF * sent_G.to(vector_GF.device)[:, None], sent_G
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        phase = SOURCE + (round > config.source_rounds) + (round > config.source_rounds + config.target_rounds)
+    def client_update(self, round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        tuning_from = self.config.source_rounds + self.config.target_rounds
+        phase = SOURCE + (round > self.config.source_rounds) + (round > tuning_from)
         rows, logs, sent = [], [], []
         for row, number in enumerate(block.clients.tolist()):
-            new, log = train(befriended(download, row, number, take_row(own, row)), number, round, phase)
+            before = self.befriended(download, row, number, take_row(own, row))
+            new, log = self.training.train(before, number, round, phase)
             rows.append(new)
             logs.append({**log, "phase": phase})
-            if round == config.source_rounds and hands_over:
-                sent.append(handed_over(new, number))
+            if self.is_hand_over(round):
+                sent.append(self.handed_over(new, number))
         tensors, marks = {}, {}
         if sent:
             tensors["knowledge"] = torch.stack([vector_GF for vector_GF, _ in sent])
@@ -332,58 +263,37 @@ def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:
         upload = Upload(block.clients, torch.ones(len(rows)), tensors, sent_rows=marks)
         return upload, {name: torch.stack([one[name] for one in rows]) for name in rows[0]}, logs
 
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+    def is_hand_over(self, round: int) -> bool:
+        return round == self.config.source_rounds and self.hands_over
+
+    def server_aggregate(self, round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         new = {name: tensor.clone() for name, tensor in server.items()}
         for upload in uploads:
             kept_C = finite_clients(upload)
             numbers = upload.clients[kept_C]
-            if round == config.source_rounds and hands_over:
-                new["knowledge"][numbers] = upload.tensors["knowledge"][kept_C.to(clients.device)]
-                new["known"][numbers] = upload.sent_rows["knowledge"][kept_C].to(clients.device)
-            if round > config.source_rounds:
+            if self.is_hand_over(round):
+                new["knowledge"][numbers] = upload.tensors["knowledge"][kept_C.to(self.clients.device)]
+                new["known"][numbers] = upload.sent_rows["knowledge"][kept_C].to(self.clients.device)
+            if round > self.config.source_rounds:
                 new["served"][numbers] = True
         return new
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(self, view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         places = []
         for row, number in enumerate(block.clients.tolist()):
-            one, client = take_row(own, row), clients.clients[number]
+            one, client = take_row(own, row), self.clients.clients[number]
             phase = int(one["phase"])
             item_ID = model_of(one, phase)["item"][: client.num_items]
-            score = partial(_dot_products, final_users(one, number, phase), item_ID)
-            places.append(clients.rank(number, score, split))
+            score = partial(_dot_products, self.training.final_users(one, number, phase), item_ID)
+            places.append(self.clients.rank(number, score, split))
         return places
 
-    def upload_like(round: int, server: Tree) -> Tree:
-        return {"knowledge": server["knowledge"][0]} if round == config.source_rounds and hands_over else {}
-
-    return FederatedMethod(
-        "fedgcdr", init, broadcast, client_update, server_aggregate, positions, ("model",), upload_like=upload_like
-    )
+    def upload_like(self, round: int, server: Tree) -> Tree:
+        return {"knowledge": server["knowledge"][0]} if self.is_hand_over(round) else {}
 
 
 def _dot_products(user_UD: Tensor, item_ID: Tensor, user_B: Tensor) -> Tensor:
     return user_UD[user_B.to(user_UD.device)] @ item_ID.T
-
-
-def _histories(client: Client) -> Histories:
-    parts = [*(list(train_part(sequence)) for sequence in client.sequences), *map(list, client.public)]
-    item_UV, length_U = pack(parts, max(map(len, parts)))
-    return Histories(item_UV, length_U, outside_of(parts, client.num_items))
-
-
-def _items_of(data: Histories, user_B: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Items of some users (B, V), and False at padding."""
-    length_B = data.length_U[user_B.cpu()]
-    item_BV = data.item_UV[user_B.cpu()][:, : int(length_B.max())]
-    return item_BV.to(device), is_event(item_BV, length_B).to(device)
-
-
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return float(loss.detach())
 
 
 def _moved(tree: Tree, device: torch.device) -> Tree:

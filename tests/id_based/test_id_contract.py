@@ -28,6 +28,12 @@ VARIANTS = {
         {"source_rounds": 2, "target_rounds": 1, "noise": "none", "batch_size": 2},
         {"source_rounds": 1, "friends": "none"},
     ],
+    "fedhcdr": [
+        {},
+        {"variant": "code", "embedding_size": 4, "batch_size": 3, "walk_steps": 3, "drop_share": 0.5},
+        {"share": "filter", "embedding_size": 6, "dropout": 0.0, "contrast_weight": 0.0},
+        {"share": "nothing", "batch_size": 5, "transfer_weight": 0.0},
+    ],
 }
 CASES = [(name, variant) for name in METHODS for variant in VARIANTS[name]]
 identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731

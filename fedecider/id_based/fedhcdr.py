@@ -1,0 +1,397 @@
+"""FedHCDR (ECML-PKDD 2024), compact: what is common to a user's domains passes a low-pass filter and is averaged.
+
+Shape legend: N clients, U users of a client (its own, then the public ones of its catalogue), G persons, I items of the
+largest catalogue, D dims, K steps of a walk, E distinct (user, item) pairs, B pairs of a batch, M = 1 + num_negatives
+(column 0 is the positive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedecider.baselines.interactions import distinct_pairs
+from fedecider.baselines.negatives import Excluded, draw_outside, outside_of
+from fedecider.bounds import Epochs, Negatives, NotNegative, OneOrMore, Positive, ShareBelow1, Width, check
+from fedecider.evaluation.split import train_part
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.streams import stream
+from fedecider.federation.wire import take_row
+from fedecider.id_based.clients import Client, IdClients
+from fedecider.id_based.hypergraph import Graph, as_in_the_code, filtered, hypergraph, return_probabilities
+from fedecider.tuning.space import OneOf, Real, Space, Whole
+
+GRID: tuple[dict[str, Any], ...] = (
+    {},
+    {"learning_rate": 0.003},
+    {"transfer_weight": 0.3, "contrast_weight": 0.3},
+    {"embedding_size": 64},
+    {"share": "filter"},
+)
+SPACE: Space = {
+    "learning_rate": Real(0.001, 0.03, log=True),
+    "embedding_size": OneOf((16, 32, 64, 128)),
+    "transfer_weight": Real(0.03, 3.0, log=True),
+    "contrast_weight": Real(0.03, 3.0, log=True),
+    "share": OneOf(("all", "filter")),
+    "local_epochs": Whole(1, 5),
+}
+SIGN = {"high": -1.0, "low": 1.0}
+"""Parts of the model: high, what a domain has alone, and low, what is shared."""
+VIEWS = {"both": ("high", "low"), "shared": ("low",), "exclusive": ("high",)}
+MODEL, SHARED = "model.", "low.user_filter."
+
+
+@dataclass(frozen=True)
+class FedhcdrConfig:
+    """Settings of FedHCDR.
+
+    Args:
+        variant: How a pair is scored: dot by the dot product; code as the public code does, by one linear layer on user
+            and item, which ranks items alike for all users, with its own diagonal of the graph.
+        share: What is averaged. all: the low-pass filter of users and the shared vectors of the persons; filter: the
+            filter alone; nothing: every domain trains alone.
+        transfer_weight: The weight of the loss that brings a user's own and shared vectors together.
+        contrast_weight: The weight of the loss that tells shared vectors from those of a graph with dropped edges.
+        margin: The margin of the transfer loss, in differences of probabilities.
+        drop_share: The share of (user, item) pairs that this other graph lacks, drawn once.
+        walk_steps: The number of return probabilities that stand for a user in the shared part.
+        embedding_size: The width of users and items.
+        dropout: The share of a filter's inputs that is set to 0 in training.
+        init_std: The standard deviation of the normal start values of tables.
+        learning_rate: The learning rate of Adam.
+        local_epochs: The number of passes over a client's pairs in a round.
+        batch_size: The number of pairs of a step.
+        num_negatives: The number of negatives that are drawn for each positive, anew in every pass.
+    """
+
+    variant: Literal["dot", "code"] = "dot"
+    share: Literal["all", "filter", "nothing"] = "all"
+    transfer_weight: NotNegative = 1.0
+    contrast_weight: NotNegative = 1.0
+    margin: NotNegative = 0.3
+    drop_share: ShareBelow1 = 0.05
+    walk_steps: Width = 16
+    embedding_size: Width = 32
+    dropout: ShareBelow1 = 0.3
+    init_std: NotNegative = 0.1
+    learning_rate: Positive = 0.01
+    local_epochs: Epochs = 3
+    batch_size: OneOrMore = 1024
+    num_negatives: Negatives = 4
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def pair_logits(model: Tree, first: Tensor, second: Tensor) -> Tensor:
+    """f over the last dimension: the dot product, or ``a . x + b . y + c`` where the model has such a layer."""
+    if "scorer.first" not in model:
+        return (first * second).sum(-1)
+    return first @ model["scorer.first"] + second @ model["scorer.second"] + model["scorer.bias"]
+
+
+def score_all(model: Tree, user_BD: Tensor, item_ID: Tensor) -> Tensor:
+    """f of each user and each item (B, I)."""
+    if "scorer.first" not in model:
+        return user_BD @ item_ID.T
+    return pair_logits(model, user_BD[:, None], item_ID)
+
+
+def score_parts(model: Tree, parts: Iterable[tuple[Tensor, Tensor]], user_B: Tensor) -> Tensor:
+    """Sum over parts, users (U, D) and items (I, D) of each, of the scores of some users (B, I)."""
+    scores = [score_all(model, user_UD[user_B.to(user_UD.device)], item_ID) for user_UD, item_ID in parts]
+    return torch.stack(scores).sum(0)
+
+
+def rating_loss(logit_BM: Tensor) -> Tensor:
+    """``-log s(f(u, v)) - mean over negatives of log s(-f(u, v-))``, mean over pairs; column 0 is the positive."""
+    return (functional.softplus(-logit_BM[:, 0]) + functional.softplus(logit_BM[:, 1:]).mean(1)).mean()
+
+
+def transfer_loss(logit_B: Tensor, other_B: Tensor, margin: float) -> Tensor:
+    """Mean of ``relu(margin - s(x) + s(y))``; 0 where there is no pair."""
+    return (margin - logit_B.sigmoid() + other_B.sigmoid()).clamp(min=0.0).sum() / max(1, len(logit_B))
+
+
+def contrast_loss(model: Tree, user_UD: Tensor, changed_UD: Tensor) -> Tensor:
+    """Cross-entropies of ``f(z, u)`` as 1, ``f(z, u~)`` as 0, ``f(z, u)`` as 1 and ``f(z~, u)`` as 0, means over users.
+
+    z is the mean over users, ~ what the graph with dropped edges gives.
+    """
+    mean_UD, changed_mean_UD = (one_UD.mean(0).expand_as(one_UD) for one_UD in (user_UD, changed_UD))
+    right_U = pair_logits(model, mean_UD, user_UD)
+    wrong_U = pair_logits(model, mean_UD, changed_UD), pair_logits(model, changed_mean_UD, user_UD)
+    return 2.0 * functional.softplus(-right_U).mean() + sum(functional.softplus(one_U).mean() for one_U in wrong_U)
+
+
+class Silo(NamedTuple):
+    """What a client trains on."""
+
+    user_E: Tensor
+    item_E: Tensor
+    excluded: Excluded
+    num_users: int
+    num_items: int
+    users: Graph
+    items: Graph
+    thinned: Graph
+    """Of users, with dropped edges."""
+    walk_UK: Tensor
+
+
+def silo(client: Client, config: FedhcdrConfig, seed: int, device: torch.device) -> Silo:
+    """Hypergraphs of the own users' train parts and of all events of the public users."""
+    parts = [*(list(train_part(sequence)) for sequence in client.sequences), *map(list, client.public)]
+    shape = len(parts), client.num_items
+    user_E, item_E = distinct_pairs(parts, client.num_items)
+    kept_E = torch.rand(len(user_E), generator=stream(seed, "dropped edges")) >= config.drop_share
+    users = hypergraph(user_E, item_E, shape, device)
+    items = hypergraph(item_E, user_E, shape[::-1], device)
+    thinned = hypergraph(user_E[kept_E], item_E[kept_E], shape, device)
+    walk_UK = return_probabilities(users, config.walk_steps)
+    if config.variant == "code":
+        users, items = as_in_the_code(users, user_E), as_in_the_code(items, item_E)
+        thinned = as_in_the_code(thinned, user_E[kept_E])
+    return Silo(user_E, item_E, outside_of(parts, client.num_items), *shape, users, items, thinned, walk_UK)
+
+
+def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
+    """Every domain learns exclusive vectors by high-pass and shared ones by low-pass filters of its hypergraph.
+
+    High part: own tables of users and items. Low part: an own item table, and ``diag(M^k)`` through a linear layer for
+    users, which means the same in all domains. Both: rating loss of their own; a step of the high part, then one of the
+    low. Transfer: ``h(f(u_e, g_u), f(u'_e, g_u))`` in the high part with the mean shared vectors g of the last round,
+    ``h(f(u_s, u_e), f(u'_s, u_e))`` in the low one with a constant u_e. Score: ``f(u_e, v_e) + f(u_s, v_s)``.
+
+    A round sends the low-pass filter of users and ``u_s`` of the own users: ``4 (D^2 + D + 1 + U D)`` bytes up, and as
+    many down. The server averages with numbers of train pairs as weights, a person over the domains that have it. So a
+    person must have one key in all domains; the server sees whom a domain has and a vector of each, and of two domains
+    each can take its own vectors away from the mean. Public users are trained on, and nothing of them is sent. Views:
+    ``both``, ``shared`` and ``exclusive`` parts, with the filter as the client ended its training.
+
+    Source: the public code (the paper's abstract; its text was not at hand). Differs: dot product, as its linear layer
+    on ``[u, v]`` ranks alike for all users (``variant code`` keeps that); its score ``f(u_e + u_s, v_e + v_s)`` is the
+    sum of f over the parts but for a constant where f is linear, and for dot products the sum is taken, as no loss
+    trains the products of one part's users with the other's items; a diagonal of zero; the dropped edges are
+    pairs of H, not of A; ``u_s`` is sent without dropout; Adam starts anew in every round; negatives drawn anew.
+    """
+    silos = [silo(one, config, clients.seed_of(number), clients.device) for number, one in enumerate(clients.clients)]
+    rounds = _Rounds(clients, config, silos)
+    return FederatedMethod(
+        "fedhcdr",
+        rounds.init,
+        rounds.broadcast,
+        rounds.client_update,
+        lambda round, server, uploads: weighted_mean(uploads, fallback=server),
+        rounds.positions,
+        tuple(VIEWS),
+        upload_like=lambda round, server: server,
+        takes_mean=True,
+    )
+
+
+class _Rounds(NamedTuple):
+    """The parts of the method. ``model`` is a client's model, as long as its own users and items."""
+
+    clients: IdClients
+    config: FedhcdrConfig
+    silos: list[Silo]
+
+    def init(self) -> tuple[Tree, Tree]:
+        """All clients start alike: their users and items differ in meaning, and the filter is one."""
+        size, most_users = self.config.embedding_size, max(one.num_users for one in self.silos)
+        tables = {"high.user": most_users, "high.item": self.clients.most_items, "low.item": self.clients.most_items}
+        shapes: dict[str, tuple[tuple[int, ...], float]] = {
+            name: ((rows, size), self.config.init_std) for name, rows in tables.items()
+        }
+        shapes["low.walks.weight"] = (self.config.walk_steps, size), self.config.walk_steps**-0.5
+        for name in ("high.user", "high.item", "low.user", "low.item"):
+            shapes[f"{name}_filter.weight"] = (size, size), size**-0.5
+        if self.config.variant == "code":
+            shapes |= {"scorer.first": ((size,), size**-0.5), "scorer.second": ((size,), size**-0.5)}
+        model = {
+            name: std * torch.randn(*shape, generator=stream(self.clients.seed, "init", name))
+            for name, (shape, std) in shapes.items()
+        }
+        for name in [name for name in model if name.endswith(".weight")]:
+            model[name.replace("weight", "bias")] = torch.zeros(size)
+            if "filter" in name:
+                model[name.replace("weight", "beta")] = torch.ones(())
+        if self.config.variant == "code":
+            model["scorer.bias"] = torch.zeros(())
+        model = {name: tensor.to(self.clients.device) for name, tensor in model.items()}
+        num = self.clients.num_clients
+        local = {MODEL + name: tensor.expand(num, *tensor.shape).clone() for name, tensor in model.items()}
+        return self.shared(model, torch.zeros(self.clients.num_persons, size, device=self.clients.device)), local
+
+    def shared(self, model: Tree, person_GD: Tensor) -> Tree:
+        """What travels."""
+        if self.config.share == "nothing":
+            return {}
+        found = {name: tensor for name, tensor in model.items() if name.startswith(SHARED)}
+        return found if self.config.share == "filter" else {**found, "person": person_GD}
+
+    def marks(self, numbers: Tensor) -> Tree:
+        """Persons of each client, (C, G)."""
+        if self.config.share != "all":
+            return {}
+        mark_CG = torch.zeros(len(numbers), self.clients.num_persons, dtype=torch.bool)
+        for place, number in enumerate(numbers.tolist()):
+            mark_CG[place, self.clients.clients[number].person_U] = True
+        return {"person": mark_CG}
+
+    def broadcast(self, round: int, server: Tree, numbers: Tensor) -> Download:
+        return Download(server, sent_rows=self.marks(numbers))
+
+    def model_of(self, own: Tree, number: int) -> Tree:
+        model = {name.removeprefix(MODEL): tensor for name, tensor in own.items()}
+        rows = {"high.user": self.silos[number].num_users}
+        rows |= dict.fromkeys(("high.item", "low.item"), self.silos[number].num_items)
+        return {name: tensor[: rows[name]] if name in rows else tensor for name, tensor in model.items()}
+
+    def client_update(
+        self, round: int, download: Download, own: Tree, block: Block
+    ) -> tuple[Upload, Tree, list[dict[str, Any]]]:
+        rows, sent, logs = [], [], []
+        for row, number in enumerate(block.clients.tolist()):
+            before, person_U = take_row(own, row), self.clients.clients[number].person_U
+            filters = {name: tensor for name, tensor in download.shared.items() if name.startswith(SHARED)}
+            start = {**self.model_of(before, number), **filters}
+            known_UD = download.shared["person"][person_U] if self.config.share == "all" else None
+            model, log = self.train(start, known_UD, number, round)
+            new = {name: tensor.clone() for name, tensor in before.items()}
+            for name, tensor in model.items():
+                if tensor.dim():
+                    new[MODEL + name][: len(tensor)] = tensor
+                else:
+                    new[MODEL + name] = tensor
+            person_GD = torch.zeros(self.clients.num_persons, self.config.embedding_size, device=self.clients.device)
+            person_GD[person_U] = self.vectors(model, number, "low")[0][: len(person_U)]
+            rows.append(new if log["finite"] else before)
+            sent.append(self.shared(model, person_GD))
+            logs.append(log)
+        weight_C = torch.tensor([float(len(self.silos[number].user_E)) for number in block.clients.tolist()])
+        stacked = [{name: torch.stack([one[name] for one in found]) for name in found[0]} for found in (sent, rows)]
+        return Upload(block.clients, weight_C, stacked[0], sent_rows=self.marks(block.clients)), stacked[1], logs
+
+    def train(
+        self, model: Tree, known_UD: Tensor | None, number: int, round: int
+    ) -> tuple[Tree, dict[str, float | bool]]:
+        """The model after a round, and its log; ``known_UD``: own users' means over domains, 0 where there is none."""
+        trained = {name: tensor.clone().requires_grad_() for name, tensor in model.items()}
+        optimizers = {
+            kind: torch.optim.Adam(
+                [tensor for name, tensor in trained.items() if name.startswith((kind, "scorer."))],
+                lr=self.config.learning_rate,
+            )
+            for kind in SIGN
+        }
+        losses: dict[str, list[float]] = {kind: [] for kind in SIGN}
+        for user_B, item_BM, draws in self.batches(number, round):
+            loss, exclusive_UD = self.high_loss(trained, number, user_B, item_BM, known_UD, draws)
+            losses["high"].append(_step(optimizers["high"], loss))
+            loss = self.low_loss(trained, number, user_B, item_BM, exclusive_UD, draws)
+            losses["low"].append(_step(optimizers["low"], loss))
+        found = {name: tensor.detach() for name, tensor in trained.items()}
+        finite = all(bool(tensor.isfinite().all()) for tensor in found.values())
+        return found, {**{f"{kind}_loss": sum(one) / len(one) for kind, one in losses.items()}, "finite": finite}
+
+    def batches(self, number: int, round: int) -> Iterator[tuple[Tensor, Tensor, torch.Generator]]:
+        """Users (B,), items (B, M) and what else is drawn with, step by step."""
+        one, seed = self.silos[number], self.clients.seed_of(number)
+        for epoch in range(self.config.local_epochs):
+            order_E = torch.randperm(len(one.user_E), generator=stream(seed, "order", round, epoch))
+            asked_EN = one.user_E[order_E, None].expand(-1, self.config.num_negatives)
+            negative_EN = draw_outside(one.excluded, asked_EN, stream(seed, "negatives", round, epoch))
+            item_EM = torch.cat([one.item_E[order_E, None], negative_EN], 1)
+            draws = stream(seed, "dropout and other users", round, epoch)
+            for place_B in torch.arange(len(order_E)).split(self.config.batch_size):
+                user_B = one.user_E[order_E[place_B]]
+                yield user_B.to(self.clients.device), item_EM[place_B].to(self.clients.device), draws
+
+    def high_loss(
+        self, model: Tree, number: int, user_B: Tensor, item_BM: Tensor, known_UD: Tensor | None, draws: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of the high part, and its users, a constant."""
+        user_UD, item_ID = self.vectors(model, number, "high", draws)
+        loss = rating_loss(pair_logits(model, user_UD[user_B][:, None], item_ID[item_BM]))
+        if known_UD is not None and self.config.transfer_weight:
+            asked_B = user_B[user_B < len(known_UD)]
+            asked_B = asked_B[known_UD[asked_B].any(1)]
+            known_BD, other_BD = known_UD[asked_B], user_UD[_others(asked_B, len(user_UD), draws)]
+            logits = pair_logits(model, user_UD[asked_B], known_BD), pair_logits(model, other_BD, known_BD)
+            loss = loss + self.config.transfer_weight * transfer_loss(*logits, self.config.margin)
+        return loss, user_UD.detach()
+
+    def low_loss(
+        self, model: Tree, number: int, user_B: Tensor, item_BM: Tensor, exclusive_UD: Tensor, draws: torch.Generator
+    ) -> Tensor:
+        """The loss of the low part."""
+        user_UD, item_ID = self.vectors(model, number, "low", draws)
+        loss = rating_loss(pair_logits(model, user_UD[user_B][:, None], item_ID[item_BM]))
+        if self.config.transfer_weight:
+            own_BD, other_BD = exclusive_UD[user_B], user_UD[_others(user_B, len(user_UD), draws)]
+            logits = pair_logits(model, user_UD[user_B], own_BD), pair_logits(model, other_BD, own_BD)
+            loss = loss + self.config.transfer_weight * transfer_loss(*logits, self.config.margin)
+        if self.config.contrast_weight:
+            changed_UD = self.users(model, number, "low", draws, self.silos[number].thinned)
+            loss = loss + self.config.contrast_weight * contrast_loss(model, user_UD, changed_UD)
+        return loss
+
+    def vectors(
+        self, model: Tree, number: int, kind: str, draws: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Users (U, D) and items (I, D) of a part; with ``draws`` as in training, that is with dropout."""
+        item_ID = model[f"{kind}.item"]
+        mask_ID = _mask(item_ID, self.config.dropout, draws)
+        found_ID = filtered(_part(model, f"{kind}.item"), self.silos[number].items, item_ID, SIGN[kind], mask_ID)
+        return self.users(model, number, kind, draws, self.silos[number].users), found_ID
+
+    def users(self, model: Tree, number: int, kind: str, draws: torch.Generator | None, graph: Graph) -> Tensor:
+        if kind == "high":
+            user_UD = model["high.user"]
+        else:
+            user_UD = self.silos[number].walk_UK @ model["low.walks.weight"] + model["low.walks.bias"]
+        return filtered(
+            _part(model, f"{kind}.user"), graph, user_UD, SIGN[kind], _mask(user_UD, self.config.dropout, draws)
+        )
+
+    def positions(self, view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        places = []
+        for row, number in enumerate(block.clients.tolist()):
+            model = self.model_of(take_row(own, row), number)
+            parts = [self.vectors(model, number, kind) for kind in VIEWS[view]]
+            places.append(self.clients.rank(number, partial(score_parts, model, parts), split))
+        return places
+
+
+def _part(model: Tree, name: str) -> Tree:
+    """A filter's own tensors."""
+    return {what: model[f"{name}_filter.{what}"] for what in ("weight", "bias", "beta")}
+
+
+def _mask(like: Tensor, share: float, draws: torch.Generator | None) -> Tensor | None:
+    """Factors of dropout; none without ``draws``."""
+    if draws is None or not share:
+        return None
+    return ((torch.rand(like.shape, generator=draws) >= share) / (1.0 - share)).to(like)
+
+
+def _others(user_B: Tensor, num_users: int, draws: torch.Generator) -> Tensor:
+    """As many users, whoever they are."""
+    return torch.randint(num_users, user_B.shape, generator=draws).to(user_B.device)
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())

@@ -131,8 +131,8 @@ def ours(case: Case) -> None:
     torch.set_num_threads(CORES)
     items = [np.load(f"{case.folder}/user-{user}.npz") for user in range(case.clients)]
     sequences = [[int(item) for item in found["sequence"]] for found in items]
-    keys = [str(number) for number in range(case.num_items)]
-    users = [str(user) for user in range(case.clients)]
+    keys = [f"{number:05d}" for number in range(case.num_items)]
+    users = [f"{user:05d}" for user in range(case.clients)]
     interactions = Interactions("ml-100k", users, keys, [""] * case.num_items, sequences, None, {})
     changes = {"embedding_size": DIMS, "batch_size": BATCH, "learning_rate": RATE, "num_negatives": NEGATIVES}
     settings = paper_settings("fedmf", case.rounds, local_epochs=1, num_eval_users=1, **changes)

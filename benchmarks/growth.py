@@ -66,7 +66,7 @@ def measure_embedding(method: str, clients: int, items: int) -> Point:
     side = Side(method, synthetic(clients, items), compiled=True)
     train_s, server_s = (sum(parts) / 2 for parts in zip(*(side.round(number) for number in (1, 2)), strict=True))
     sent = _bytes(side.setup.method, side.setup.blocks, side.server, side.local)
-    return Point(train_s, server_s, _peak() - before, sent)
+    return Point(train_s, server_s, max(0.0, _peak() - before), sent)
 
 
 def measure_silos(method: str, silos: int, items: int) -> Point:
@@ -93,7 +93,7 @@ def measure_silos(method: str, silos: int, items: int) -> Point:
         started = time.process_time()
         server = made.server_aggregate(number, server, iter(uploads))
         found = (train_s, time.process_time() - started)
-    return Point(*found, _peak() - before, _bytes(made, groups, server, local))
+    return Point(*found, max(0.0, _peak() - before), _bytes(made, groups, server, local))
 
 
 def _silos(count: int, items: int) -> Any:

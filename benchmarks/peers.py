@@ -200,11 +200,12 @@ def write_users(folder: Path, clients: int) -> int:
     """The examples of each user -> the number of items."""
     from fedecider.data.interactions import load_interactions
     from fedecider.data.rating_sets import InteractionsConfig
+    from fedecider.evaluation.split import train_part
 
     interactions = load_interactions(InteractionsConfig())
     draw = np.random.default_rng(0)
     for user, sequence in enumerate(interactions.sequences[:clients]):
-        train = np.array(sequence[:-2])
+        train = np.array(train_part(sequence))
         others = np.setdiff1d(np.arange(interactions.num_items), train)
         items = np.concatenate([train, draw.choice(others, NEGATIVES * len(train))])
         labels = (np.arange(len(items)) < len(train)).astype(np.float32)

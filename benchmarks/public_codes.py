@@ -32,6 +32,8 @@ import numpy as np
 import torch
 from provenance import git_commit, heading
 
+from fedecider.evaluation.split import train_part
+
 Round = Callable[[int], tuple[float, float]]
 """number from 0 -> CPU seconds of training with the server's step, and of drawing negatives where that is apart."""
 
@@ -103,7 +105,7 @@ def fedrecgel(events: np.ndarray, num_items: int) -> Round:
     num_users = int(events[:, 0].max()) + 1
     train = torch.zeros(num_users, num_items)
     for user in range(num_users):
-        train[user, torch.from_numpy(events[events[:, 0] == user, 1][:-2])] = 1.0
+        train[user, torch.from_numpy(train_part(events[events[:, 0] == user, 1]))] = 1.0
     clients = [models.FedRecGELClient(train[user : user + 1], 1, 0.1, attr=attributes) for user in range(num_users)]
     server = servers.Server(models.FedRecGELServer(num_items), clusters.ClientCluster(clients), fraction=1.0)
 

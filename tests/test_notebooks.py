@@ -32,6 +32,7 @@ def test_every_notebook_has_short_settings():
     assert {path.stem for path in NOTEBOOKS} == set(SHORT)
 
 
+@pytest.mark.slow
 def test_the_llm_track_is_trained_measured_and_asked(shown):
     text = shown["llm_track"]
     assert "protocol: strict" in text
@@ -42,6 +43,7 @@ def test_the_llm_track_is_trained_measured_and_asked(shown):
     assert len(re.findall(r"\bcrime-\d{4}\b", text)) == 3
 
 
+@pytest.mark.slow
 def test_the_leaderboard_has_its_rows_and_its_canary(shown):
     text = shown["embedding_leaderboard"]
     assert {"fedmf", "popularity", "ease", "memoriser"} <= set(text.split())

@@ -17,9 +17,9 @@ VARIANTS = {
     "feddcsr": [
         {},
         {**SMALL, "num_heads": 1, "local_epochs": 1},
-        {**SMALL, "variant": "code"},
-        {**SMALL, "pull_weight": 0.0, "sampled": False},
-        {**SMALL, "share": "nothing", "kl_cap": 1.0},
+        {**SMALL, "variant": "code", "local_epochs": 1},
+        {**SMALL, "pull_weight": 0.0, "sampled": False, "local_epochs": 1},
+        {**SMALL, "share": "nothing", "kl_cap": 1.0, "local_epochs": 1},
     ],
     "fedgcdr": [
         {},
@@ -35,7 +35,13 @@ VARIANTS = {
         {"share": "nothing", "batch_size": 5, "transfer_weight": 0.0},
     ],
 }
-CASES = [(name, variant) for name in METHODS for variant in VARIANTS[name]]
+FAST = 3
+"""So many variants of a method are held to the contract in every run of the tests, the others among the slow ones."""
+CASES = [
+    pytest.param(name, variant, marks=[pytest.mark.slow] if number >= FAST else [])
+    for name in METHODS
+    for number, variant in enumerate(VARIANTS[name])
+]
 identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731
 
 

@@ -49,7 +49,7 @@ def id_row(
     entry = METHODS[method]
 
     def folder(setting: dict, seed: int) -> Path:
-        run = IdRunConfig(method=method, protocol=protocol, seed=seed)
+        run = IdRunConfig(method=method, protocol=protocol, seed=seed, patience=entry.patience)
         return _trained(IdSettings(run, replace(entry.config(), **setting)), domains, cache, device)
 
     start = search.search_of([entry.config()], entry.space, entry.grid, 0)

@@ -24,11 +24,14 @@ class Method(NamedTuple):
     """Settings to try on validation, the default first: a search of N trials takes the first N."""
     space: Space = {}  # noqa: RUF012 (never written to)
     """What a search draws from when it has tried these."""
+    patience: int = 4
+    """Rounds without a better validation score after which a run of a comparison stops; 0: its rounds are stages of one
+    schedule, so that all of them are run."""
 
 
 METHODS = {
     "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
     "feddcsr": Method(feddcsr.FeddcsrConfig, feddcsr.feddcsr, feddcsr.GRID, feddcsr.SPACE),
-    "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE),
+    "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE, patience=0),
     "fedhcdr": Method(fedhcdr.FedhcdrConfig, fedhcdr.fedhcdr, fedhcdr.GRID, fedhcdr.SPACE),
 }

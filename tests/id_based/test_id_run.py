@@ -149,6 +149,7 @@ def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
     assert all(torch.equal(row.position_SU[name], again.position_SU[name]) for name in domains)
     assert [len(records) for records in row.records] == [2, 2]
+    assert _patience(tmp_path) == {4}
     valid = {}
     for folder in tmp_path.iterdir():
         setting = json.loads((folder / "inputs.json").read_text())
@@ -160,6 +161,20 @@ def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
         if json.loads((folder / "inputs.json").read_text())["run"]["seed"] == 1
     ]
     assert other == max(valid, key=lambda share: valid[share])
+
+
+def _patience(folder) -> set[int]:
+    return {json.loads((cell / "inputs.json").read_text())["run"]["patience"] for cell in folder.iterdir()}
+
+
+def test_rounds_that_are_stages_are_all_run(tmp_path, monkeypatch):
+    entry = METHODS["fedgcdr"]
+    stages = partial(entry.config, source_rounds=1, target_rounds=1)
+    monkeypatch.setitem(METHODS, "fedgcdr", entry._replace(config=stages))
+    monkeypatch.setattr("fedecider.comparison.id_rows.IdRunConfig", partial(IdRunConfig, num_rounds=7))
+    row = id_row("fedgcdr", tiny_domains(), "strict", 1, 1, tmp_path)
+    assert [len(records) for records in row.records] == [7]
+    assert _patience(tmp_path) == {0}
 
 
 def test_the_table_of_a_comparison_has_the_row_and_its_costs(tmp_path, monkeypatch):

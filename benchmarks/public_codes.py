@@ -8,7 +8,8 @@ process of its own with one thread and waits while the other one works. What is 
 with what they keep read and written, and the server's step, in CPU seconds, which other work on the machine lengthens
 less than wall time; ours draws its training negatives within that time, the public code before it (`sampling`, left
 out), but for FedRecGEL, which draws within it too. A round before the first is run and not counted. The public code is
-run as it is, but for the patches of `patched`.
+run as it is, but for the patches of `patched`. They need pandas (2.2); FedEM's needs matplotlib and cvxpy as well, with which
+it solves a quadratic programme a client on its server. Its clients end early when their loss stalls, ours never do.
 """
 
 from __future__ import annotations
@@ -95,6 +96,27 @@ def fedrap(events: np.ndarray, num_items: int) -> Round:
     return run
 
 
+def fedem(events: np.ndarray, num_items: int) -> Round:
+    engines, data = __import__("model.model").model, __import__("utils.data").data
+    settings = {"backbone": "FCF", "clients_sample_ratio": 1.0, "top_k": 10, "local_epoch": 10, "threshold": 1e-4}
+    settings |= {"batch_size": 256, "lr_embedding": 0.1, "lr_adapter": 0.1, "weight_decay": 1e-3, "latent_dim": 16}
+    settings |= {"num_negative": 4, "use_cuda": False, "agg_clients_ratio": 0.1, "agg_mode": "both", "sim_mode": "l2"}
+    settings |= {"alpha": 0.9, "adapter": [32, 16, 8, 1], "train_frac": 1.0, "num_items": num_items}
+    settings["num_users"] = int(events[:, 0].max()) + 1
+    engine = engines.ModelEngine(settings)
+    drawn = data.SampleGenerator(ratings=_frame(events), config=settings)
+    common = torch.nn.Embedding(num_items, 16)
+
+    def run(number: int) -> tuple[float, float]:
+        started = time.process_time()
+        examples = drawn.store_all_train_data(settings["num_negative"])
+        ready = time.process_time()
+        engine.federatedTrainOneRound(examples, common, None, number)
+        return time.process_time() - ready, ready - started
+
+    return run
+
+
 def fedrecgel(events: np.ndarray, num_items: int) -> Round:
     missing = types.ModuleType("models.fedrap")  # imported by its evaluation, and not in its repository
     missing.RAPBase = None  # type: ignore[attr-defined]
@@ -121,6 +143,7 @@ CODES = {
     "pfedrec": Code("Zhangcx19/IJCAI-23-PFedRec", pfedrec),
     "gpfedrec": Code("Zhangcx19/GPFedRec", gpfedrec),
     "fedrap": Code("mtics/FedRAP", fedrap),
+    "fedem": Code("jundongchen13/FedEM", fedem),
     "fedrecgel": Code("anonymifish/FedRecGEL", fedrecgel),
 }
 
@@ -196,8 +219,9 @@ class Process:
         words = [sys.executable, __file__, "--child", method, "--events", str(events)]
         words += ["--clone", str(clone.resolve())] if clone else []
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        paths = os.pathsep.join([str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        here = Path(__file__).resolve().parent
+        paths = [str(here.parent), str(here), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         self.process = subprocess.Popen(words, env=environment, **pipes)  # type: ignore[call-overload]
         self.answer()
 

@@ -175,7 +175,7 @@ def working_set(settings: EmbeddingSettings, num_items: int, device: torch.devic
 
     def client_bytes(num_train: int) -> int:
         if entry.client_bytes is not None:
-            return entry.client_bytes(num_items, settings.method)
+            return entry.client_bytes(num_items, training, settings.method)
         examples = num_train * (1 + training.num_negatives)
         rows = num_items if whole_tables else min(examples, num_items)
         per_example = 12 + training.embedding_size + 3 * training.local_epochs  # items and labels in each epoch's order

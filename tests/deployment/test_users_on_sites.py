@@ -113,6 +113,7 @@ CASES = {
     "fedease": "--max_items 3",
     "colr": "--rank 2 --embedding_size 4",
     "fedcia": "--low_pass server",
+    "fedcia_fitted": "--embedding_size 4 --fit_steps 5",
     "fedncf": "--patience 1",
     "gpfedrec": "",
     "fedrap": "--keep_uploaded true",
@@ -130,6 +131,7 @@ CASES = {
 }
 
 STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec", "perfedrec")
+STACKED += ("fedcia_fitted",)
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of
 gradients near zero into steps; double precision leaves only real differences."""
 ENCODED = ("fedease", "colr")

@@ -108,6 +108,7 @@ def close(left, right):
 CASES = {
     "fedmf": "",
     "fedmf, few users": "--participation 0.5 --num_eval_users 4 --seed 14 --memory_gb 1e-8",
+    "fedmf, every second": "--eval_every 2 --patience 1",
     "fedmf, median": "--robust_mean median",
     "pfedrec": "",
     "fedease": "--max_items 3",

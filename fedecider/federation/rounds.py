@@ -137,7 +137,8 @@ def run_rounds(
 
     After each round, or each ``eval_every``-th and the last one, every view of the method is evaluated on the
     validation split; of other rounds the record has no scores. ``summarise`` turns the positions of all clients (in
-    client order) into the metrics of each reported group: one per domain, or one for a thousand users. The round with the best mean ``select_by`` of the first view (earliest on ties) is kept.
+    client order) into the metrics of each reported group: one per domain, or one for a thousand users. The round with
+    the best mean ``select_by`` of the first view (earliest on ties) is kept.
     ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
     ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
     a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without

@@ -40,12 +40,13 @@ ROUNDING = 64.0
 """A squared distance below so many units of rounding of the squared mean is none: its direction would be noise."""
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.01, "local_epochs": 1, "num_negatives": 1, "weight_decay": 0.001}
+SHORT: dict[str, Any] = {"num_vectors": 64, "encoding": "factor", "init_std": 0.1, "num_negatives": 4}
 GRID: tuple[dict[str, Any], ...] = (
     {},
-    {"init_std": 0.1, "num_negatives": 4},
-    {"init_std": 0.1, "num_negatives": 4, "learning_rate": 0.03},
-    {"init_std": 0.1, "num_negatives": 4, "fit_steps": 10},
-    {"init_std": 0.1, "learning_rate": 0.1},
+    {**SHORT, "learning_rate": 0.03},
+    {**SHORT, "learning_rate": 0.1},
+    {**SHORT, "learning_rate": 0.03, "fit_steps": 10},
+    {**SHORT, "learning_rate": 0.03, "fit_learning_rate": 0.4},
 )
 SPACE: Space = {**TRAINING_SPACE, "fit_steps": Whole(1, 200), "fit_learning_rate": Real(0.01, 0.5, log=True)}
 CODE: dict[str, Any] = {"variant": "code", "embedding_size": 256}
@@ -106,8 +107,8 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
     """
     rates = {"user": training.learning_rate, TABLE: training.item_rate}
     optimiser = Optimiser("adam", rates)
-    gradients = code_gradients if config.variant == "code" else entropy_gradients
-    gradients = with_decay(gradients, training.weight_decay)
+    of_loss: Gradients = code_gradients if config.variant == "code" else entropy_gradients
+    gradients = with_decay(of_loss, training.weight_decay)
     fit: Fit = "norm" if config.variant == "code" else "square"
     num_items = federation.num_items
     num_vectors = min(config.num_vectors or num_items, num_items)

@@ -85,9 +85,9 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
     and are never averaged, only how items relate is. In a round it fits its table to the mean of the round before
     (:func:`fitted_tables`), trains p_k and Q_k on its examples and uploads ``Q_k Q_k^T``, 4 I^2 bytes, or Q_k itself,
     4 I D bytes, from which the server makes the same mean. The mean comes back as its ``num_vectors`` leading
-    eigenpairs, 4 R (I + 1) bytes; R = I is the whole matrix. Before the first mean nothing comes and nothing is fitted.
-    Score ``p_k . q_i`` after the fit (view ``global``). With federation off there is no fit, as a client's own
-    similarities are those of its table.
+    :func:`eigenpairs`, 4 R (I + 1) bytes; R = I is the whole matrix. Before the first mean nothing comes and nothing
+    is fitted. Score ``p_k . q_i`` after the fit (view ``global``). With federation off there is no fit, as a client's
+    own similarities are those of its table.
 
     ``weight_decay`` w adds ``w / 2 (||p||^2 + ||q_i||^2)`` to the loss of every example. What is logged as loss is the
     cross-entropy under either variant.
@@ -129,10 +129,10 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
 
     def fitted(own: Tree, download: Download) -> Tensor:
         table_CID = own[TABLE].to(federation.device)
-        if "vector" not in download.shared or not config.fit_steps:
+        if "axes" not in download.shared or not config.fit_steps:
             return table_CID.clone()
         mean = download.shared
-        return fitted_tables(table_CID, mean["value"], mean["vector"], config.fit_steps, config.fit_learning_rate, fit)
+        return fitted_tables(table_CID, mean["value"], mean["axes"], config.fit_steps, config.fit_learning_rate, fit)
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(server)
@@ -181,9 +181,9 @@ def client_bytes(num_items: int, training: EmbeddingTraining, config: FedciaFitt
 
 
 def fitted_tables(
-    table_CID: Tensor, value_R: Tensor, vector_IR: Tensor, num_steps: int, rate: float, loss: Fit = "square"
+    table_CID: Tensor, value_R: Tensor, axes_IR: Tensor, num_steps: int, rate: float, loss: Fit = "square"
 ) -> Tensor:
-    """(C, I, D) tables after steps towards ``S = V diag(l) V^T``, the values l falling.
+    """(C, I, D) tables after steps towards ``S = V diag(l) V^T``, as :func:`eigenpairs` has it.
 
     With ``G = Q^T Q`` the step is ``Q <- Q - s (Q G - S Q)``: a quarter of the gradient of ``||Q Q^T - S||_F^2``, and
     half of the norm's times that norm. For the ``square`` s is rate / max(l_1, ||G||_F), for the ``norm``
@@ -193,6 +193,8 @@ def fitted_tables(
     ``P_0 M``, ``G = A^T A + M^T P_0^T P_0 M`` and ``||Q Q^T - S||^2 = ||G||^2 - 2 sum l A^2 + ||l||^2``. A step takes
     O(R D^2) operations whatever the number of items, and nothing is left out.
     """
+    root_R = value_R.abs().sqrt()
+    vector_IR = axes_IR / torch.where(root_R > 0.0, root_R, 1.0)
     inside_CRD = vector_IR.T @ table_CID
     outside_CID = table_CID - vector_IR @ inside_CRD
     outside_CDD = outside_CID.mT @ outside_CID
@@ -215,11 +217,17 @@ def fitted_tables(
 
 
 def eigenpairs(similarity_II: Tensor, num_vectors: int) -> Tree:
-    """The largest eigenvalues ``value`` (R,), falling, and ``vector`` (I, R), the largest number of each positive."""
+    """The largest eigenvalues ``value`` (R,), falling, and ``axes`` (I, R), their vectors times the root of their size.
+
+    Values within rounding of zero, whose vectors are arbitrary, are zero, and so are their axes; the largest number of
+    every other axis is positive.
+    """
     value_R, vector_IR = leading_eigenpairs(similarity_II.double(), num_vectors)
-    largest_1R = vector_IR.abs().argmax(0, keepdim=True)
-    vector_IR = vector_IR * vector_IR.gather(0, largest_1R).sign()
-    return {"value": value_R.to(similarity_II.dtype), "vector": vector_IR.to(similarity_II.dtype)}
+    least = len(similarity_II) * torch.finfo(torch.float64).eps * value_R.abs().max()
+    value_R = torch.where(value_R.abs() > least, value_R, 0.0)
+    sign_1R = vector_IR.gather(0, vector_IR.abs().argmax(0, keepdim=True)).sign()
+    axes_IR = vector_IR * sign_1R * value_R.abs().sqrt()
+    return {"value": value_R.to(similarity_II.dtype), "axes": axes_IR.to(similarity_II.dtype)}
 
 
 def mean_of_factors(uploads: Iterable[Upload]) -> Tensor | None:

@@ -62,7 +62,7 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
         params = parameters({name: own[name] for name in ("user", "item_table")})
         if received:
-            mean_II = received["vector"] @ torch.diag(received["value"]) @ received["vector"].T
+            mean_II = received["axes"] @ torch.diag(received["value"].sign()) @ received["axes"].T
             sgd, table_ID = torch.optim.SGD([params["item_table"]]), params["item_table"]
             for _ in range(config.fit_steps):
                 sizes = float((table_ID.T @ table_ID).detach().norm()), float(received["value"][0])
@@ -97,7 +97,9 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
         value_I, vector_II = torch.linalg.eigh(mean_II)
         largest_I = vector_II.abs().argmax(0)
         vector_II = vector_II * vector_II[largest_I, torch.arange(len(mean_II))].sign()
+        value_I = torch.where(value_I.abs() > len(mean_II) * 2.0**-52 * value_I.abs().max(), value_I, 0.0)
+        axes_II = vector_II * value_I.abs().sqrt()
         first = len(mean_II) - (config.num_vectors or len(mean_II))
-        return {"value": value_I[first:].flip(0), "vector": vector_II[:, first:].flip(1)}
+        return {"value": value_I[first:].flip(0), "axes": axes_II[:, first:].flip(1)}
 
     return Reference(client, server)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_only import local_only
@@ -16,6 +16,8 @@ from embedding_fr.methods.fedcia_fitted import (
     fitted_tables,
     with_decay,
 )
+from embedding_fr.reference.fedcia import fedcia_fitted as reference
+from embedding_fr.reference.loop import run_reference
 from embedding_fr.sampling import ExampleBatch
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
@@ -32,13 +34,16 @@ def tables(*shape, seed=0):
 
 
 def mean_of(state):
-    value_R, vector_IR = state.server["value"], state.server["vector"]
-    return vector_IR @ torch.diag(value_R) @ vector_IR.T
+    return whole(state.server)
+
+
+def whole(mean):
+    return mean["axes"] @ torch.diag(mean["value"].sign()) @ mean["axes"].T
 
 
 def fit(table_CID, similarity_II, steps, rate=0.1, loss="square"):
     mean = eigenpairs(similarity_II, len(similarity_II))
-    return fitted_tables(table_CID, mean["value"], mean["vector"], steps, rate, loss)
+    return fitted_tables(table_CID, mean["value"], mean["axes"], steps, rate, loss)
 
 
 @pytest.mark.parametrize("num_vectors", [1, 2])
@@ -48,9 +53,9 @@ def test_one_step_by_hand(num_vectors):
     torch.testing.assert_close(mean["value"][0], torch.tensor(2.0, dtype=torch.float64))
     start_CID = torch.tensor([[[2.0], [1.0]]], dtype=torch.float64)
     pull_CID = torch.tensor([[[7.0], [2.0]]], dtype=torch.float64)
-    squared = fitted_tables(start_CID, mean["value"], mean["vector"], 1, 0.1)
+    squared = fitted_tables(start_CID, mean["value"], mean["axes"], 1, 0.1)
     torch.testing.assert_close(squared, start_CID - 0.1 / 5.0 * pull_CID)
-    normed = fitted_tables(start_CID, mean["value"], mean["vector"], 1, 0.1, "norm")
+    normed = fitted_tables(start_CID, mean["value"], mean["axes"], 1, 0.1, "norm")
     torch.testing.assert_close(normed, start_CID - 0.2 / 11.0**0.5 * pull_CID)
 
 
@@ -59,8 +64,8 @@ def test_one_step_by_hand(num_vectors):
 def test_many_steps_are_those_of_autograd_on_whole_matrices(loss, num_vectors):
     start_CID, others_CID = tables(2, 9, 3), tables(5, 9, 3, seed=1)
     mean = eigenpairs((others_CID @ others_CID.mT).mean(0), num_vectors)
-    similarity_II = mean["vector"] @ torch.diag(mean["value"]) @ mean["vector"].T
-    found = fitted_tables(start_CID, mean["value"], mean["vector"], 12, 0.05, loss)
+    similarity_II = whole(mean)
+    found = fitted_tables(start_CID, mean["value"], mean["axes"], 12, 0.05, loss)
     for row in range(2):
         table_ID = start_CID[row].clone().requires_grad_()
         for _ in range(12):
@@ -70,6 +75,17 @@ def test_many_steps_are_those_of_autograd_on_whole_matrices(loss, num_vectors):
             size = max(sizes) if loss == "square" else 1.0
             table_ID = (table_ID - 0.05 / size * gradient).detach().requires_grad_()
         torch.testing.assert_close(found[row], table_ID.detach(), rtol=0, atol=1e-9)
+
+
+def test_directions_that_nobody_has_are_no_axes():
+    goal_ID = tables(6, 2)
+    mean = eigenpairs(goal_ID @ goal_ID.T, 6)
+    assert mean["value"][2:].tolist() == [0.0] * 4
+    assert not mean["axes"][:, 2:].any()
+    torch.testing.assert_close(whole(mean), goal_ID @ goal_ID.T)
+    start_CID = tables(1, 6, 3, seed=1)
+    cut = fitted_tables(start_CID, mean["value"][:2], mean["axes"][:, :2], 20, 0.1)
+    torch.testing.assert_close(fitted_tables(start_CID, mean["value"], mean["axes"], 20, 0.1), cut)
 
 
 @pytest.mark.parametrize("loss", ["square", "norm"])
@@ -97,15 +113,29 @@ def test_far_tables_do_not_diverge():
     torch.testing.assert_close(found[0] @ found[0].T, goal_ID @ goal_ID.T, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("config", [{}, {"variant": "code", "fit_steps": 20, "fit_learning_rate": 0.01}])
+@pytest.mark.usefixtures("double")
+def test_it_equals_the_loop_with_whole_matrices_to_1e_9(config, participation):
+    federation, training = toy_federation(), toy_training("fedcia_fitted")
+    method, loop = toy_method("fedcia_fitted", **config), reference(federation, training, FedciaFittedConfig(**config))
+    expected = run_reference(method, loop, federation, training, toy_population(), 3, participation)
+    state, _ = run(method, participation=participation)
+    for found, tree in zip((state.server, state.local), expected, strict=True):
+        assert found.keys() == tree.keys()
+        for key, tensor in tree.items():
+            torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-9, msg=key)
+
+
 @pytest.mark.usefixtures("double")
 def test_the_server_holds_the_mean_of_the_clients_similarities():
     state, _ = run(toy_method("fedcia_fitted"), rounds=1)
     table_NID = state.local["item_table"]
     torch.testing.assert_close(mean_of(state), (table_NID @ table_NID.mT).mean(0))
     cut, _ = run(toy_method("fedcia_fitted", num_vectors=3), rounds=1)
-    assert cut.server["vector"].shape == (NUM_ITEMS, 3)
+    assert cut.server["axes"].shape == (NUM_ITEMS, 3)
     torch.testing.assert_close(cut.server["value"], state.server["value"][:3])
-    torch.testing.assert_close(cut.server["vector"], state.server["vector"][:, :3])
+    torch.testing.assert_close(cut.server["axes"], state.server["axes"][:, :3])
 
 
 @pytest.mark.usefixtures("double")
@@ -132,7 +162,7 @@ def test_bytes_are_those_of_what_travels():
         _, records = run(toy_method("fedcia_fitted", encoding=encoding, num_vectors=5), rounds=2)
         assert [group["up"] for record in records for group in record["traffic"]] == [up, up]
         down = [group["down"] for record in records for group in record["traffic"]]
-        assert down == [{}, {"value": 4 * 5, "vector": 4 * 5 * NUM_ITEMS}]
+        assert down == [{}, {"value": 4 * 5, "axes": 4 * 5 * NUM_ITEMS}]
     training = EmbeddingTraining(embedding_size=8)
     factor, matrix = (client_bytes(100, training, FedciaFittedConfig(encoding=one)) for one in ("factor", "matrix"))
     assert matrix - factor == 4 * 100**2

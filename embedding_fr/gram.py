@@ -200,10 +200,14 @@ def denoising_bytes(num_items: int, precision: str) -> int:
 
 
 def leading_eigenpairs(gram_II: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The ``rank`` largest eigenvalues (R,), falling, and their vectors (I, R); float64, Lanczos from a fixed start.
+    """The ``rank`` largest eigenvalues (R,), falling, and their vectors (I, R); float64, of a symmetric matrix.
 
-    ``rank`` must be below I. Rows of items without any count are exactly 0, as their scores are.
+    At most I of them; fewer come by Lanczos from a fixed start. Rows of items without any count are exactly 0 then, as
+    their scores are.
     """
+    if rank >= len(gram_II):
+        value_I, vector_II = torch.linalg.eigh(gram_II)
+        return value_I.flip(0), vector_II.flip(1)
     from scipy.sparse.linalg import eigsh  # half a second that no other use of this module needs
 
     start_I = np.ones(len(gram_II)) / math.sqrt(len(gram_II))

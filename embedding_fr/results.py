@@ -193,6 +193,8 @@ def _notes(
     sampled = sum(len(block.clients) for block in setup.validated)
     if sampled < setup.population.num_clients:
         federation.append(f"rounds are chosen by {sampled:,} users, drawn once; the test takes all")
+    if settings.run.eval_every > 1:
+        federation.append(f"every {settings.run.eval_every} rounds are validated, and the last one")
     return [
         *order_warning(settings.run.method, interactions),
         *federation,

@@ -108,7 +108,8 @@ def _results(metrics: Mapping[str, Any]) -> Section:
 
 
 def _convergence(metrics: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Section:
-    rounds, name = [record["round"] for record in records], metrics["dataset"]
+    records, name = [record for record in records if record["valid"]], metrics["dataset"]
+    rounds = [record["round"] for record in records]
     scores = {view: {name: [record["valid"][view][0]["ndcg@10"] for record in records]} for view in records[0]["valid"]}
     points = (
         [view, number, value]

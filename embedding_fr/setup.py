@@ -55,6 +55,7 @@ class EmbeddingRunConfig:
             stands for all of them.
         federation: If false, every client trains on from its own last upload, and nothing leaves it.
         protocol: The evaluation protocol: how recommendations are counted and where training negatives come from.
+        eval_every: Every so many rounds, and after the last one, there is a validation; patience counts rounds.
         num_eval_users: The number of users in the validation of every round, drawn once; 0 takes all. The test takes
             all.
         memory_gb: The memory for the work of one block of clients, and also the largest tensor of personal tables that
@@ -83,6 +84,7 @@ class EmbeddingRunConfig:
     secure_neighbours: ZeroOrMore = 16
     federation: bool = True
     protocol: str = "strict"
+    eval_every: OneOrMore = 1
     num_eval_users: ZeroOrMore = 0
     memory_gb: NotNegative = 0.0
     num_threads: Threads = 0
@@ -175,7 +177,7 @@ def working_set(settings: EmbeddingSettings, num_items: int, device: torch.devic
 
     def client_bytes(num_train: int) -> int:
         if entry.client_bytes is not None:
-            return entry.client_bytes(num_items, settings.method)
+            return entry.client_bytes(num_items, training, settings.method)
         examples = num_train * (1 + training.num_negatives)
         rows = num_items if whole_tables else min(examples, num_items)
         per_example = 12 + training.embedding_size + 3 * training.local_epochs  # items and labels in each epoch's order
@@ -283,7 +285,8 @@ def train(
     faults: Sequence[Fault] = (),
     tell: Callable[[str], None] = lambda text: None,
 ) -> RunState:
-    """All rounds; each one is scored on the validation items of all users together, or of those drawn for it.
+    """All rounds; each one, or each ``eval_every``-th, is scored on the validation items of all users together, or of
+    those drawn for it.
 
     ``faults`` are played, as `fedecider.federation.faults.scenario` says. ``tell`` hears what memory the server takes,
     where that is much.
@@ -308,6 +311,7 @@ def train(
             fingerprint=key,
             checkpoint_every=run.checkpoint_every,
             patience=run.patience,
+            eval_every=run.eval_every,
         ),
         metrics_over_clients,
         pack=setup.pack,

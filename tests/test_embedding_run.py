@@ -235,6 +235,24 @@ def test_rounds_are_validated_on_a_sample_that_is_drawn_once_and_the_test_takes_
     assert federate(*words, "--num_eval_users", -1, "--output", tmp_path / "bad") == 2
 
 
+def test_some_rounds_are_validated_and_the_same_is_trained(data, tmp_path):
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 5]
+    for name, every in (("each", 1), ("second", 2)):
+        assert federate(*words, "--eval_every", every, "--output", tmp_path / name) == 0
+    each, second = (read_records(tmp_path / name / "rounds.jsonl") for name in ("each", "second"))
+    assert [record["score"] for record in second] == [
+        record["score"] if record["round"] in (2, 4, 5) else None for record in each
+    ]
+    assert [record["clients"] for record in each] == [record["clients"] for record in second]
+    metrics = read_json(tmp_path / "second" / "metrics.json")
+    assert metrics["best_round"] == max((2, 4, 5), key=lambda number: each[number - 1]["score"])
+    assert metrics["seconds"]["evaluate_s"] > 0.0
+    assert "every 2 rounds are validated" in (tmp_path / "second" / "results.md").read_text()
+    assert "rounds are validated" not in (tmp_path / "each" / "results.md").read_text()
+    assert "Convergence" in (tmp_path / "second" / "report.html").read_text()
+    assert federate(*words, "--eval_every", 0, "--output", tmp_path / "bad") == 2
+
+
 @pytest.mark.parametrize(
     ("times", "expected"),
     [

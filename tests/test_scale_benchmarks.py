@@ -1,10 +1,11 @@
-"""Benchmarks of growth, of public codes and of simulation engines, at sizes that say nothing."""
+"""Benchmarks of growth, of public codes, of simulation engines and of validation, at sizes that say nothing."""
 
 import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
 
+import evaluation_speed
 import growth
 import numpy as np
 import peers
@@ -87,3 +88,19 @@ def test_the_plain_loop_of_the_engines_is_federated_averaging(tmp_path):
     assert not np.array_equal(np.load(tmp_path / "vector-0.npy"), own)  # it goes on from where it was
     peers.loop(case)
     assert (tmp_path / "vector-1.npy").exists()
+
+
+def test_the_parts_of_a_validation_are_compared_in_their_places_before_they_are_timed(tmp_path, monkeypatch):
+    sizes = {"users": 60, "items": 90, "events": 9, "timed_users": 40, "eval_users": 20, "turns": 1}
+    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr("sys.argv", ["evaluation_speed.py", *words, "--output", str(tmp_path / "found.md")])
+    evaluation_speed.main()
+    text = (tmp_path / "found.md").read_text()
+    assert "| every user | 60 |" in text
+    assert "| `--num_eval_users 20` | 20 |" in text
+    assert [f"| {name} |" in text for name in ("fedmf", "fedncf", "fedrecgel")] == [True] * 3
+    assert text.count("of 40 |") == 3
+    federation = evaluation_speed.drawn_setup("fedncf", evaluation_speed.synthetic(60, 90, 9), 40)
+    _, plain, now = evaluation_speed.pair("fedncf", federation)
+    for block in federation.validated:
+        assert (plain(block) - now(block)).abs().max() <= 1.0

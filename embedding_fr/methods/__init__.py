@@ -13,6 +13,7 @@ from embedding_fr.methods import (
     cofedrec,
     colr,
     fedcia,
+    fedcia_fitted,
     fedease,
     fedem,
     fedfast,
@@ -56,8 +57,8 @@ class Method(NamedTuple):
     passing_tables: int = 0
     """Further whole tables that a client goes over once or twice a round, not in every step (PFedRec: its own last
     table, which is kept): they take memory, but no room in a CPU's caches, so only a GPU's blocks are sized by them."""
-    client_bytes: Callable[[int, Any], int] | None = None
-    """num_items, config -> working set of a client in bytes, for methods without local steps."""
+    client_bytes: Callable[[int, EmbeddingTraining, Any], int] | None = None
+    """num_items, training, config -> working set of a client in bytes, where that is not tables and examples."""
     server_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> peak memory of the server's step on a CPU, checked before the first round."""
     smaller_server: tuple[dict[str, Any], ...] = ()
@@ -126,6 +127,15 @@ BUILT_IN: dict[str, Method] = {
         client_bytes=fedcia.client_bytes,
         negatives=False,
         needs_server=fedcia.needs_server,
+    ),
+    "fedcia_fitted": Method(
+        fedcia_fitted.FedciaFittedConfig,
+        fedcia_fitted.fedcia_fitted,
+        fedcia_fitted.DEFAULTS,
+        fedcia_fitted.GRID,
+        fedcia_fitted.SPACE,
+        client_bytes=fedcia_fitted.client_bytes,
+        code=fedcia_fitted.CODE,
     ),
     "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID, fedmf.SPACE),
     "pfedclr": Method(

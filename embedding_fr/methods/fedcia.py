@@ -139,7 +139,7 @@ def needs_server(config: FedciaConfig) -> bool:
     return True
 
 
-def client_bytes(num_items: int, config: FedciaConfig) -> int:
+def client_bytes(num_items: int, training: EmbeddingTraining, config: FedciaConfig) -> int:
     """Memory that one client takes in a block: at most its whole upload."""
     return 4 * num_items**2
 
@@ -154,9 +154,6 @@ def own_similarity(data: UserData, num_items: int, scale: float) -> Tensor:
 def with_low_pass(similarity_II: Tensor, weight: float, num_vectors: int) -> Tensor:
     """``F + weight V V^T``, V the leading eigenvectors of the symmetric part of F, cut at its numerical rank."""
     symmetric_II = (similarity_II.double() + similarity_II.T.double()) / 2.0
-    if num_vectors < len(symmetric_II):
-        value_R, vector_IR = leading_eigenpairs(symmetric_II, num_vectors)
-    else:
-        value_R, vector_IR = torch.linalg.eigh(symmetric_II)
+    value_R, vector_IR = leading_eigenpairs(symmetric_II, num_vectors)
     vector_IR = vector_IR[:, value_R > RANK_TOLERANCE * value_R.max().clamp(min=torch.finfo(torch.float64).tiny)]
     return (similarity_II.double() + weight * vector_IR @ vector_IR.T).to(similarity_II.dtype)

@@ -32,6 +32,7 @@ from embedding_fr.reference.loop import Reference
 REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]] = {
     "colr": colr.colr,
     "fedcia": fedcia.fedcia,
+    "fedcia_fitted": fedcia.fedcia_fitted,
     "fedmf": fedmf.fedmf,
     "pfedclr": pfedclr.pfedclr,
     "fedncf": fedncf.fedncf,

@@ -71,7 +71,14 @@ def serve(
         state, told = run_deployed(
             method,
             line,
-            RoundSettings(run.num_rounds, run.seed, run.participation, fingerprint=project.run, patience=run.patience),
+            RoundSettings(
+                run.num_rounds,
+                run.seed,
+                run.participation,
+                fingerprint=project.run,
+                patience=run.patience,
+                eval_every=run.eval_every,
+            ),
             SCORES,
             recorder=Recorder(folder.rounds),
             checkpoints=folder.checkpoints,

@@ -322,7 +322,7 @@ def run_deployed(
     best = {"round": state.best_round, "score": state.best_score} if state else {"round": 0, "score": -1.0}
 
     def note(record: dict) -> None:
-        if record["score"] > best["score"]:  # as the loop compares
+        if record["score"] is not None and record["score"] > best["score"]:  # as the loop compares
             best.update(round=record["round"], score=record["score"])
         on_round(record)
 

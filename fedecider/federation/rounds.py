@@ -101,6 +101,16 @@ class RoundSettings(NamedTuple):
     """Rounds between checkpoints; the last round is always saved."""
     patience: int = 0
     """Stop after this many rounds without a better validation score; 0 runs all of them."""
+    eval_every: int = 1
+    """Rounds between validations; the last round is always validated."""
+
+    def validates(self, round: int) -> bool:
+        """Whether this round ends with a validation."""
+        return round % self.eval_every == 0 or round == self.num_rounds
+
+    def stops(self, round: int, best_round: int) -> bool:
+        """Whether patience ends the run after this round: only a validated one can say that nothing became better."""
+        return self.validates(round) and 0 < self.patience <= round - best_round
 
 
 def run_rounds(
@@ -125,9 +135,10 @@ def run_rounds(
 ) -> RunState:
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
-    After each round every view of the method is evaluated on the validation split; ``summarise`` turns the
-    positions of all clients (in client order) into the metrics of each reported group: one per domain, or one for a
-    thousand users. The round with the best mean ``select_by`` of the first view (earliest on ties) is kept.
+    After each round, or each ``eval_every``-th and the last one, every view of the method is evaluated on the
+    validation split; of other rounds the record has no scores. ``summarise`` turns the positions of all clients (in
+    client order) into the metrics of each reported group: one per domain, or one for a thousand users. The round with
+    the best mean ``select_by`` of the first view (earliest on ties) is kept.
     ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
     ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
     a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
@@ -160,7 +171,7 @@ def run_rounds(
     num_clients = sum(len(block.clients) for block in blocks)
     pack = pack or _whole(blocks)
     for round in range(state.round + 1, settings.num_rounds + 1):
-        if 0 < settings.patience <= state.round - state.best_round:
+        if settings.stops(state.round, state.best_round):
             break  # tested before a round, so that a run that was stopped here does not go on when it is resumed
         started = time.perf_counter()
         asked = choose_cohort(method, state.server, num_clients, settings.participation, settings.seed, round)
@@ -174,18 +185,18 @@ def run_rounds(
             view: summarise(
                 evaluate(method, round, view, "valid", server, local, validated or blocks, processes, on_clients)
             )
-            for view in method.views
+            for view in (method.views if settings.validates(round) else ())
         }
-        groups = scores[method.views[0]]
-        score = sum(group[settings.select_by] for group in groups) / len(groups)
-        if score > state.best_score:
+        groups = scores.get(method.views[0], [])
+        score = sum(group[settings.select_by] for group in groups) / len(groups) if groups else None
+        if score is not None and score > state.best_score:
             best_local = snapshot(local, state.best_local)
             state = state._replace(best_round=round, best_score=score, best_server=server, best_local=best_local)
         state = state._replace(round=round, server=server, local=local)
         seconds = {
             "train_s": done.train_s,  # summed over clients
             "wall_s": trained - started,
-            "evaluate_s": time.perf_counter() - trained,
+            "evaluate_s": time.perf_counter() - trained if groups else 0.0,
         }
         record = {
             "round": round,
@@ -199,8 +210,7 @@ def run_rounds(
         }
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
         due = round % settings.checkpoint_every == 0 or round == settings.num_rounds
-        last = 0 < settings.patience <= round - state.best_round
-        if checkpoints and (due or last) and processes.index == 0:
+        if checkpoints and (due or settings.stops(round, state.best_round)) and processes.index == 0:
             state = state._replace(records=recorder.digest())
             save_state(state, checkpoints, settings.fingerprint)
         on_round(record)

@@ -80,11 +80,12 @@ def round_teller(launch: Launch, num_rounds: int) -> Callable[[dict], None]:
 
 
 def round_text(record: dict, num_rounds: int) -> str:
-    """Validation ndcg@10 of every view, losses and seconds of one round."""
+    """Validation ndcg@10 of every view, if the round was validated, losses and seconds."""
     scores = ", ".join(f"{view} {_mean(groups):.4f}" for view, groups in record["valid"].items())
+    valid = f"valid ndcg@10 {scores}" if scores else "not validated"
     losses = [f"{client['loss']:.4g}" for client in record["clients"] if client.get("loss") is not None]
     parts = [
-        f"round {record['round']}/{num_rounds}: valid ndcg@10 {scores}",
+        f"round {record['round']}/{num_rounds}: {valid}",
         *([f"loss {' '.join(losses)}"] if losses else []),
         f"train {record['wall_s']:.2f} s, evaluate {record['evaluate_s']:.2f} s",
     ]

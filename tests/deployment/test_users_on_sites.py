@@ -108,11 +108,13 @@ def close(left, right):
 CASES = {
     "fedmf": "",
     "fedmf, few users": "--participation 0.5 --num_eval_users 4 --seed 14 --memory_gb 1e-8",
+    "fedmf, every second": "--eval_every 2 --patience 1",
     "fedmf, median": "--robust_mean median",
     "pfedrec": "",
     "fedease": "--max_items 3",
     "colr": "--rank 2 --embedding_size 4",
     "fedcia": "--low_pass server",
+    "fedcia_fitted": "--embedding_size 4 --fit_steps 5",
     "fedncf": "--patience 1",
     "gpfedrec": "",
     "fedrap": "--keep_uploaded true",
@@ -130,6 +132,7 @@ CASES = {
 }
 
 STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec", "perfedrec")
+STACKED += ("fedcia_fitted",)
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of
 gradients near zero into steps; double precision leaves only real differences."""
 ENCODED = ("fedease", "colr")

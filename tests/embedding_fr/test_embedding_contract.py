@@ -13,6 +13,11 @@ from fedecider.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_referenc
 VARIANTS: dict[str, list[dict]] = {
     "colr": [{"rank": 1}, {"rank": 2, "mean": "clients"}],
     "fedcia": [{"low_pass": "server"}, {"low_pass": "server", "num_vectors": 3, "encoding": "items"}],
+    "fedcia_fitted": [
+        {"fit_steps": 30, "fit_learning_rate": 0.02, "num_vectors": 5},
+        {"variant": "code", "fit_steps": 20, "fit_learning_rate": 0.01},  # longer, and rounding errors grow
+        {"encoding": "factor", "fit_learning_rate": 0.4},
+    ],
     "fedease": [{"precision": "float32"}, {"precision": "float32", "top_k": 4}],
     "fednear": [{"precision": "float32", "top_k": 4}],
     "fedmf": [{"weighting": "uniform"}],
@@ -138,6 +143,7 @@ def test_checkerboard(name):
 
 
 CHECKERBOARD: dict[str, dict] = {
+    "fedcia_fitted": {"learning_rate": 0.1},
     "fedncf_em": {"learning_rate": 0.1},
     "fedncf": {"learning_rate": 0.1},
     "pfedclr": {"learning_rate": 0.03},

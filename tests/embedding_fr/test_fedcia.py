@@ -7,6 +7,7 @@ import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import block_packer
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedcia import FedciaConfig, client_bytes, own_similarity, with_low_pass
 from embedding_fr.reference.fedcia import fedcia as reference
 from embedding_fr.reference.fedcia import graph_filter
@@ -110,7 +111,7 @@ def test_bytes_are_those_of_what_travels():
     _, secure = run(toy_method("fedcia", encoding="items"), rounds=1, gathering=gathering)
     assert secure[0]["traffic"][0]["up"]["similarity"] == 8 * NUM_ITEMS**2
     assert secure[0]["traffic"][0]["up"][WEIGHT] == 8
-    assert client_bytes(NUM_ITEMS, FedciaConfig()) == 4 * NUM_ITEMS**2
+    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FedciaConfig()) == 4 * NUM_ITEMS**2
 
 
 def test_items_and_matrix_give_the_same_bits():

@@ -10,6 +10,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_popula
 
 from embedding_fr import gram
 from embedding_fr.blocks import block_packer
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import (
     add_histories,
     add_triangle,
@@ -168,8 +169,8 @@ def test_bytes_are_those_of_what_travels():
     _, low = run(method(rank=5), rounds=2)
     expected = {"eigenvalues": 20, "vectors": 20 * NUM_ITEMS, "regularisation": 4}
     assert low[1]["traffic"][0]["down"] == expected
-    assert client_bytes(NUM_ITEMS, FedeaseConfig(secure=True)) == 8 * triangle
-    assert client_bytes(NUM_ITEMS, FedeaseConfig()) == 8 * NUM_ITEMS
+    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FedeaseConfig(secure=True)) == 8 * triangle
+    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FedeaseConfig()) == 8 * NUM_ITEMS
 
 
 def test_a_masked_upload_tells_nothing_by_itself():

@@ -12,6 +12,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_popula
 
 from embedding_fr import gram
 from embedding_fr.blocks import block_packer
+from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import denoise, triangle_size
 from embedding_fr.methods import fednear as module
 from embedding_fr.methods.fedease import FedeaseConfig, fedease
@@ -280,12 +281,15 @@ def test_bytes_are_those_of_what_travels():
         up = secure[0]["traffic"][0]["up"]
         assert up.pop("masked_pairs") == 4 * planes * triangle
         assert set(up) == {KEYS, SHARES, UNMASKING}
-        assert client_bytes(NUM_ITEMS, FednearConfig(secure=True, direction=direction)) == 8 * planes * triangle
+        assert (
+            client_bytes(NUM_ITEMS, EmbeddingTraining(), FednearConfig(secure=True, direction=direction))
+            == 8 * planes * triangle
+        )
     _, noised = run(method(secure=True, clip=900.0, noise_scale=100.0, direction=0.0), rounds=1)
     assert noised[0]["traffic"][0]["up"]["masked_pairs"] == 8 * triangle  # 32 bits have no room for such noise
     _, few = run(method(top_k=3), rounds=2)
     assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
-    assert client_bytes(NUM_ITEMS, FednearConfig()) == 8 * NUM_ITEMS
+    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FednearConfig()) == 8 * NUM_ITEMS
 
 
 def test_short_columns_keep_the_largest_and_score_with_them():

@@ -239,6 +239,63 @@ def test_patience_stops_and_a_resumed_run_stays_stopped(tmp_path):
     assert not torch.equal(state.best_server["mean"], state.server["mean"])
 
 
+def test_every_nth_round_and_the_last_one_are_validated_and_the_best_of_these_is_kept():
+    scores = {2: 0.1, 4: 0.3, 5: 0.2}
+    given = iter(scores.values())
+    records = []
+    settings = RoundSettings(5, seed=0, eval_every=2)
+    groups = blocks((0,), (1,), (2,))
+    state = run_rounds(toy(), groups, settings, lambda _: [{"ndcg@10": next(given)}], on_round=records.append)
+    assert [record["score"] for record in records] == [None, 0.1, None, 0.3, 0.2]
+    assert [list(record["valid"]) for record in records] == [[], ["global"], [], ["global"], ["global"]]
+    assert [record["evaluate_s"] > 0.0 for record in records] == [False, True, False, True, True]
+    assert (state.best_round, state.best_score, state.best_local["seen"].tolist()) == (4, 0.3, [4, 4, 4])
+    every = run(rounds=5)
+    sparse = run_rounds(toy(0.3), groups, RoundSettings(5, seed=3, eval_every=9), summarise)
+    assert torch.equal(every.server["mean"], sparse.server["mean"])  # training does not know of it
+    assert sparse.best_round == 5
+
+
+def test_patience_counts_rounds_and_ends_a_run_at_a_validation():
+    def rounds_with(patience, *scores):
+        given = iter(scores)
+        settings = RoundSettings(20, seed=0, patience=patience, eval_every=3)
+        state = run_rounds(toy(), blocks((0,), (1,), (2,)), settings, lambda _: [{"ndcg@10": next(given)}])
+        return state.round, state.best_round
+
+    assert rounds_with(1, 0.3, 0.2) == (6, 3)
+    assert rounds_with(3, 0.3, 0.2) == (6, 3)
+    assert rounds_with(4, 0.3, 0.2, 0.2) == (9, 3)
+    assert rounds_with(4, 0.3, 0.2, 0.4, 0.1, 0.1) == (15, 9)
+
+
+@pytest.mark.parametrize("killed", [1, 2, 4])
+def test_a_run_resumed_between_two_validations_is_the_uninterrupted_one(killed, tmp_path):
+    settings = RoundSettings(7, seed=3, patience=6, eval_every=3)
+
+    def play(folder, resume=False, killed=None):
+        def on_round(record):
+            if record["round"] == killed:
+                raise KeyboardInterrupt
+
+        folder.mkdir(exist_ok=True)
+        recorder = Recorder(folder / "rounds.jsonl")
+        options = {"checkpoints": folder, "recorder": recorder, "resume": resume, "on_round": on_round}
+        return run_rounds(toy(0.3), blocks((0,), (1,), (2,)), settings, summarise, **options)
+
+    whole = play(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "stopped", killed=killed)
+    resumed = play(tmp_path / "stopped", resume=True)
+    assert (resumed.round, resumed.best_round, resumed.best_score) == (whole.round, whole.best_round, whole.best_score)
+    for name in ("server", "local", "best_server", "best_local"):
+        for key, tensor in getattr(whole, name).items():
+            assert torch.equal(getattr(resumed, name)[key], tensor)
+    records = [read_records(tmp_path / name / "rounds.jsonl") for name in ("whole", "stopped")]
+    assert [[r["score"], r["valid"]] for r in records[0]] == [[r["score"], r["valid"]] for r in records[1]]
+    assert [r["score"] is None for r in records[1]] == [True, True, False, True, True, False, False]
+
+
 def test_a_cohort_is_packed_anew_and_positions_come_in_client_order():
     packed = []
 

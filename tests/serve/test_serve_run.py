@@ -144,6 +144,7 @@ def test_without_memories(run):
         assert all(not item.experts for item in answer.items)
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_its_table(run, tmp_path, monkeypatch):
     table = tmp_path / "table.md"
     words = ["serve.py", "--run", str(run), "--requests", "40", "--clients", "1,4", "--output", str(table)]

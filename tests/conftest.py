@@ -10,6 +10,8 @@ import pytest
 import torch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+COMPILED = ("tests/embedding_fr/", "tests/deployment/test_users_on_sites.py")
+"""Tests that take the functions of ``embedding_fr.compiled``: what one process has compiled another one need not."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,6 +26,20 @@ def data_root() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder} (set FEDECIDER_DATA)")
     return folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """As with ``--dist loadfile``, with all files that compile the same functions in one process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByCompiledCode(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "compiled" if nodeid.startswith(COMPILED) else super()._split_scope(nodeid)
+
+    return ByCompiledCode(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from slow import slow
 from test_pipeline import SETTINGS
 
 from fedecider.evaluation.per_user import read_per_user
@@ -39,7 +40,7 @@ def t5_settings() -> dict:
     return {**SETTINGS, **SMALL, "pretrain": {**SETTINGS["pretrain"], "text_encoder": "tfidf"}}
 
 
-@pytest.fixture(scope="module", params=["decoder", "t5"])
+@pytest.fixture(scope="module", params=["decoder", slow("t5")])
 def playground(request, tmp_path_factory):
     """A folder with small settings and one finished run with memories, ``runs/whole``."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -12,7 +12,6 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file
-from slow import slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
@@ -147,7 +146,8 @@ def test_a_stopped_run_goes_on_to_the_same_metrics(playground, monkeypatch):
     assert json.loads((killed / "metrics.json").read_text()) == whole
 
 
-@pytest.mark.parametrize("placement", ["clients", slow("data")])
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["clients", "data"])
 def test_two_processes_give_what_one_gives(placement, playground):
     output = playground / "runs" / f"two by {placement}"
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]

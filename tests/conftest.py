@@ -8,8 +8,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from small_runs import decoder_settings, finished
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+COMPILED = ("tests/embedding_fr/", "tests/deployment/test_users_on_sites.py")
+"""Tests that take the functions of ``embedding_fr.compiled``: what one process has compiled another one need not."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,6 +27,34 @@ def data_root() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder} (set FEDECIDER_DATA)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def decoder_run(tmp_path_factory) -> Path:
+    """The folder of a finished run of a decoder with memories; whoever changes something takes a copy."""
+    memory = {"kind": "mixture", "max_contexts": 300}
+    return finished(tmp_path_factory.mktemp("decoder"), {**decoder_settings(), "memory": memory})
+
+
+@pytest.fixture(scope="session")
+def two_clients_run(tmp_path_factory) -> Path:
+    """The same with two clients."""
+    changed = {"domains": "crime,comics", "memory": {"kind": "mixture", "max_contexts": 200}}
+    return finished(tmp_path_factory.mktemp("two_clients"), {**decoder_settings(), **changed})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """As with ``--dist loadfile``, with all files that compile the same functions in one process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByCompiledCode(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "compiled" if nodeid.startswith(COMPILED) else super()._split_scope(nodeid)
+
+    return ByCompiledCode(config, log)
 
 
 @pytest.fixture(autouse=True)

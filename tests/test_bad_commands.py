@@ -16,6 +16,7 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from slow import fast_where, slow
 from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.comparison.plan import Run, _valid_score
@@ -458,7 +459,7 @@ STAGE_IDS = {
 }
 
 
-@pytest.mark.parametrize("case", STAGE_IDS)
+@pytest.mark.parametrize("case", fast_where(("a list", "other keys", "text as tokens"), STAGE_IDS))
 def test_damaged_ids_of_a_stage_are_named(case, inside, tmp_path, capsys, monkeypatch):
     content, path = STAGE_IDS[case]
     shutil.copytree(".cache", tmp_path / "cache")
@@ -558,7 +559,7 @@ def test_the_hand_over_is_complete_and_loads_without_its_checksums(copy, inside,
     PeftModel.from_pretrained(base, str(copy / "adapters/crime"))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)])
 def test_a_backbone_in_half_precision_is_read_in_full(dtype, copy, capsys):
     """With the adapter as it is; evaluating says by how much the metrics moved, if they did."""
     exact = Recommender.from_pretrained(copy, "crime")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from slow import fast_where, slow
 
 from fedecider.comparison import plan
 from fedecider.comparison.plan import CompareConfig
@@ -44,7 +45,7 @@ def pairs():
         own = yaml.safe_load(path.read_text()).get("method", "fedecider")
         for method in METHODS:
             fast = path == PAPER[0] or method == own
-            yield pytest.param(path, method, marks=() if fast else pytest.mark.slow, id=f"{path.stem}-{method}")
+            yield (pytest.param if fast else slow)(path, method, id=f"{path.stem}-{method}")
 
 
 @pytest.mark.parametrize(("path", "method"), pairs())
@@ -60,7 +61,8 @@ def test_every_config_parses_for_every_method(path, method):
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem == "amazon_cpu" else (), id=path.stem) for path in TABLES],
+    fast_where(lambda path: path.stem not in ("amazon_cpu", "amazon_cpu_options"), TABLES),
+    ids=lambda path: path.stem,
 )
 def test_every_line_of_a_table_parses(path, monkeypatch):
     """All but the data: they need not be prepared."""

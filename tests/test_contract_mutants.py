@@ -6,6 +6,7 @@ import pytest
 import torch
 from outside import EXAMPLE
 from settings_mutants import wrong_settings
+from slow import slow
 
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
@@ -378,8 +379,8 @@ def test_no_part_of_the_contract_is_without_a_mutant(contract):
         ("embedding", "uploads", "sends_what_is_local"),
         ("embedding", "no_hidden_state", "counts_its_calls"),
         ("llm", "uploads", "sends_one_row_for_all"),
-        pytest.param("llm", "order_of_clients", "draws_by_the_number_of_the_client", marks=pytest.mark.slow),
-        pytest.param("embedding", "one_stream", "reads_the_uploads_twice", marks=pytest.mark.slow),
+        slow("llm", "order_of_clients", "draws_by_the_number_of_the_client"),
+        slow("embedding", "one_stream", "reads_the_uploads_twice"),
     ],
 )
 def test_check_method_says_which_contract_is_broken(track, part, what):

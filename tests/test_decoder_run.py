@@ -3,10 +3,8 @@
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -129,24 +127,26 @@ def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys
     assert len(texts) == 1
 
 
-def test_kill_and_resume_gives_the_same_metrics(playground, monkeypatch):
+def test_a_stopped_run_goes_on_to_the_same_metrics(playground, monkeypatch):
+    """One whose process is killed does so in the tests of the pipeline."""
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--output", "runs/killed")
-    command = [sys.executable, str(REPOSITORY / "scripts" / "federate.py"), *words]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
     killed = playground / "runs" / "killed"
-    while not (killed / "checkpoints" / "round_00001").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)  # during round 2
-    process.wait()
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedecider.llm.federate.round_teller", lambda launch, num_rounds: stop)
+        assert main("federate", *words) == 130
     assert not (killed / "metrics.json").exists()
+    assert (killed / "checkpoints" / "round_00001").is_dir()
     assert main("federate", *words, "--resume", "true") == 0
     whole = json.loads((playground / "runs" / "whole" / "metrics.json").read_text())
     assert json.loads((killed / "metrics.json").read_text()) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["clients", "data"])
 def test_two_processes_give_what_one_gives(placement, playground):
     output = playground / "runs" / f"two by {placement}"

@@ -79,6 +79,7 @@ def shown(capsys, *words):
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_new_process_lists_the_methods_runs_one_and_checks_it(site, data, tmp_path):
     words = ["federate", "--method", "fedbias", *data, "--num_rounds", "1", "--local_epochs", "1", "--output", "run"]
     text = ran(site, "-c", PROGRAM, *words, cwd=tmp_path)

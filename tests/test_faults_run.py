@@ -77,6 +77,7 @@ def test_bad_scenarios_are_told_and_nothing_is_left(words, message, playground, 
     assert not Path("runs/bad").exists()
 
 
+@pytest.mark.slow
 def test_a_robust_mean_gives_another_model(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--method", "fedavg", "--num_rounds", "1")

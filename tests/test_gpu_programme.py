@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow import slow
 
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.metrics import metrics_per_client
@@ -139,9 +140,7 @@ def test_cuda_trains_and_decodes_like_the_cpu(programme):
     programme.agreement(lists["cpu"], lists["cuda"], 0.9, 5e-3)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
+@pytest.mark.parametrize("name", [slow("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_all_stages_run_on_the_device(name, tmp_path):
     """Generator, alternating training, backbone, distillation and two rounds of fusion, in bf16."""
     device = torch.device(name)

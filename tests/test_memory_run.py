@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from slow import slow
+from small_runs import SMALL, finished
 from test_pipeline import SETTINGS
 
 from fedecider.evaluation.per_user import read_per_user
@@ -15,8 +16,6 @@ from fedecider.llm.recommender import Recommender
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DEMO = REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml"
-SMALL = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "encoder": "tfidf"}
 
 
 def main(script: str, *words: str) -> int:
@@ -26,29 +25,18 @@ def main(script: str, *words: str) -> int:
         return int(stop.code or 0)
 
 
-def decoder_settings() -> dict:
-    content = {**yaml.safe_load(DEMO.read_text()), **SMALL}
-    content["pretrain"] |= {"text_encoder": "tfidf"}
-    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
-    content["pretrain"]["train"] |= {"max_steps": 10}
-    content["distill"] |= {"epochs": 1}
-    return content
-
-
 def t5_settings() -> dict:
-    return {**SETTINGS, **SMALL, "pretrain": {**SETTINGS["pretrain"], "text_encoder": "tfidf"}}
+    pretrain = {**SETTINGS["pretrain"], "text_encoder": "tfidf"}
+    return {**SETTINGS, **SMALL, "pretrain": pretrain, "memory": {"kind": "mixture", "max_contexts": 300}}
 
 
-@pytest.fixture(scope="module", params=["decoder", "t5"])
+@pytest.fixture(scope="module", params=["decoder", slow("t5")])
 def playground(request, tmp_path_factory):
     """A folder with small settings and one finished run with memories, ``runs/whole``."""
     folder = tmp_path_factory.mktemp(request.param)
-    content = decoder_settings() if request.param == "decoder" else t5_settings()
-    (folder / "toy.yaml").write_text(yaml.safe_dump({**content, "memory": {"kind": "mixture", "max_contexts": 300}}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main("federate", "--config", "toy.yaml", "--output", "runs/whole") == 0
-    return folder
+    if request.param == "t5":
+        return finished(folder, t5_settings())
+    return Path(shutil.copytree(request.getfixturevalue("decoder_run"), folder, dirs_exist_ok=True))
 
 
 def read(path: Path) -> dict:

@@ -14,6 +14,7 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from slow import fast_where
 from tiny_causal import byte_level_tokenizer, save_decoder
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, OPTConfig, OPTForCausalLM
 
@@ -153,11 +154,7 @@ BY_SCRIPT = {"an encoder": "pretrain", "a .gguf file": "federate", "a larger tok
 
 @pytest.mark.parametrize(
     ("case", "script"),
-    [
-        pytest.param(case, script, marks=[] if BY_SCRIPT.get(case) == script else [pytest.mark.slow])
-        for case in REFUSED
-        for script in ("pretrain", "federate")
-    ],
+    fast_where(BY_SCRIPT.items(), [(case, script) for case in REFUSED for script in ("pretrain", "federate")]),
 )
 def test_a_script_tells_it_before_the_work(case, script, inside, capsys, monkeypatch):
     change, expected = REFUSED[case]

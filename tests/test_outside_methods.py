@@ -4,6 +4,7 @@ import json
 
 import pytest
 from outside import look_again, use, write_package
+from slow import fast_where
 
 from embedding_fr.methods import METHODS as EMBEDDING
 from fedecider.commands import doctor, federate
@@ -163,7 +164,10 @@ def test_names_that_options_have_are_refused(site, monkeypatch):
     assert parse_settings("", ["--method", "local", "--seed", "3"]).run.seed == 3
 
 
-@pytest.mark.parametrize("name", ["config", "help", "print_config", "my method", "-x", "a.b", "Domains", "seed"])
+UNLUCKY = ["config", "help", "print_config", "my method", "-x", "a.b", "Domains", "seed"]
+
+
+@pytest.mark.parametrize("name", fast_where(("config", "-x"), UNLUCKY))
 def test_an_unlucky_name_disturbs_no_command(name, site, monkeypatch, capsys):
     write_package(site, "acme-fl", GOOD_LLM, llm={name: "acme_fl:METHOD"})
     use(monkeypatch, site)

@@ -128,6 +128,7 @@ def test_a_wheel_from_the_archive_is_the_wheel_from_the_tree(archive, wheel, tmp
     assert contents(again) == contents(wheel)
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_from_another_folder(wheel, tmp_path):
     place, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -50,19 +52,15 @@ def command(script: str, *words: str) -> list[str]:
     return [sys.executable, str(REPOSITORY / "scripts" / f"{script}.py"), *words]
 
 
-def call(script: str, *words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command(script, *words), cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
-
-
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory):
     """A folder with the toy settings and one finished run, ``runs/whole``."""
     folder = tmp_path_factory.mktemp("pipeline")
     (folder / "toy.yaml").write_text(yaml.safe_dump(SETTINGS))
-    done = call("federate", "--config", "toy.yaml", "--output", "runs/whole", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    (folder / "stdout.txt").write_text(done.stdout)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        patch.chdir(folder)
+        assert main("federate", "--config", "toy.yaml", "--output", "runs/whole") == 0
+    (folder / "stdout.txt").write_text(printed.getvalue())
     return folder
 
 
@@ -151,6 +149,7 @@ def test_many_histories_get_what_each_gets_alone_and_an_empty_one_what_is_likely
     assert together[0][0].score == pytest.approx(score, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_program_of_a_model_card_gives_our_recommendations(playground, tmp_path):
     """From a copy of the hand-over and another folder, with transformers and peft alone."""
     run = playground / "runs" / "whole"

@@ -13,7 +13,6 @@ import torch
 import yaml
 from hub_toys import FolderHub
 from safetensors.torch import load_file, save_file
-from test_memory_run import decoder_settings
 
 import fedecider
 from fedecider.commands.main import main
@@ -29,15 +28,9 @@ EXPERTS = {"counts", "text", "agreement", "model", "consensus", "uniform"}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(two_clients_run):
     """A finished run of two clients."""
-    folder = tmp_path_factory.mktemp("recommender")
-    settings = decoder_settings() | {"domains": "crime,comics", "memory": {"kind": "mixture", "max_contexts": 200}}
-    (folder / "toy.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["federate", "--config", "toy.yaml", "--output", "run"]) == 0
-    return folder / "run"
+    return two_clients_run / "runs" / "whole"
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from test_memory_run import decoder_settings, main
 
 from fedecider.llm.recommender import Recommender
 
@@ -24,14 +22,9 @@ sys.exit(code)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(decoder_run):
     """A finished run with memories."""
-    folder = tmp_path_factory.mktemp("quick")
-    settings = {**decoder_settings(), "memory": {"kind": "mixture", "max_contexts": 300}}
-    (folder / "toy.yaml").write_text(yaml.safe_dump(settings))
-    words = ("--config", str(folder / "toy.yaml"), "--output", str(folder / "run"), "--cache", str(folder / "cache"))
-    assert main("federate", *words) == 0
-    return folder / "run"
+    return decoder_run / "runs" / "whole"
 
 
 def imported(folder: Path, *words: str) -> tuple[str, set[str]]:
@@ -50,6 +43,7 @@ def test_the_most_popular_items_need_no_model(run, tmp_path):
     assert len(answer) == 5
 
 
+@pytest.mark.slow
 def test_a_history_needs_the_model_and_nothing_of_tables(run, tmp_path):
     words = ("recommend", "--run", str(run), "--domain", "crime", "--history", "crime-0000", "--json", "true")
     printed, modules = imported(tmp_path, *words)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from slow import slow
 
 from fedecider.baselines.counts import popularity
 from fedecider.data.card import make_card
@@ -112,7 +113,7 @@ SENTENCES = PretrainConfig(
 )
 
 
-@pytest.mark.parametrize("settings", [DECODER, SENTENCES], ids=["decoder", "sentences"])
+@pytest.mark.parametrize("settings", [DECODER, slow(SENTENCES)], ids=["decoder", "sentences"])
 def test_silos_start_as_their_domain_does(settings, tmp_path):
     """One tokenizer, one ID an item, one set of vectors, and public users that count once: nothing tells of silos."""
     config = RunConfig(cache=str(tmp_path), pretrain=settings)
@@ -181,7 +182,7 @@ def with_public(data: Path, name: str, num: int) -> None:
     save_domains({name: dataclasses.replace(domain, public=domain.public._replace(sequences=moved))}, data)
 
 
-@pytest.mark.parametrize("walk_share", [0.0, 0.3])
+@pytest.mark.parametrize("walk_share", [0.3, slow(0.0)])
 def test_a_foreign_pool_is_all_that_is_read(walk_share, tmp_path):
     data = tmp_path / "data"
     save_domains(WHOLE, data)

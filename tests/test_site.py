@@ -75,6 +75,7 @@ def pages(site):
     return {path: Page(path) for path in site.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_document_and_every_result_is_a_page(site):
     documents = [*(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "benchmarks" / "results").glob("*.md")]
     names = {f"results/{path.stem}" if path.parent.name == "results" else path.stem for path in documents}
@@ -83,6 +84,7 @@ def test_every_document_and_every_result_is_a_page(site):
     assert {"index", "documents", "contributing", "security", "changelog"} <= built
 
 
+@pytest.mark.slow
 def test_every_link_and_anchor_of_the_site_leads_somewhere(site, pages):
     lost = []
     for path, page in pages.items():
@@ -100,6 +102,7 @@ def test_every_link_and_anchor_of_the_site_leads_somewhere(site, pages):
     assert not lost
 
 
+@pytest.mark.slow
 def test_links_to_the_repository_name_files_that_are_there(pages):
     targets = {link for page in pages.values() for link in page.links if link.startswith((hooks.FILES, hooks.FOLDERS))}
     assert f"{hooks.FILES}fedecider/evaluation/canary.py" in targets
@@ -109,6 +112,7 @@ def test_links_to_the_repository_name_files_that_are_there(pages):
         assert path.is_file() if root == hooks.FILES else path.is_dir(), target
 
 
+@pytest.mark.slow
 def test_no_page_loads_anything_from_elsewhere(site, pages):
     for path, page in pages.items():
         assert not [target for target in page.loads if urlsplit(target).scheme or urlsplit(target).netloc], path.name
@@ -119,6 +123,7 @@ def test_no_page_loads_anything_from_elsewhere(site, pages):
         assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", text), sheet.name
 
 
+@pytest.mark.slow
 def test_the_pages_hold_the_lists_and_tables_that_the_repository_shows(site):
     github = MarkdownIt("gfm-like", {"linkify": False})
     sources = {source: page for source, page in hooks.pages().items() if page != "documents.md"}

@@ -276,6 +276,7 @@ def test_a_search_of_the_llm_track(llm, monkeypatch, capsys):
     assert trials("other") == trials("run")
 
 
+@pytest.mark.slow
 def test_a_killed_search_of_the_llm_track_goes_on_in_the_middle_of_its_trial(llm, monkeypatch, capsys):
     monkeypatch.chdir(llm)
     words = ["--config", "toy.yaml", "--method", "fedprox", "--trials", "2", "--output"]

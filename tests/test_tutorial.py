@@ -101,6 +101,7 @@ def test_the_tutorial_recommends_from_python(tutorial):
 
 @pytest.mark.skipif("serve" not in COMMANDS, reason="this version has no fedecider serve")
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_the_tutorial_serves(tutorial):
     folder, scope, printed = tutorial
     start, ask = [block for block in blocks("tutorial.md") if block.heading.startswith("8.")]

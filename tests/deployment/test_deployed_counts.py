@@ -403,6 +403,7 @@ def test_whoever_makes_a_project_is_told_what_siblings_learn():
     assert what_siblings_learn(SHOPS, MemoryConfig(kind="mixture", sources="own,public")) == []
 
 
+@pytest.mark.slow
 def test_memories_of_silos_are_those_of_the_simulated_run(tmp_path):
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
     silos = share_out({"crime": sample["crime"]}, 2, None, 0)

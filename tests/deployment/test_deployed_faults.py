@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from slow import fast_where
 from test_deployed import MOST, NAMES, build, changed, deployed, exchange_with, same, site_of
 from toy_recommender import run, toy_recommender
 
@@ -48,8 +49,13 @@ def in_time(exchange):
     return timed
 
 
-@pytest.mark.parametrize("kind", ["sign_flip", "scale", "random", "nan", "replay"])
-@pytest.mark.parametrize("name", ["fedecider", "fedavg"])
+KINDS = ("sign_flip", "scale", "random", "nan", "replay")
+FAST = [("fedavg", "random"), *(("fedecider", kind) for kind in KINDS if kind != "random")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), fast_where(FAST, [(name, kind) for name in ("fedecider", "fedavg") for kind in KINDS])
+)
 def test_a_site_plays_what_a_simulation_plays(name, kind, tmp_path):
     fault = Fault(1, kind, 2, factor=7.0)
     plan = scenario([fault], 0, carries_update)
@@ -107,7 +113,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", fast_where(("a list of scores", "400 digits"), LIES))
 def test_scores_that_crashed_a_server_are_not_believed(lie, tmp_path):
     def lies(client, asked, blob):
         wrong = client == 1 and (asked.kind, asked.round) == ("validate", 2)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from slow import fast_where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import SILOS, catalogue_recommender, run, toy_recommender
@@ -138,8 +139,12 @@ def test_rows_that_nobody_sent_stay_empty_under_an_attack():
     assert not table[1][~own_KV[1]].any()
 
 
-@pytest.mark.parametrize("kind", ["median", "trimmed_mean", "norm_clip"])
-@pytest.mark.parametrize("attack", ["scale", "sign_flip", "random"])
+ATTACKS = [
+    (kind, attack) for attack in ("scale", "sign_flip", "random") for kind in ("median", "trimmed_mean", "norm_clip")
+]
+
+
+@pytest.mark.parametrize(("kind", "attack"), fast_where(lambda case: case[1] == "scale", ATTACKS))
 def test_what_a_robust_mean_buys_and_costs(kind, attack):
     """Distance of FedAvg's tables from those of a round without the attack: less with it than with the plain mean."""
     plain, _ = run(build("fedavg"), 3, 1)

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import torch
+from test_rounds import run
+
+from fedecider.federation.parties import Processes
+from fedecider.federation.record import Recorder, write_json
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -15,34 +19,45 @@ import sys
 from pathlib import Path
 import torch
 sys.path[:0] = [{repository!r}, {tests!r}]
-from test_rounds import run
+from test_processes import report
 from fedecider.federation.parties import Processes
-from fedecider.federation.record import Recorder, write_json
-folder = Path(sys.argv[1])
-torch.distributed.init_process_group("gloo")
-me = Processes(torch.distributed.get_rank(), torch.distributed.get_world_size())
-state = run(rounds=4, processes=me, checkpoints=folder / "checkpoints",
-            recorder=Recorder(folder / "rounds.jsonl" if me.index == 0 else None))
-write_json(folder / f"process{{me.index}}.json", {{"count": me.count, "mean": state.server["mean"].double(),
-           "seen": state.local["seen"], "best": [state.best_round, state.best_score]}})
+folder, index, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+torch.distributed.init_process_group("gloo", init_method=f"file://{{folder}}/meeting", rank=index, world_size=count)
+report(folder, Processes(torch.distributed.get_rank(), torch.distributed.get_world_size()))
 torch.distributed.destroy_process_group()
 """
 
 
-def launch(folder: Path, count: int) -> list[dict]:
-    folder.mkdir()
+def report(folder: Path, me: Processes) -> None:
+    recorder = Recorder(folder / "rounds.jsonl" if me.index == 0 else None)
+    state = run(rounds=4, processes=me, checkpoints=folder / "checkpoints", recorder=recorder)
+    found = {"count": me.count, "mean": state.server["mean"].double(), "seen": state.local["seen"]}
+    write_json(folder / f"process{me.index}.json", {**found, "best": [state.best_round, state.best_score]})
+
+
+def launch(folder: Path, count: int) -> None:
     program = folder / "program.py"
     program.write_text(PROGRAM.format(repository=str(REPOSITORY), tests=str(Path(__file__).parent)))
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", str(program)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*words, str(folder)], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"process{index}.json").read_text()) for index in range(count)]
+    words = [sys.executable, str(program), str(folder)]
+    started = [
+        subprocess.Popen([*words, str(index), str(count)], env=env, stderr=subprocess.PIPE, text=True)
+        for index in range(count)
+    ]
+    for process in started:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
 
 
 def test_two_processes_give_the_bits_of_one(tmp_path):
-    (one,) = launch(tmp_path / "one", 1)
-    first, second = launch(tmp_path / "two", 2)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    report(tmp_path / "one", Processes())
+    launch(tmp_path / "two", 2)
+    one, first, second = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("one/process0.json", "two/process0.json", "two/process1.json")
+    )
     assert (one["count"], first["count"], second["count"]) == (1, 2, 2)
     assert first == second
     assert {**first, "count": 1} == one

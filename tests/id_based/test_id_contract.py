@@ -1,6 +1,9 @@
 """What every ID-based method owes to the runner, in every variant."""
 
+import functools
+
 import pytest
+from slow import slow
 
 from fedecider.id_based import METHODS
 from fedecider.testing import ID_CONTRACT, IdBench
@@ -15,6 +18,7 @@ VARIANTS = {
         {"moments": "fresh", **SMALL},
     ],
     "feddcsr": [
+        {"local_epochs": 1},
         {},
         {**SMALL, "num_heads": 1, "local_epochs": 1},
         {**SMALL, "variant": "code", "local_epochs": 1},
@@ -35,18 +39,23 @@ VARIANTS = {
         {"share": "nothing", "batch_size": 5, "transfer_weight": 0.0},
     ],
 }
-FAST = 3
-"""So many variants of a method are held to the contract in every run of the tests, the others among the slow ones."""
+"""The first one of a method is held to the contract in every run of the tests, the others among the slow ones."""
 CASES = [
-    pytest.param(name, variant, marks=[pytest.mark.slow] if number >= FAST else [])
+    slow(name, variant) if number else (name, variant)
     for name in METHODS
     for number, variant in enumerate(VARIANTS[name])
 ]
 identify = lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value  # noqa: E731
 
 
+@functools.cache
+def bench(name, variant):
+    """Runs that several parts of the contract compare with are made once."""
+    entry = METHODS[name]
+    return IdBench(entry, entry.config(**dict(variant)))
+
+
 @pytest.mark.parametrize("contract", ID_CONTRACT, ids=lambda part: part.__name__)
 @pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
 def test_it_keeps_the_contract(name, variant, contract):
-    entry = METHODS[name]
-    contract(IdBench(entry, entry.config(**variant)))
+    contract(bench(name, tuple(variant.items())))

@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 import torch
+from slow import fast_where
 from tiny_causal import byte_level_tokenizer, save_decoder
 from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain
@@ -150,9 +151,16 @@ def rows(batches) -> list:
     return [{key: tensor.tolist() for key, tensor in batch.items()} for batch in batches]
 
 
-@pytest.mark.parametrize("generator", [None, ECHO], ids=["joined", "generated"])
-@pytest.mark.parametrize("wording", ["none", "prefix", "train"])
-@pytest.mark.parametrize("num_last", [1, 2])
+USER_TEXTS = [
+    (num_last, wording, generator)
+    for num_last in (1, 2)
+    for wording in ("none", "prefix", "train")
+    for generator in (None, ECHO)
+]
+FAST = [(1, "train", ECHO), (2, "train", ECHO), (1, "prefix", ECHO), (2, "prefix", None), (2, "none", None)]
+
+
+@pytest.mark.parametrize(("num_last", "wording", "generator"), fast_where(FAST, USER_TEXTS))
 def test_held_out_items_reach_nothing_before_they_are_due(wording, generator, num_last):
     before = unchanged(wording, generator)
     after = made({name: replaced(domain, num_last) for name, domain in DOMAINS.items()}, wording, generator)
@@ -220,12 +228,7 @@ def begun(domains, case, folder) -> tuple[Made, dict[str, torch.Tensor]]:
     return Made(domains, config, start.tokenizer, start.ids), start.model.state_dict()
 
 
-SLOW = {"last item, title words"}
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in DECODERS]
-)
+@pytest.mark.parametrize("case", fast_where(lambda case: case != "last item, title words", DECODERS))
 def test_held_out_items_reach_no_decoder_before_they_are_due(case, playground):
     before, weights = begun(FEW_ITEMS, case, playground)
     for num_last in (1, 2):

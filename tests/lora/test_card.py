@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from slow import fast_where
 from tiny_causal import byte_level_tokenizer, tiny_causal
 
 from fedecider.llm.prompt_layout import prompt_layout
@@ -116,8 +117,13 @@ def program_of(card: str) -> str:
     return program
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "length_penalty"),
+    fast_where(
+        lambda one: one[1] == 0.0 or one[0] == "decoder, a sentence",
+        [(case, length_penalty) for case in CASES for length_penalty in (0.0, 1.0)],
+    ),
+)
 def test_the_program_gives_the_items_of_our_search(case, length_penalty, tmp_path, monkeypatch, capsys):
     kind, samples = CASES[case]
     root, tokenizer, ids = run_folder(kind)

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import toy_recommender as toys
+from slow import fast_where, slow
 from toy_recommender import blocks, catalogue_recommender, run, toy_recommender
 
 from fedecider.federation import state as state_module
@@ -21,7 +22,7 @@ from fedecider.testing import LLM_CONTRACT, LlmBench
 
 FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
 TOY_SETTINGS: dict[str, dict] = {
-    "fdlora": {"sync_every": 2, "num_evaluations": 5},
+    "fdlora": {"sync_every": 2, "num_evaluations": 3},
 }
 """What a method needs to fit into a few toy rounds."""
 SENT_FACTORS = {"ffa_lora": ("lora_b",), "rolora": ("lora_b",)}
@@ -32,14 +33,11 @@ SENT_BESIDE = {"fellrec": {"loss"}}
 OF_THEIR_OWN = ("fedecider", "local", "fedavg", "ditto", "fdlora")
 """Methods whose rounds are code of their own; the others vary FedAvg, and have fast tests of what they vary."""
 
-pytestmark = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OF_THEIR_OWN else pytest.mark.slow) for name in FEDERATED]
-)
+methods = pytest.mark.parametrize("name", fast_where(OF_THEIR_OWN, FEDERATED))
+methods_one_fast = pytest.mark.parametrize("name", fast_where(("fedecider",), FEDERATED))
 
 
-@pytest.fixture(
-    autouse=True, params=["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2"))]
-)
+@pytest.fixture(autouse=True, params=["t5", slow("llama"), slow("qwen2")])
 def _backbone(request, monkeypatch):
     monkeypatch.setattr(toys, "BACKBONE", request.param)
 
@@ -57,6 +55,7 @@ def bench(name, backbone):
     return LlmBench(METHODS[name], config, toy_recommender, catalogue_recommender)
 
 
+@methods
 @pytest.mark.parametrize("part", LLM_CONTRACT, ids=lambda part: part.__name__)
 def test_contract(name, part):
     part(bench(name, toys.BACKBONE))
@@ -76,6 +75,7 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
+@methods
 def test_training_lowers_the_loss(name):
     recommender = toy_recommender(local_epochs=6 if toys.BACKBONE == "t5" else 12, learning_rate=3e-2)
     _, records = run(build(name, recommender), 3, 2)
@@ -84,19 +84,17 @@ def test_training_lowers_the_loss(name):
         assert last["steps"] == -(-[7, 5, 9][last["client"]] // 4) * recommender.training.local_epochs
 
 
-def test_wrong_settings_are_refused(name):
-    if name == "fedavg":
-        with pytest.raises(ValueError, match="got weighting 'mean'"):
-            METHODS[name].config(weighting="mean")
-    if name == "fedecider":
-        with pytest.raises(ValueError, match="got own_slot 'keep'"):
-            FedeciderConfig(own_slot="keep")
-        with pytest.raises(ValueError, match="own_slot raw with wo_decomp"):
-            FedeciderConfig(own_slot="raw", ablation="wo_decomp")
-        with pytest.raises(ValueError, match="absorb with wo_per"):
-            FedeciderConfig(own_slot="absorb", ablation="wo_per")
-        with pytest.raises(ValueError, match="alpha_learning_rate 0"):
-            FedeciderConfig(alpha_learning_rate=0.0)
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="got weighting 'mean'"):
+        METHODS["fedavg"].config(weighting="mean")
+    with pytest.raises(ValueError, match="got own_slot 'keep'"):
+        FedeciderConfig(own_slot="keep")
+    with pytest.raises(ValueError, match="own_slot raw with wo_decomp"):
+        FedeciderConfig(own_slot="raw", ablation="wo_decomp")
+    with pytest.raises(ValueError, match="absorb with wo_per"):
+        FedeciderConfig(own_slot="absorb", ablation="wo_per")
+    with pytest.raises(ValueError, match="alpha_learning_rate 0"):
+        FedeciderConfig(alpha_learning_rate=0.0)
 
 
 class Killed(BaseException):
@@ -125,14 +123,8 @@ def kill_while_saving(monkeypatch, moment):
     monkeypatch.setattr(owner, name, call)
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "half of the trees",
-        pytest.param("before the rename", marks=pytest.mark.slow),
-        pytest.param("old one not removed", marks=pytest.mark.slow),
-    ],
-)
+@methods_one_fast
+@pytest.mark.parametrize("moment", ["half of the trees", slow("before the rename"), slow("old one not removed")])
 def test_a_run_killed_while_it_saves_gives_the_same_records(name, moment, tmp_path, monkeypatch):
     whole, records = reference(name, 3)
     part = {"recorder": Recorder(tmp_path / "part.jsonl"), "checkpoints": tmp_path / "checkpoints"}
@@ -157,17 +149,16 @@ def without_times(value):
     return [without_times(entry) for entry in value] if isinstance(value, list) else value
 
 
-def test_fusion_weights_move_with_their_clients(name):
-    if name != "fedecider":
-        pytest.skip("has no fusion weights")
+def test_fusion_weights_move_with_their_clients():
     state, exchanged = (
-        run(build(name, toy_recommender(names, dropout=0.1)), 2, 3)[0]
+        run(build("fedecider", toy_recommender(names, dropout=0.1)), 2, 3)[0]
         for names in (["crime", "children"], ["children", "crime"])
     )
     assert torch.equal(exchanged.local["alpha"], state.local["alpha"].flip(0, 1))
     assert (state.local["alpha"] - state.local["alpha"].T).abs().max() > 1e-4  # not symmetric by chance
 
 
+@methods_one_fast
 def test_exchanging_neighbours_leaves_the_bits_of_both(name):
     """Of three clients, the two that change places still add up their peers in the same order after two rounds."""
     names, order = ["crime", "comics", "children"], [1, 0, 2]
@@ -185,21 +176,18 @@ def test_exchanging_neighbours_leaves_the_bits_of_both(name):
         torch.testing.assert_close(alpha_KK[2], first.local["alpha"][2], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("balanced", [False, True])
-def test_normalising_at_the_client_or_at_the_server_gives_the_same_bits(name, balanced):
-    if name != "fedecider":
-        pytest.skip("normalises nothing")
-    server_side, _ = run(build(name, balanced=balanced), 3, 2)
-    client_side, _ = run(build(name, balanced=balanced, normalize_at="client"), 3, 2)
-    other_mode, _ = run(build(name, balanced=not balanced), 3, 2)
+@pytest.mark.parametrize("balanced", [False, slow(True)])
+def test_normalising_at_the_client_or_at_the_server_gives_the_same_bits(balanced):
+    server_side, _ = run(build("fedecider", balanced=balanced), 3, 2)
+    client_side, _ = run(build("fedecider", balanced=balanced, normalize_at="client"), 3, 2)
+    other_mode, _ = run(build("fedecider", balanced=not balanced), 3, 2)
     assert same(server_side.server, client_side.server)
     assert same(server_side.local, client_side.local)
     assert not same(server_side.server, other_mode.server)
 
 
+@pytest.mark.parametrize("name", fast_where(OF_THEIR_OWN, [name for name in FEDERATED if name != "local"]))
 def test_reading_after_local_training_gives_the_upload(name):
-    if name == "local":
-        pytest.skip("uploads nothing")
     recommender = toy_recommender()
     method = build(name, recommender)
     server, local = method.init()

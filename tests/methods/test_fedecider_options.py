@@ -3,6 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import save
+from slow import slow
 from toy_recommender import blocks, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download, Upload
@@ -209,9 +210,9 @@ def test_no_threshold_no_trace():
 
 OPTIONS = [
     {"alpha_per": "module", "own_slot": "absorb"},
-    {"alpha_per": "module", "ablation": "wo_sep"},
-    {"skip_below": 1.99},
     {"skip_below": 2.05, "normalize_at": "client", "alpha_per": "module"},
+    slow({"alpha_per": "module", "ablation": "wo_sep"}),
+    slow({"skip_below": 1.99}),
 ]
 
 

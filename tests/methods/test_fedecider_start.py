@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from slow import slow
 from toy_recommender import SHIFTS, blocks, positions_of, run, toy_recommender
 
 from fedecider.federation.method import Download
@@ -162,11 +163,11 @@ def test_a_refused_first_update_is_followed_by_another_first_one():
 
 
 VARIANTS = [
-    {"alpha_peers": 0.25},
-    {"alpha_per": "module", "normalize_at": "client"},
     {"alpha_peers": 0.25, "skip_below": 0.02},
-    {"own_slot": "absorb", "alpha_per": "module", "alpha_peers": 0.25},
-    {"own_slot": "raw"},
+    slow({"alpha_peers": 0.25}),
+    slow({"alpha_per": "module", "normalize_at": "client"}),
+    slow({"own_slot": "absorb", "alpha_per": "module", "alpha_peers": 0.25}),
+    slow({"own_slot": "raw"}),
 ]
 
 

@@ -1,8 +1,11 @@
 """Tables travel by rows of catalogues: what is sent, what it changes, and what a mean over silos is."""
 
+import functools
+
 import pytest
 import torch
 import toy_recommender as toys
+from slow import fast_where, slow
 from toy_recommender import SILO_SIZES, SILOS, WORDING, blocks, catalogue_recommender, run
 
 from fedecider.federation.wire import message, received, take_row
@@ -17,10 +20,13 @@ SETTINGS = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"ow
 CRIME, COMICS = torch.arange(3, 12), torch.arange(12, 22)
 NOBODYS = torch.tensor([1, 22, 23])
 
-methods = pytest.mark.parametrize("name", FEDERATED)
+OF_THEIR_OWN = ("fedecider", "local", "fedavg", "ditto", "fdlora", "lora_sim")
+"""Methods whose rounds or downloads are code of their own."""
+
+methods = pytest.mark.parametrize("name", fast_where(OF_THEIR_OWN, FEDERATED))
 
 
-@pytest.fixture(autouse=True, params=["llama", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.fixture(autouse=True, params=["llama", slow("t5")])
 def _backbone(request, monkeypatch):
     monkeypatch.setattr(toys, "BACKBONE", request.param)
 
@@ -28,6 +34,16 @@ def _backbone(request, monkeypatch):
 def build(name, recommender=None, **config):
     config = METHODS[name].config(**{**SETTINGS.get(name, {}), **config})
     return METHODS[name].build(recommender or catalogue_recommender(), config)
+
+
+@functools.cache
+def _whole_run(name, backbone):
+    return run(build(name), 4, 3)
+
+
+def whole_run(name):
+    """(Final state, records) of three rounds that several tests read; nobody may change them."""
+    return _whole_run(name, toys.BACKBONE)
 
 
 def same(left, right):
@@ -53,10 +69,8 @@ def test_training_changes_the_own_rows_and_no_others(family, monkeypatch):
 @methods
 def test_clients_know_their_rows_only(name):
     """That the formula counts them is held by `fedecider.testing.llm_contract.scalars_of_silos`."""
-    recommender = catalogue_recommender()
-    method = build(name, recommender)
-    state, records = run(method, 4, 3)
-    common = common_rows(recommender.own_rows)
+    state, records = whole_run(name)
+    common = common_rows(catalogue_recommender().own_rows)
     assert common[0] == [11, 2, 11, 2]
     for record in records:
         assert sorted(client for group in record["traffic"] for client in group["clients"]) == [0, 1, 2, 3]
@@ -71,7 +85,7 @@ def test_clients_know_their_rows_only(name):
 
 @methods
 def test_block_size_and_a_resumed_run_do_not_matter(name, tmp_path):
-    single, records = run(build(name), 4, 3)
+    single, records = whole_run(name)
     together, others = run(build(name), 4, 2, block_size=4, checkpoints=tmp_path)
     together, more = run(build(name), 4, 3, checkpoints=tmp_path, resume=True)
     assert same(single.server, together.server)
@@ -80,7 +94,9 @@ def test_block_size_and_a_resumed_run_do_not_matter(name, tmp_path):
         assert (record["valid"], record["traffic"]) == (other["valid"], other["traffic"])
 
 
-@pytest.mark.parametrize("config", [{}, {"own_slot": "normalized"}, {"alpha_per": "module"}, {"skip_below": 0.49}])
+@pytest.mark.parametrize(
+    "config", [{}, {"skip_below": 0.49}, slow({"own_slot": "normalized"}), slow({"alpha_per": "module"})]
+)
 def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
     recommender = catalogue_recommender()
     rows, found = run(build("fedecider", recommender, **config), 4, 3)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from serve_process import TOYS, started
 from serve_toys import TITLES, question
+from slow import slow
 from test_help import first_screen, shown
 
 from fedecider.commands.main import main
@@ -72,7 +73,7 @@ def test_without_its_libraries_the_extra_is_named(capsys, monkeypatch, library):
     assert f"serving needs {library}, which is not installed: pip install '.[serve]'" in told
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, slow(signal.SIGINT)])
 def test_it_stops_after_answering_and_logs_nothing_that_was_asked(kind):
     with started(*TOYS, "1.5") as service:
         address = service.address()

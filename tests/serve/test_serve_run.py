@@ -10,12 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-import yaml
 from serve_process import SERVE, started
-from test_memory_run import decoder_settings
 
 import fedecider
-from fedecider.commands.main import main
 from fedecider.serve.config import Limits, ServeConfig, api_key
 from fedecider.serve.load import load_recommenders
 from fedecider.serve.metrics import Metrics
@@ -27,15 +24,9 @@ SHELL = re.findall(r"^```sh\n(.*?)^```", DOCUMENT.read_text(), re.S | re.M)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(decoder_run):
     """A small finished run of a decoder with memories."""
-    folder = tmp_path_factory.mktemp("served")
-    settings = {**decoder_settings(), "memory": {"kind": "mixture", "max_contexts": 300}}
-    (folder / "toy.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["federate", "--config", "toy.yaml", "--output", "runs/whole"]) == 0
-    return folder / "runs" / "whole"
+    return decoder_run / "runs" / "whole"
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +135,7 @@ def test_without_memories(run):
         assert all(not item.experts for item in answer.items)
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_its_table(run, tmp_path, monkeypatch):
     table = tmp_path / "table.md"
     words = ["serve.py", "--run", str(run), "--requests", "40", "--clients", "1,4", "--output", str(table)]

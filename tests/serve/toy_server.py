@@ -3,6 +3,7 @@
 import sys
 import time
 
+import no_models  # noqa: F401
 from serve_toys import ToyRecommender
 
 from fedecider.commands.serve import main

@@ -25,7 +25,7 @@ from embedding_fr.local_training import (
     received_rows,
     take,
 )
-from embedding_fr.methods.fedncf import ncf_gradients, ncf_model
+from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_model
 from embedding_fr.mlp import layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.sampling import ExampleBatch, Examples, epoch_batches, round_examples
 from embedding_fr.sharpness import sharpness_aware
@@ -89,8 +89,17 @@ def fedrecgel(federation: Federation, training: EmbeddingTraining, config: Fedre
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
+    gradients = _sharp(model, config, ncf_gradients)
+    kernel = ncf_kernel(
+        model,
+        training,
+        config.hidden_sizes,
+        gradients,
+        private_radius=config.private_radius,
+        shared_radius=config.shared_radius,
+    )
     return averaged(
-        "fedrecgel", model, federation, training, optimiser=optimiser, gradients=_sharp(model, config, ncf_gradients)
+        "fedrecgel", model, federation, training, optimiser=optimiser, gradients=gradients, kernel=kernel
     )
 
 

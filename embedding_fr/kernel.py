@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ def compilable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
-def in_threads(work: Callable[[int, int], np.ndarray]) -> list[np.ndarray]:
+def in_threads(work: Callable[[int, int], Any]) -> list[Any]:
     """``work(first, stride)`` for the share of clients of every thread."""
     stride = torch.get_num_threads()
     if stride == 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_fr.compiled.network import backward, climb, enter, gather
+from embedding_fr.compiled.network import ITEMS, backward, climb, enter, gather
 from embedding_fr.compiled.training import (
     GRADIENT,
     add_rows,
@@ -24,9 +24,6 @@ from embedding_fr.compiled.training import (
     take_batch,
     to_slopes,
 )
-
-ITEMS = 256
-"""Items of a table that are merged at a time."""
 
 
 @compiled

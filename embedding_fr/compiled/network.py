@@ -18,6 +18,8 @@ from embedding_fr.compiled.training import GRADIENT, compiled, step, take_batch,
 
 TINY = 1e-12
 """Keeps a perturbation defined where a gradient is zero, as :mod:`embedding_fr.sharpness` does."""
+ITEMS = 256
+"""Rows of a whole table that go through a network at a time."""
 
 
 @compiled
@@ -196,6 +198,20 @@ def backward(network, sizes, user_K, hidden, slopes, by_network, by_user, by_row
             for j in range(num_in):
                 for s in range(now):
                     below[j, s] = below[j, s] if hidden[layer, j, s] > 0 else zero
+
+
+@compiled
+def climb_catalogue(network, sizes, user_CK, product_UI, output_COI, first, stride):
+    """Outputs of one network for all clients and items; ``product_UI`` is what items add to its first layer."""
+    num_items, num_out, top = product_UI.shape[1], output_COI.shape[1], len(sizes) - 1
+    hidden = np.empty((len(sizes), sizes.max(), ITEMS), product_UI.dtype)
+    for start in range(0, num_items, ITEMS):
+        now = min(ITEMS, num_items - start)
+        product_UX = product_UI[:, start : start + now].copy()
+        for client in range(first, len(user_CK), stride):
+            climb(network, sizes, user_CK[client], product_UX, hidden, now)
+            for o in range(num_out):
+                output_COI[client, o, start : start + now] = hidden[top, o, :now]
 
 
 @compiled

@@ -142,9 +142,7 @@ def features(merging: Merging, last_CID: Tensor, received_CID: Tensor) -> Tensor
     return torch.cat([received_CID - last_CID, last_CID], 2)
 
 
-def merged_table(
-    merging: Merging, own: Tree, received_CID: Tensor, compiled: bool = False
-) -> tuple[Tensor, Tensor]:
+def merged_table(merging: Merging, own: Tree, received_CID: Tensor, compiled: bool = False) -> tuple[Tensor, Tensor]:
     """(C, I, D) ``Q_l + rho (Q_g - Q_l)`` with the clients' adapters (equation 10), and (C,) the mean of rho.
 
     ``compiled``: EM takes compiled code on a CPU.

@@ -146,10 +146,12 @@ def climb(network, sizes, user_K, product_OS, hidden, now):
     """From the products of :func:`enter` the outputs of layer l in ``hidden[l + 1]``."""
     num_layers, num_out = len(sizes) - 1, sizes[1]
     zero = product_OS.dtype.type(0.0)
+    offset_O = network[sizes[0] * num_out : (sizes[0] + 1) * num_out].copy()
+    for k in range(len(user_K)):
+        for o in range(num_out):
+            offset_O[o] += user_K[k] * network[k * num_out + o]
     for o in range(num_out):
-        offset, out = network[sizes[0] * num_out + o], hidden[1, o]
-        for k in range(len(user_K)):
-            offset += user_K[k] * network[k * num_out + o]
+        offset, out = offset_O[o], hidden[1, o]
         if num_layers > 1:
             for s in range(now):
                 out[s] = max(product_OS[o, s] + offset, zero)
@@ -176,28 +178,37 @@ def backward(network, sizes, user_K, hidden, slopes, by_network, by_user, by_row
     ``slopes[l + 1]`` holds the derivatives by the output of layer l, of which those of the last one are given.
     """
     at, weighs, zero = len(network), len(by_network) > 0, network.dtype.type(0.0)
+    by_offset = np.empty(sizes.max(), network.dtype)
     for layer in range(len(sizes) - 2, -1, -1):
         num_in, num_out, common = sizes[layer], sizes[layer + 1], len(user_K) if layer == 0 else 0
         at -= (num_in + 1) * num_out
         slope, below = slopes[layer + 1, :num_out], slopes[layer, :num_in] if layer > 0 else by_rows_IS
         if weighs or common:
             for o in range(num_out):
-                total = slope[o, :now].sum()
-                if weighs:
-                    by_network[at + num_in * num_out + o] += total
-                for k in range(common):
-                    by_user[k] += network[at + k * num_out + o] * total
-                    if weighs:
-                        by_network[at + k * num_out + o] += user_K[k] * total
+                total, one = zero, slope[o]
+                for s in range(now):
+                    total += one[s]
+                by_offset[o] = total
+        for k in range(common):
+            total = zero
+            for o in range(num_out):
+                total += network[at + k * num_out + o] * by_offset[o]
+            by_user[k] += total
         rows_at = at + common * num_out
         if weighs:
+            for k in range(common):
+                for o in range(num_out):
+                    by_network[at + k * num_out + o] += user_K[k] * by_offset[o]
+            for o in range(num_out):
+                by_network[at + num_in * num_out + o] += by_offset[o]
             add_weight_gradient(by_network[rows_at:], hidden[layer, : num_in - common], slope, now)
         below[:, :now] = 0
         add_products(below, slope, network[rows_at:], np.int64(1), num_out, now)
         if layer > 0:
             for j in range(num_in):
+                out, kept = hidden[layer, j], below[j]
                 for s in range(now):
-                    below[j, s] = below[j, s] if hidden[layer, j, s] > 0 else zero
+                    kept[s] = kept[s] if out[s] > zero else zero
 
 
 @compiled
@@ -216,10 +227,23 @@ def climb_catalogue(network, sizes, user_CK, product_UI, output_COI, first, stri
 
 @compiled
 def gather(rows_DS, table_RD, row_S, now):
-    """The table's rows of a batch side by side."""
-    for i in range(now):
-        for d in range(table_RD.shape[1]):
+    """The table's rows of a batch side by side, four at a time."""
+    dims, i = table_RD.shape[1], 0
+    while i + 4 <= now:
+        row0, row1, row2, row3 = (
+            table_RD[row_S[i]],
+            table_RD[row_S[i + 1]],
+            table_RD[row_S[i + 2]],
+            table_RD[row_S[i + 3]],
+        )
+        for d in range(dims):
+            rows_DS[d, i], rows_DS[d, i + 1] = row0[d], row1[d]
+            rows_DS[d, i + 2], rows_DS[d, i + 3] = row2[d], row3[d]
+        i += 4
+    while i < now:
+        for d in range(dims):
             rows_DS[d, i] = table_RD[row_S[i], d]
+        i += 1
 
 
 @compiled
@@ -241,7 +265,7 @@ def square_norm(value_P):
 
 @compiled
 def train_mlp(table_CRD, user_CD, network_CP, sizes, goal_CRD, pull, private_radius, shared_radius, schedule):
-    """Score ``mlp([p, q_i])`` of the widths ``sizes``; everything steps together. -> (C,) mean loss over the last epoch.
+    """Score ``mlp([p, q_i])`` of the widths ``sizes``; everything steps together. -> (C,) mean loss of the last epoch.
 
     Every row's gradient has ``pull (q_i - goal_i)`` added; without rows ``goal_CRD`` says that there is no such term.
     With a radius above 0 the gradient of p (private), or that of table and network (shared), is the one at the point

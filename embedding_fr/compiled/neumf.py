@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embedding_fr.compiled.network import ITEMS, TINY, backward, climb, enter, square_norm
+from embedding_fr.compiled.network import ITEMS, TINY, backward, climb, enter, gather, square_norm
 from embedding_fr.compiled.training import add_rows, compiled, dot_rows
 
 
@@ -77,6 +77,21 @@ def slopes_of_rows(logit_S, weight_S, positive_S, now):
 
 
 @compiled
+def spread(table_RK, rows_KS, now):
+    """Columns become rows, four at a time."""
+    i = 0
+    while i + 4 <= now:
+        row0, row1, row2, row3 = table_RK[i], table_RK[i + 1], table_RK[i + 2], table_RK[i + 3]
+        for k in range(len(rows_KS)):
+            row0[k], row1[k], row2[k], row3[k] = rows_KS[k, i], rows_KS[k, i + 1], rows_KS[k, i + 2], rows_KS[k, i + 3]
+        i += 4
+    while i < now:
+        for k in range(len(rows_KS)):
+            table_RK[i, k] = rows_KS[k, i]
+        i += 1
+
+
+@compiled
 def sharp_gradients(model, rows, private, private_radius, shared_radius, by_private, by_shared, first, stride):
     """Gradients of the weighted cross-entropy, each side's at ``x + radius g / ||g||`` of its own plain gradient g, the
     other side unmoved; a radius of 0 leaves the plain one. ``by_private`` and ``by_shared`` are zero before. -> (C,)
@@ -87,7 +102,7 @@ def sharp_gradients(model, rows, private, private_radius, shared_radius, by_priv
     loss_C = np.zeros(num_clients, model.mix_D.dtype)
     hidden = np.empty((len(sizes), sizes.max(), ITEMS), model.mix_D.dtype)
     slopes, item = np.empty_like(hidden), np.empty((ITEMS, dims), model.mix_D.dtype)
-    product, in_order = np.empty((first_units, ITEMS), model.mix_D.dtype), np.arange(ITEMS)
+    product, in_order = np.empty((first_units, ITEMS), model.mix_D.dtype), np.arange(max(ITEMS, rows.row_CR.shape[1]))
     nothing, no_rows = np.empty(0, model.mix_D.dtype), np.empty((0, 0), model.mix_D.dtype)
     logit, by_rows, mixed = slopes[top, 0], slopes[0, :wide], np.empty(dims, model.mix_D.dtype)
     seen, mix, user = np.empty(dims, mixed.dtype), np.empty(dims, mixed.dtype), np.empty(dims, mixed.dtype)
@@ -127,17 +142,17 @@ def sharp_gradients(model, rows, private, private_radius, shared_radius, by_priv
                     r = row[start + i]
                     for d in range(dims):
                         item[i, d] = model.item_ID[r, d] + moved * by_item[start + i, d]
-                if turn != 1:
+                if turn == 0:
+                    gather(hidden[0], model.wide_IK, row[start:], now)
+                if turn == 2:
                     for i in range(now):
                         r = row[start + i]
                         for k in range(wide):
-                            hidden[0, k, i] = model.wide_IK[r, k] + moved * by_wide[start + i, k]
-                if turn == 2:
+                            by_wide[start + i, k] = model.wide_IK[r, k] + moved * by_wide[start + i, k]
+                    gather(hidden[0], by_wide, in_order[start:], now)
                     enter(network, sizes, wide, hidden[0, :wide], product, now)
                 else:
-                    for i in range(now):
-                        for u in range(first_units):
-                            product[u, i] = model.product_IU[row[start + i], u]
+                    gather(product, model.product_IU, row[start:], now)
                 climb(network, sizes, wide_user, product, hidden, now)
                 logit[:now] = hidden[top, 0, :now]
                 dot_rows(logit, item, in_order, mixed, now)
@@ -152,8 +167,7 @@ def sharp_gradients(model, rows, private, private_radius, shared_radius, by_priv
                     for i in range(now):
                         for d in range(dims):
                             by_item[start + i, d] = logit[i] * mixed[d]
-                        for k in range(wide):
-                            by_wide[start + i, k] = by_rows[k, i]
+                    spread(by_wide[start:], by_rows, now)
             if turn < 2:
                 plain_user[:] = mix * seen
                 sharp_wide[:] = by_wide_user

@@ -100,9 +100,7 @@ def fedrecgel(federation: Federation, training: EmbeddingTraining, config: Fedre
         private_radius=config.private_radius,
         shared_radius=config.shared_radius,
     )
-    return averaged(
-        "fedrecgel", model, federation, training, optimiser=optimiser, gradients=gradients, kernel=kernel
-    )
+    return averaged("fedrecgel", model, federation, training, optimiser=optimiser, gradients=gradients, kernel=kernel)
 
 
 def needs_server(config: FedrecgelConfig) -> bool:
@@ -194,9 +192,16 @@ def _compiled_gradients(
     found = {name: torch.zeros_like(tensor) for name, tensor in private.items()}
     tables = [zeros(num_rows, shared[name].shape[1]) for name in ("item_table", "item_table_mlp")]
     network_CP, mix_CD = zeros(len(network_P)), zeros(size)
-    model = (shared["item_table"], shared["item_table_mlp"], product_IU, network_P, mix_D.contiguous())
+    model = neumf.Neumf(
+        shared["item_table"].numpy(),
+        shared["item_table_mlp"].numpy(),
+        product_IU.numpy(),
+        network_P.numpy(),
+        mix_D.contiguous().numpy(),
+        sizes,
+    )
     arguments = (
-        neumf.Neumf(*(tensor.numpy() for tensor in model), sizes),
+        model,
         neumf.Rows(row_CR.numpy(), (row_CR >= 0).sum(1).numpy(), weight_CR.numpy(), positive_CR.numpy()),
         neumf.Side(private["user"].numpy(), private["user_mlp"].numpy()),
         float(config.private_radius),

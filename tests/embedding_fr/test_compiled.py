@@ -87,20 +87,25 @@ def test_every_kernel_takes_the_steps_of_the_stacked_code(name, variant, changes
     assert np.allclose(losses[0], losses[1], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap", "gpfedrec"])
-def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name):
+ALONE = ("fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap", "gpfedrec", "fedem", "fedrecgel")
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [*((name, {}) for name in ALONE), ("fedem", {"variant": "code", "mixed_share": 0.7})]
+)
+def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name, variant):
     before = torch.get_num_threads()
-    one, _ = run(toy_method(name), block_clients=1)
+    one, _ = run(toy_method(name, **variant), block_clients=1)
     torch.set_num_threads(3)
     try:
-        other, _ = run(toy_method(name), block_clients=7)
+        other, _ = run(toy_method(name, **variant), block_clients=7)
     finally:
         torch.set_num_threads(before)
     for key in one.local:
         assert torch.equal(one.local[key], other.local[key]), key
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "gpfedrec"])
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "gpfedrec", "fedrecgel"])
 def test_a_cpu_takes_the_compiled_code_unless_it_is_off(name, monkeypatch):
     taken = []
 

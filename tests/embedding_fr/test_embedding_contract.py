@@ -76,7 +76,7 @@ VARIANTS: dict[str, list[dict]] = {
     "fedrap_em": [{"scheme": "DM"}],
 }
 CASES = [(name, variant) for name in METHODS for variant in ({}, *VARIANTS.get(name, []))]
-COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "pfedgraph", "fedrap")
+COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "pfedgraph", "fedrap", "fedem", "fedrecgel")
 """Methods with compiled local training."""
 REFERENCE_CASES = [(name, variant, {}) for name, variant in CASES if name in REFERENCES]
 REFERENCE_CASES += [(name, variant, {"compiled": False}) for name, variant in CASES if name in COMPILED]

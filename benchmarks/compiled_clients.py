@@ -85,7 +85,7 @@ def largest_difference(method: str, interactions: Interactions) -> float:
         states.append(train(settings, set_up(settings, few, torch.device("cpu"))))
     torch.set_default_dtype(torch.float32)
     pairs = [(states[0].server, states[1].server), (states[0].local, states[1].local)]
-    return max(float((a[name] - b[name]).abs().max()) for a, b in pairs for name in a)
+    return max(float((a[name].double() - b[name].double()).abs().max()) for a, b in pairs for name in a)
 
 
 def row(method: str, interactions: Interactions, rounds: int) -> str:

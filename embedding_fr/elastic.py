@@ -52,7 +52,7 @@ def elastic(
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
         added = {LAST: own[LAST], **merge.adapter}
-        merged_CID, rho_C = merged_table(merging, added, merge.received_CID)
+        merged_CID, rho_C = merged_table(merging, added, merge.received_CID, training.compiled)
         check_finite(merge.adapter, rho_C, block.clients, round)
         merged = replaced(download, scorer.table, merged_CID, offsets)
         upload, mine, logs = method.client_update(round, merged, without_merging(own), block)
@@ -63,7 +63,8 @@ def elastic(
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         received_CID = received(download, scorer.table, len(block.clients))
         local_CID = own[LAST].to(received_CID.device)
-        scored_CID = local_CID if view == "local" else merged_table(merging, own, received_CID)[0]
+        merged = (merging, own, received_CID, training.compiled)
+        scored_CID = local_CID if view == "local" else merged_table(*merged)[0]
         chosen = replaced(download, scorer.table, scored_CID, offsets)
         return method.positions("global", chosen, without_merging(own), block, split)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,9 +41,22 @@ class Kernel(NamedTuple):
     """Whether it knows groups of tensors that step one after the other."""
 
     def runs(self, params: Tree) -> bool:
-        """Whether this is the way to train these parameters: on the CPU, in one of the types it is compiled for."""
-        table = params[self.tables[0]]
-        return table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64)
+        """Whether this is the way to train these parameters."""
+        return compilable(params[self.tables[0]])
+
+
+def compilable(tensor: Tensor) -> bool:
+    """Whether compiled functions take it: on the CPU, in one of the types they are compiled for."""
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+
+
+def in_threads(work: Callable[[int, int], Any]) -> list[Any]:
+    """``work(first, stride)`` for the share of clients of every thread."""
+    stride = torch.get_num_threads()
+    if stride == 1:
+        return [work(0, 1)]
+    with ThreadPoolExecutor(stride) as threads:
+        return list(threads.map(lambda first: work(first, stride), range(stride)))
 
 
 def train_compiled(
@@ -81,18 +94,14 @@ def train_compiled(
         optimiser.weight_decay,
         optimiser.kind == "adam",
         first=0,
-        stride=torch.get_num_threads(),
+        stride=1,
     )
     arrays = [*(params[name].numpy() for name in kernel.tables), *(vector.numpy() for vector in vectors)]
 
-    def share(first: int) -> np.ndarray:
-        return kernel.train(*arrays, *kernel.constants, schedule._replace(first=first))
+    def share(first: int, stride: int) -> np.ndarray:
+        return kernel.train(*arrays, *kernel.constants, schedule._replace(first=first, stride=stride))
 
-    if schedule.stride == 1:
-        losses = [share(0)]
-    else:
-        with ThreadPoolExecutor(schedule.stride) as threads:
-            losses = list(threads.map(share, range(schedule.stride)))
+    losses = in_threads(share)
     for names, vector in zip(kernel.vectors, vectors, strict=True):
         for name, part in zip(names, vector.split([params[name][0].numel() for name in names], 1), strict=True):
             params[name].copy_(part.view_as(params[name]))

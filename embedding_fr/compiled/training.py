@@ -17,7 +17,7 @@ compiled = compiling.compiled(
     fastmath={"contract", "reassoc", "nsz", "arcp"}  # sums in any order; NaN and infinity stay what they are
 )
 
-_GRADIENT, _MEAN, _SQUARE = 0, 1, 2
+GRADIENT, MEAN, SQUARE = 0, 1, 2
 """Rows of the work space of a parameter: its gradient and the moments of Adam."""
 
 
@@ -55,11 +55,11 @@ def take_batch(schedule, client, order_B, begin, row_S, label_S):
 
 
 @compiled
-def step(schedule, tensor, steps, param_P, work_3P):
-    """One step of tensor number ``tensor``, in place; ``steps`` counts from 1 (Adam: Kingma and Ba, 2015)."""
+def step(schedule, rate, steps, param_P, work_3P):
+    """One step of a tensor, in place; ``steps`` counts from 1 (Adam: Kingma and Ba, 2015)."""
     number = param_P.dtype.type
-    gradient, mean, square = work_3P[_GRADIENT], work_3P[_MEAN], work_3P[_SQUARE]
-    decay, rate = number(schedule.weight_decay), schedule.rate_T[tensor]
+    gradient, mean, square = work_3P[GRADIENT], work_3P[MEAN], work_3P[SQUARE]
+    decay = number(schedule.weight_decay)
     if not schedule.adam:
         for i in range(len(param_P)):
             param_P[i] -= number(rate) * (gradient[i] + decay * param_P[i])
@@ -169,17 +169,17 @@ def train_linear(table_CRD, scorer_CP, schedule):
                     if group == 0 and epoch == num_epochs - 1:
                         loss_C[client] += loss
                     if steps_scorer:
-                        gradient = scorer_work[_GRADIENT]
+                        gradient = scorer_work[GRADIENT]
                         gradient[:] = 0
                         add_rows(gradient[:dims], table, row, logit, now)
                         if biased:
                             gradient[dims] = logit[:now].sum()
                     if steps_table:
                         row_sums(slope, row, logit, now)
-                        outer(table_work[_GRADIENT], slope, scorer[:dims])
-                        step(schedule, 0, steps, flat, table_work)
+                        outer(table_work[GRADIENT], slope, scorer[:dims])
+                        step(schedule, schedule.rate_T[0], steps, flat, table_work)
                     if steps_scorer:
-                        step(schedule, 1, steps, scorer, scorer_work)
+                        step(schedule, schedule.rate_T[1], steps, scorer, scorer_work)
         loss_C[client] /= -(-count // schedule.batch_size)
     return loss_C
 
@@ -202,7 +202,7 @@ def train_low_rank(table_CRD, left_CRK, user_CD, right_CP, schedule):
         flat, slope = left.reshape(num_rows * rank), np.empty(num_rows, table.dtype)
         left_work, user_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, dims), table.dtype)
         right_work = np.zeros((3, len(right)), table.dtype)
-        by_user, by_right = user_work[_GRADIENT], right_work[_GRADIENT]
+        by_user, by_right = user_work[GRADIENT], right_work[GRADIENT]
         steps, num_epochs = 0, schedule.order_CEB.shape[1]
         for epoch in range(num_epochs):
             for begin in range(0, count, schedule.batch_size):
@@ -225,158 +225,9 @@ def train_low_rank(table_CRD, left_CRK, user_CD, right_CP, schedule):
                     for d in range(dims):
                         by_user[d] += weighted[k] * right[k * dims + d]
                 row_sums(slope, row, logit, now)
-                outer(left_work[_GRADIENT], slope, seen)
-                step(schedule, 1, steps, flat, left_work)
-                step(schedule, 2, steps, user, user_work)
-                step(schedule, 3, steps, right, right_work)
-        loss_C[client] /= -(-count // schedule.batch_size)
-    return loss_C
-
-
-@compiled
-def add_products(out_OS, in_IS, weight, in_stride, out_stride, now):
-    """``out[o] += sum_i w[i, o] in[i]``, where w is flat with these strides: eight rows at a time."""
-    num_in = len(in_IS)
-    for o in range(len(out_OS)):
-        out, i = out_OS[o], 0
-        while i + 8 <= num_in:
-            at = o * out_stride + i * in_stride
-            w0, w1 = weight[at], weight[at + in_stride]
-            w2, w3 = weight[at + 2 * in_stride], weight[at + 3 * in_stride]
-            w4, w5 = weight[at + 4 * in_stride], weight[at + 5 * in_stride]
-            w6, w7 = weight[at + 6 * in_stride], weight[at + 7 * in_stride]
-            r0, r1, r2, r3 = in_IS[i], in_IS[i + 1], in_IS[i + 2], in_IS[i + 3]
-            r4, r5, r6, r7 = in_IS[i + 4], in_IS[i + 5], in_IS[i + 6], in_IS[i + 7]
-            for b in range(now):
-                out[b] += (w0 * r0[b] + w1 * r1[b] + w2 * r2[b] + w3 * r3[b]) + (
-                    w4 * r4[b] + w5 * r5[b] + w6 * r6[b] + w7 * r7[b]
-                )
-            i += 8
-        while i < num_in:
-            w0, r0 = weight[o * out_stride + i * in_stride], in_IS[i]
-            for b in range(now):
-                out[b] += w0 * r0[b]
-            i += 1
-
-
-@compiled
-def weight_gradient(gradient, in_IS, slope_OS, now):
-    """``g[i, o] = sum_b in[i, b] slope[o, b]``, flat in row-major order: four rows at a time."""
-    num_in, num_out, zero = len(in_IS), len(slope_OS), slope_OS.dtype.type(0.0)
-    for o in range(num_out):
-        slope, i = slope_OS[o], 0
-        while i + 4 <= num_in:
-            r0, r1, r2, r3 = in_IS[i], in_IS[i + 1], in_IS[i + 2], in_IS[i + 3]
-            s0, s1, s2, s3 = zero, zero, zero, zero
-            for b in range(now):
-                s0 += r0[b] * slope[b]
-                s1 += r1[b] * slope[b]
-                s2 += r2[b] * slope[b]
-                s3 += r3[b] * slope[b]
-            gradient[i * num_out + o], gradient[(i + 1) * num_out + o] = s0, s1
-            gradient[(i + 2) * num_out + o], gradient[(i + 3) * num_out + o] = s2, s3
-            i += 4
-        while i < num_in:
-            r0, s0 = in_IS[i], zero
-            for b in range(now):
-                s0 += r0[b] * slope[b]
-            gradient[i * num_out + o] = s0
-            i += 1
-
-
-@compiled
-def forward(network, sizes, user_D, hidden, now):
-    """Outputs of layer l in ``hidden[l + 1]``; the user's features enter the first layer's offset."""
-    at, num_layers = 0, len(sizes) - 1
-    for layer in range(num_layers):
-        num_in, num_out, common = sizes[layer], sizes[layer + 1], len(user_D) if layer == 0 else 0
-        weight, bias = network[at : at + num_in * num_out], network[at + num_in * num_out :]
-        out = hidden[layer + 1, :num_out]
-        for o in range(num_out):
-            offset = bias[o]
-            for k in range(common):
-                offset += user_D[k] * weight[k * num_out + o]
-            out[o, :now] = offset
-        add_products(out, hidden[layer, : num_in - common], weight[common * num_out :], num_out, 1, now)
-        if layer < num_layers - 1:
-            for o in range(num_out):
-                for i in range(now):
-                    out[o, i] = max(out[o, i], out.dtype.type(0.0))
-        at += (num_in + 1) * num_out
-
-
-@compiled
-def backward(network, sizes, user_D, hidden, slopes, by_network, by_user, now):
-    """Gradients by network and user, and by the features of the rows in ``slopes[0]``; ``slopes[l + 1]`` holds the
-    derivatives by the output of layer l, those of the last one are given.
-    """
-    at = len(network)
-    for layer in range(len(sizes) - 2, -1, -1):
-        num_in, num_out, common = sizes[layer], sizes[layer + 1], len(user_D) if layer == 0 else 0
-        at -= (num_in + 1) * num_out
-        weight, by_bias = network[at : at + num_in * num_out], by_network[at + num_in * num_out :]
-        slope, below = slopes[layer + 1, :num_out], slopes[layer, : num_in - common]
-        for o in range(num_out):
-            by_bias[o] = slope[o, :now].sum()
-        for k in range(common):
-            by_user[k] = 0
-            for o in range(num_out):
-                by_network[at + k * num_out + o] = user_D[k] * by_bias[o]
-                by_user[k] += weight[k * num_out + o] * by_bias[o]
-        weight_gradient(by_network[at + common * num_out :], hidden[layer, : num_in - common], slope, now)
-        below[:, :now] = 0
-        add_products(below, slope, weight[common * num_out :], 1, num_out, now)
-        if layer > 0:
-            for j in range(num_in):
-                for i in range(now):
-                    below[j, i] = below[j, i] if hidden[layer, j, i] > 0 else below.dtype.type(0.0)
-
-
-@compiled
-def train_mlp(table_CRD, user_CD, network_CP, sizes, goal_CRD, pull, schedule):
-    """Score ``mlp([p, q_i])`` of the widths ``sizes``: ``network`` holds weight (in, out) and bias of one layer after
-    the other; everything steps together. Every row's gradient has ``pull (q_i - goal_i)`` added; without rows
-    ``goal_CRD`` says that there is no such term. -> (C,) mean loss over the last epoch.
-    """
-    num_clients, _, dims = table_CRD.shape
-    loss_C = np.zeros(num_clients, table_CRD.dtype)
-    size = min(schedule.batch_size, schedule.place_CB.shape[1])
-    row, label = np.empty(size, np.int64), np.empty(size, table_CRD.dtype)
-    hidden = np.empty((len(sizes), sizes.max(), size), table_CRD.dtype)
-    slopes = np.empty_like(hidden)
-    for client in range(schedule.first, num_clients, schedule.stride):
-        count = schedule.count_C[client]
-        num_rows = schedule.place_CB[client, :count].max() + 1
-        table, user, network = table_CRD[client, :num_rows], user_CD[client], network_CP[client]
-        flat = table.reshape(num_rows * dims)
-        table_work, user_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, len(user)), table.dtype)
-        network_work, by_table = np.zeros((3, len(network)), table.dtype), table_work[_GRADIENT]
-        pulled, strength = goal_CRD.shape[1] > 0, table.dtype.type(pull)
-        goal = goal_CRD[client, :num_rows].reshape(num_rows * dims) if pulled else flat
-        steps, num_epochs = 0, schedule.order_CEB.shape[1]
-        for epoch in range(num_epochs):
-            for begin in range(0, count, schedule.batch_size):
-                now = take_batch(schedule, client, schedule.order_CEB[client, epoch], begin, row, label)
-                steps += 1
-                for i in range(now):
-                    for d in range(dims):
-                        hidden[0, d, i] = table[row[i], d]
-                forward(network, sizes, user, hidden, now)
-                logit = slopes[len(sizes) - 1, 0]
-                logit[:now] = hidden[len(sizes) - 1, 0, :now]
-                loss = to_slopes(logit, label, now)
-                if epoch == num_epochs - 1:
-                    loss_C[client] += loss
-                backward(network, sizes, user, hidden, slopes, network_work[_GRADIENT], user_work[_GRADIENT], now)
-                by_table[:] = 0
-                if pulled:
-                    for i in range(len(flat)):
-                        by_table[i] = strength * (flat[i] - goal[i])
-                for i in range(now):
-                    for d in range(dims):
-                        by_table[row[i] * dims + d] += slopes[0, d, i]
-                step(schedule, 0, steps, flat, table_work)
-                step(schedule, 1, steps, user, user_work)
-                step(schedule, 2, steps, network, network_work)
+                outer(left_work[GRADIENT], slope, seen)
+                step(schedule, schedule.rate_T[1], steps, flat, left_work)
+                step(schedule, schedule.rate_T[2], steps, user, user_work)
+                step(schedule, schedule.rate_T[3], steps, right, right_work)
         loss_C[client] /= -(-count // schedule.batch_size)
     return loss_C

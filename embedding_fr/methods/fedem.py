@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from embedding_fr.averaged import averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.kernel import compilable, train_compiled
 from embedding_fr.local_training import (
     Objective,
     check_finite,
@@ -27,21 +27,23 @@ from embedding_fr.local_training import (
 )
 from embedding_fr.merging import (
     LAST,
+    Merge,
     Merging,
     Scorer,
     close_merge,
     merge_epochs,
     merged_table,
+    merging_kernel,
     open_merge,
     start_merging,
 )
 from embedding_fr.methods.fedem_code import code_method
-from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
+from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
-from embedding_fr.sampling import epoch_batches, round_examples
+from embedding_fr.sampling import Examples, epoch_batches, round_examples
 from embedding_fr.similarity import similarity_weights
-from embedding_fr.stacked import fresh_state
+from embedding_fr.stacked import Optimiser, fresh_state
 from fedecider.bounds import NotNegative, Share, ShareAbove0, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -139,6 +141,7 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
             training,
             optimiser=fedmf_optimiser(training),
             gradients=dot_gradients,
+            kernel=dot_kernel(),
         )
     )
     if config.aggregation == "mean":
@@ -148,7 +151,7 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
 
 def merged_method(federation: Federation, training: EmbeddingTraining, merging: Merging) -> FederatedMethod:
     """FedMF with elastic merging: the server averages."""
-    model, scorer, optimiser = mf_model(federation, training), Scorer(dot_logits), fedmf_optimiser(training)
+    model = mf_model(federation, training)
 
     def init() -> tuple[Tree, Tree]:
         return dict(model.shared), {**model.private, **start_merging(merging, model.shared[TABLE], federation)}
@@ -161,16 +164,10 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
         sent_CID, sent_CRD = received(download, TABLE, len(row_CR)), received_rows(download, TABLE, row_CR)
         merge, start_CRD = open_merge(merging, training, own, sent_CID, sent_CRD, row_CR)
         params = {"user": own["user"].clone(), TABLE: start_CRD}
-        state, loss_C = fresh_state(optimiser, params), torch.zeros(len(row_CR))
-        for epoch in range(training.local_epochs):
-            batches = list(epoch_batches(examples, place_CB, training.batch_size, range(epoch, epoch + 1)))
-            merge = merge_epochs(merge, scorer, params, batches)
-            last = epoch == training.local_epochs - 1
-            loss_C = train_batches(
-                Objective(dot_logits), params, [list(params)], batches, optimiser, state, dot_gradients, measure=last
-            )
+        train = _train_compiled if training.compiled and merging.learns and compilable(start_CRD) else _train
+        merge, loss_C = train(merge, params, examples, place_CB, training)
         check_finite({**params, **merge.adapter}, loss_C, block.clients, round)
-        table_CID, kept, rho_C = close_merge(merge, row_CR, params[TABLE])
+        table_CID, kept, rho_C = close_merge(merge, row_CR, params[TABLE], training.compiled)
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})
         logs = [{"loss": loss, "rho": rho} for loss, rho in zip(loss_C.tolist(), rho_C.tolist(), strict=True)]
         return upload, {"user": params["user"], **kept}, logs
@@ -180,7 +177,8 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         sent_CID = received(download, TABLE, len(block.clients))
-        table_CID = own[LAST].to(sent_CID.device) if view == "local" else merged_table(merging, own, sent_CID)[0]
+        merged = (merging, own, sent_CID, training.compiled)
+        table_CID = own[LAST].to(sent_CID.device) if view == "local" else merged_table(*merged)[0]
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
@@ -195,6 +193,32 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
         upload_like=lambda round, server: dict(server),
         takes_mean=True,
     )
+
+
+def _train(
+    merge: Merge, params: Tree, examples: Examples, place_CB: Tensor, training: EmbeddingTraining
+) -> tuple[Merge, Tensor]:
+    """Local epochs in place -> the merge with its trained adapter, and (C,) the mean loss of the last epoch."""
+    optimiser, objective = fedmf_optimiser(training), Objective(dot_logits)
+    state, loss_C = fresh_state(optimiser, params), params["user"].new_zeros(len(place_CB))
+    for epoch in range(training.local_epochs):
+        batches = list(epoch_batches(examples, place_CB, training.batch_size, range(epoch, epoch + 1)))
+        merge = merge_epochs(merge, Scorer(dot_logits), params, batches)
+        last = epoch == training.local_epochs - 1
+        groups = [list(params)]
+        loss_C = train_batches(objective, params, groups, batches, optimiser, state, dot_gradients, measure=last)
+    return merge, loss_C
+
+
+def _train_compiled(
+    merge: Merge, params: Tree, examples: Examples, place_CB: Tensor, training: EmbeddingTraining
+) -> tuple[Merge, Tensor]:
+    """What :func:`_train` says of adapters that learn, by :mod:`embedding_fr.compiled.merging`."""
+    trained = {**params, **merge.adapter}
+    rates = {**fedmf_optimiser(training).learning_rate, **merge.optimiser.learning_rate}
+    optimiser = Optimiser("adam", rates, training.weight_decay)
+    kernel, groups = merging_kernel(merge), [list(merge.adapter), list(params)]
+    return merge, train_compiled(kernel, trained, groups, examples, place_CB, training, optimiser, 0)
 
 
 def with_similarity(method: FederatedMethod, federation: Federation, alpha: float) -> FederatedMethod:

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_training import Logits, Objective, check_finite, inner_products, received, take, train_epochs
+from embedding_fr.kernel import Kernel, compilable
+from embedding_fr.local_training import (
+    Logits,
+    Objective,
+    check_finite,
+    inner_products,
+    plain_gradients,
+    take,
+    train_epochs,
+)
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mix_in_place, squared_distances, start_server
@@ -57,13 +67,16 @@ def code_method(
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         examples, row_CR, place_CB = round_examples(federation, training, block, round)
-        start_CID, rho_C = current_table(merging, download, own)
+        start_CID, rho_C = current_table(merging, download, own, training.compiled)
         row = row_CR.clamp(min=0)
         frozen = {"sent": take(download.per_client[TABLE], row), "has_mix": download.per_client[PERSONAL]}
         trained = {"user": own["user"].clone(), ADAPTER: own[ADAPTER].clone(), TABLE: take(start_CID, row)}
         params, objective = {**trained, **frozen}, Objective(merging_logits(merging))
         groups = [[ADAPTER], ["user", TABLE]]
-        loss_C = train_epochs(objective, params, groups, examples, place_CB, training, optimiser)
+        kernel = merging_kernel(merging, frozen) if compilable(frozen["sent"]) else None
+        loss_C = train_epochs(
+            objective, params, groups, examples, place_CB, training, optimiser, plain_gradients, kernel
+        )
         check_finite(trained, loss_C, block.clients, round)
         table_CID = set_rows(start_CID, row_CR, trained[TABLE])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})
@@ -85,7 +98,8 @@ def code_method(
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         last_CID = own[LAST].to(federation.device)
-        table_CID = last_CID if view == "local" else current_table(merging, download, own)[0]
+        current = (merging, download, own, training.compiled)
+        table_CID = last_CID if view == "local" else current_table(*current)[0]
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
@@ -101,12 +115,29 @@ def code_method(
     )
 
 
-def current_table(merging: Merging, download: Download, own: Tree) -> tuple[Tensor, Tensor]:
+def current_table(merging: Merging, download: Download, own: Tree, compiled: bool) -> tuple[Tensor, Tensor]:
     """(C, I, D) the last table, merged with the mix where there is one; (C,) the mean of rho, 0 where there is none."""
-    sent_CID = received(download, TABLE, len(own[LAST]))
-    has_mix_C = download.per_client[PERSONAL]
-    merged_CID, rho_C = merged_table(merging, own, sent_CID)
-    return torch.where(has_mix_C[:, None, None], merged_CID, own[LAST].to(sent_CID.device)), rho_C * has_mix_C
+    sent_CID, mixed = download.per_client[TABLE], download.per_client[PERSONAL].nonzero()[:, 0]
+    table_CID = own[LAST].to(sent_CID.device, copy=True)
+    rho_C = table_CID.new_zeros(len(table_CID))
+    few = {LAST: table_CID[mixed], ADAPTER: own[ADAPTER][mixed]}
+    table_CID[mixed], rho_C[mixed] = merged_table(merging, few, sent_CID[mixed], compiled)
+    return table_CID, rho_C
+
+
+def merging_kernel(merging: Merging, frozen: Tree) -> Kernel:
+    """The compiled local training under :func:`merging_logits`, with the ``sent`` rows and ``has_mix``."""
+    from embedding_fr.compiled.merging import train_merging  # Numba: half a second
+
+    sent_CRD = frozen["sent"]
+    return Kernel(
+        train=train_merging,
+        gradients=plain_gradients,
+        tables=(TABLE,),
+        vectors=(("user",), (ADAPTER,)),
+        constants=(sent_CRD.numpy(), frozen["has_mix"].numpy(), np.array(merging.sizes(sent_CRD.shape[2]))),
+        alternates=True,
+    )
 
 
 def merging_logits(merging: Merging) -> Logits:

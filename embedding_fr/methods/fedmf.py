@@ -48,8 +48,6 @@ def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConf
     Differs from the papers: gradients of a batch are means, uploads are plain (Chai et al. encrypt them, FCF uploads
     gradients).
     """
-    from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
-
     model = mf_model(federation, training)
     return averaged(
         "fedmf",
@@ -59,8 +57,15 @@ def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConf
         optimiser=fedmf_optimiser(training),
         uniform=config.weighting == "uniform",
         gradients=dot_gradients,
-        kernel=Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),)),
+        kernel=dot_kernel(),
     )
+
+
+def dot_kernel() -> Kernel:
+    """The compiled local training of user embedding and item table under their inner products."""
+    from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
+
+    return Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
 
 
 def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:

@@ -88,9 +88,13 @@ def ncf_kernel(
     gradients: Gradients,
     goal_CRD: Tensor | None = None,
     pull: float = 0.0,
+    private_radius: float = 0.0,
+    shared_radius: float = 0.0,
 ) -> Kernel:
-    """The compiled local training of :func:`ncf_model`, with ``pull / 2 ||q_i - goal_i||^2`` for every row if asked."""
-    from embedding_fr.compiled.training import train_mlp  # Numba: half a second that only training needs
+    """The compiled local training of :func:`ncf_model`, if asked with ``pull / 2 ||q_i - goal_i||^2`` for every row, or
+    with :func:`embedding_fr.sharpness.sharpness_aware` gradients of user embedding (private) and the rest (shared).
+    """
+    from embedding_fr.compiled.network import train_mlp  # Numba: half a second that only training needs
 
     sizes = np.array([2 * training.embedding_size, *layer_sizes(hidden_sizes), 1])
     goal = torch.empty(0, 0, 0) if goal_CRD is None else goal_CRD
@@ -99,7 +103,7 @@ def ncf_kernel(
         gradients=gradients,
         tables=("item_table",),
         vectors=(("user",), tuple(name for name in model.shared if name != "item_table")),
-        constants=(sizes, goal.numpy(), pull),
+        constants=(sizes, goal.numpy(), float(pull), float(private_radius), float(shared_radius)),
         regularised=goal_CRD is not None,
     )
 

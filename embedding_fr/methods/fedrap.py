@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.kernel import Kernel, train_compiled
+from embedding_fr.kernel import Kernel, compilable, train_compiled
 from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.sampling import ExampleBatch, epoch_batches, round_examples
 from embedding_fr.sparse_table import share_above, sparse_bytes
@@ -181,7 +181,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         params = {name: tensor.to(federation.device, copy=True) for name, tensor in own.items() if name != UPLOADED}
         if config.tables != "personal":
             params[COMMON] = received(download, COMMON, len(block.clients)).clone()
-        compiled = training.compiled and config.grad_clip is None and runs_compiled(params)
+        compiled = training.compiled and config.grad_clip is None and compilable(params["user"])
         train = _train_compiled if compiled else _train
         logs = train(params, federation, training, config, block, round)
         loss_C = logs["loss"]
@@ -338,11 +338,6 @@ def _train(
             loss_C[active] += batch_loss(logit_AB, batch) * batch.last_A
             batches_C[active] += batch.last_A
     return {"loss": loss_C / batches_C, **_measure(params, block.clients, round)}
-
-
-def runs_compiled(params: Tree) -> bool:
-    """Whether the tables are on the CPU, in a type that is compiled for."""
-    return params["user"].device.type == "cpu" and params["user"].dtype in (torch.float32, torch.float64)
 
 
 def _train_compiled(

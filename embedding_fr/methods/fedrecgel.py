@@ -9,24 +9,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from embedding_fr.averaged import Model, averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.kernel import compilable, in_threads
 from embedding_fr.local_training import (
     Gradients,
     Objective,
+    batch_loss,
     check_finite,
     plain_gradients,
     received,
     received_rows,
     take,
 )
-from embedding_fr.methods.fedncf import ncf_gradients, ncf_model
-from embedding_fr.mlp import layer_sizes, mlp, mlp_of_catalogue, start_mlp
+from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_model
+from embedding_fr.mlp import flat_network, layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.sampling import ExampleBatch, Examples, epoch_batches, round_examples
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import Optimiser, apply_step, fresh_state
@@ -89,9 +91,16 @@ def fedrecgel(federation: Federation, training: EmbeddingTraining, config: Fedre
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
-    return averaged(
-        "fedrecgel", model, federation, training, optimiser=optimiser, gradients=_sharp(model, config, ncf_gradients)
+    gradients = _sharp(model, config, ncf_gradients)
+    kernel = ncf_kernel(
+        model,
+        training,
+        config.hidden_sizes,
+        gradients,
+        private_radius=config.private_radius,
+        shared_radius=config.shared_radius,
     )
+    return averaged("fedrecgel", model, federation, training, optimiser=optimiser, gradients=gradients, kernel=kernel)
 
 
 def needs_server(config: FedrecgelConfig) -> bool:
@@ -136,14 +145,17 @@ def neumf_logits(params: Tree, item: Tensor | None) -> Tensor:
 
 def neumf_scores(shared: Tree, own: Tree) -> Tensor:
     """(C, I) what :func:`neumf_logits` says of all items."""
-    size = shared["item_table"].shape[1]
-    weight_D1, bias_1 = shared["output.0.weight"], shared["output.0.bias"]
-    parts = []
-    for user_CD, wide_CK in zip(own["user"].split(1), own["user_mlp"].split(1), strict=True):
-        tower_CDI = torch.relu_(mlp_of_catalogue(shared, "tower", shared["item_table_mlp"], wide_CK))
-        product_CI = (user_CD * weight_D1[:size, 0]) @ shared["item_table"].T
-        parts.append(product_CI + (weight_D1[size:].T @ tower_CDI)[:, 0] + bias_1)
-    return torch.cat(parts)
+    network, mix_D = tower_to_logit(shared)
+    tower_CI = mlp_of_catalogue(network, "tower", shared["item_table_mlp"], own["user_mlp"])[:, 0]
+    return tower_CI.addmm_(own["user"] * mix_D, shared["item_table"].T)
+
+
+def tower_to_logit(shared: Tree) -> tuple[Tree, Tensor]:
+    """The tower with its part of the output as the last layer, and (D,) the output's weights of ``p * q``."""
+    size, weight_F = shared["item_table"].shape[1], shared["output.0.weight"][:, 0]
+    tower = {name: tensor for name, tensor in shared.items() if name.startswith("tower.")}
+    last = {"tower.3.weight": weight_F[size:, None], "tower.3.bias": shared["output.0.bias"]}
+    return {**tower, **last}, weight_F[:size]
 
 
 def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> ExampleBatch:
@@ -159,6 +171,55 @@ def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> Exampl
 def _sharp(model: Model, config: FedrecgelConfig, base: Gradients = plain_gradients) -> Gradients:
     radius = {tuple(model.private): config.private_radius, tuple(model.shared): config.shared_radius}
     return sharpness_aware(radius, base)
+
+
+def _compiled_gradients(
+    config: FedrecgelConfig, shared: Tree, private: Tree, row_CR: Tensor, batch: ExampleBatch
+) -> tuple[Tree, Tensor]:
+    """What :func:`_sharp` says of :func:`neumf_model`, and the loss (C,), by :mod:`embedding_fr.compiled.neumf`."""
+    from embedding_fr.compiled import neumf  # Numba: half a second
+
+    (tower, mix_D), size = tower_to_logit(shared), shared["item_table"].shape[1]
+    network_P, sizes = flat_network(tower, "tower"), np.array([8 * size, 4 * size, 2 * size, size, 1])
+    product_IU = shared["item_table_mlp"] @ tower["tower.0.weight"][4 * size :]
+
+    def zeros(*shape: int) -> Tensor:
+        return mix_D.new_zeros(len(row_CR), *shape)
+
+    num_rows = row_CR.shape[1]
+    weight_CR = zeros(num_rows).scatter_add_(1, batch.item_AB, batch.weight_AB)
+    positive_CR = zeros(num_rows).scatter_add_(1, batch.item_AB, batch.weight_AB * batch.label_AB)
+    found = {name: torch.zeros_like(tensor) for name, tensor in private.items()}
+    tables = [zeros(num_rows, shared[name].shape[1]) for name in ("item_table", "item_table_mlp")]
+    network_CP, mix_CD = zeros(len(network_P)), zeros(size)
+    model = neumf.Neumf(
+        shared["item_table"].numpy(),
+        shared["item_table_mlp"].numpy(),
+        product_IU.numpy(),
+        network_P.numpy(),
+        mix_D.contiguous().numpy(),
+        sizes,
+    )
+    arguments = (
+        model,
+        neumf.Rows(row_CR.numpy(), (row_CR >= 0).sum(1).numpy(), weight_CR.numpy(), positive_CR.numpy()),
+        neumf.Side(private["user"].numpy(), private["user_mlp"].numpy()),
+        float(config.private_radius),
+        float(config.shared_radius),
+        neumf.Side(found["user"].numpy(), found["user_mlp"].numpy()),
+        neumf.Shared(*(tensor.numpy() for tensor in (*tables, network_CP, mix_CD))),
+    )
+    losses = in_threads(lambda first, stride: neumf.sharp_gradients(*arguments, first, stride))
+    names = [f"tower.{layer}.{part}" for layer in range(4) for part in ("weight", "bias")]
+    parts = network_CP.split([tower[name].numel() for name in names], 1)
+    *layers, last_CD, bias_C1 = (
+        part.view(-1, *tower[name].shape) if name != "tower.3.weight" else part
+        for name, part in zip(names, parts, strict=True)
+    )
+    found |= dict(zip(names, layers, strict=False))
+    found["item_table"], found["item_table_mlp"] = tables
+    found["output.0.weight"], found["output.0.bias"] = torch.cat([mix_CD, last_CD], 1)[:, :, None], bias_C1
+    return found, torch.from_numpy(sum(losses))
 
 
 def _gradient_averaged(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> FederatedMethod:
@@ -189,18 +250,21 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
         examples, row_CR, place_CB = round_examples(federation, training, block, round)
         own = {name: tensor.clone() for name, tensor in own.items()}
         params = {name: own[name] for name in model.private}
-        for name in model.shared:
-            is_table = name in model.tables
-            params[name] = (
-                received_rows(download, name, row_CR) if is_table else received(download, name, len(block.clients))
-            )
         batch = whole_batch(examples, place_CB, training.batch_size)
-        gradient, logit_AB = gradients(Objective(model.logits), params, names, batch)
+        if training.compiled and not download.per_client and compilable(own["user"]):
+            gradient, loss_C = _compiled_gradients(config, download.shared, params, row_CR, batch)
+        else:
+            for name in model.shared:
+                is_table = name in model.tables
+                params[name] = (
+                    received_rows(download, name, row_CR) if is_table else received(download, name, len(block.clients))
+                )
+            gradient, logit_AB = gradients(Objective(model.logits), params, names, batch)
+            loss_C = batch_loss(logit_AB, batch)
         apply_step(private_step, params, {name: gradient[name] for name in model.private}, own)
         upload = {f"{name}.gradient": gradient[name] for name in model.shared}
         tables = [f"{name}.gradient" for name in model.tables]
-        error_CB = softplus(logit_AB) - batch.label_AB * logit_AB
-        loss_C = (error_CB * batch.weight_AB).sum(1) / (examples.count_C / training.batch_size).ceil()
+        loss_C = loss_C / (examples.count_C / training.batch_size).ceil()
         check_finite({**upload, **{name: params[name] for name in model.private}}, loss_C, block.clients, round)
         return (
             Upload(

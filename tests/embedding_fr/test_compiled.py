@@ -35,6 +35,20 @@ STEPS = [
     ("gpfedrec", {"graph_weight": 3.0}, {"learning_rate": 0.05, "item_learning_rate": 2.0, "local_epochs": 2}),
     ("gpfedrec", {"variant": "code"}, {"embedding_size": 9, "batch_size": 3, "learning_rate": 0.01}),
     ("gpfedrec", {"hidden_sizes": "", "graph_weight": 0.0}, {"learning_rate": 0.01, "weight_decay": 0.05}),
+    ("fedem", {"adapter_layers": "7,3"}, {"embedding_size": 9, "batch_size": 4, "weight_decay": 0.05}),
+    ("fedem", {"aggregation": "mean", "adapter_layers": ""}, {"item_learning_rate": 0.02, "local_epochs": 3}),
+    ("fedem", {"merging": "DM", "adapter_learning_rate": 0.03}, {"batch_size": 3}),
+    ("fedem", {"merging": "SM"}, {}),
+    ("fedem", {"merging": "SR", "aggregation": "mean"}, {"weight_decay": 0.05}),
+    ("fedem", {"variant": "code", "mixed_share": 0.7}, {"embedding_size": 9, "batch_size": 4, "weight_decay": 0.05}),
+    ("fedem", {"variant": "code", "mixed_share": 0.4, "adapter_layers": "", "adapter_learning_rate": 0.03}, {}),
+    ("fedrecgel", {}, {"embedding_size": 9, "learning_rate": 0.02, "weight_decay": 0.05}),
+    ("fedrecgel", {"hidden_sizes": "7,11,3", "private_radius": 0.3}, {"batch_size": 10**9, "learning_rate": 0.02}),
+    ("fedrecgel", {"hidden_sizes": "", "shared_radius": 0.0}, {"batch_size": 1, "learning_rate": 0.02}),
+    ("fedrecgel", {"private_radius": 0.0, "shared_radius": 0.4}, {"batch_size": 3, "item_learning_rate": 0.02}),
+    ("fedrecgel", {"variant": "code"}, {"embedding_size": 5, "batch_size": 5, "weight_decay": 0.05}),
+    ("fedrecgel", {"variant": "code", "private_radius": 0.4, "shared_radius": 0.0}, {}),
+    ("fedrecgel", {"variant": "code", "private_radius": 0.0, "shared_radius": 0.3}, {"embedding_size": 1}),
     ("fedrap", {}, FAST),
     ("fedrap", {"sparsity_weight": 0.5, "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "embedding_size": 19}),
     ("fedrap", {"sparsity": "l2", "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "batch_size": 3}),
@@ -73,20 +87,25 @@ def test_every_kernel_takes_the_steps_of_the_stacked_code(name, variant, changes
     assert np.allclose(losses[0], losses[1], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap", "gpfedrec"])
-def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name):
+ALONE = ("fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap", "gpfedrec", "fedem", "fedrecgel")
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [*((name, {}) for name in ALONE), ("fedem", {"variant": "code", "mixed_share": 0.7})]
+)
+def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name, variant):
     before = torch.get_num_threads()
-    one, _ = run(toy_method(name), block_clients=1)
+    one, _ = run(toy_method(name, **variant), block_clients=1)
     torch.set_num_threads(3)
     try:
-        other, _ = run(toy_method(name), block_clients=7)
+        other, _ = run(toy_method(name, **variant), block_clients=7)
     finally:
         torch.set_num_threads(before)
     for key in one.local:
         assert torch.equal(one.local[key], other.local[key]), key
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "gpfedrec"])
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "gpfedrec", "fedrecgel"])
 def test_a_cpu_takes_the_compiled_code_unless_it_is_off(name, monkeypatch):
     taken = []
 

@@ -82,7 +82,7 @@ VARIANTS: dict[str, list[dict]] = {
     "fedrap_em": [{"scheme": "DM"}],
 }
 CASES = [(name, variant) for name in METHODS for variant in ({}, *VARIANTS.get(name, []))]
-COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "pfedgraph", "fedrap")
+COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "pfedgraph", "fedrap", "fedem", "fedrecgel")
 """Methods with compiled local training."""
 OWN_SETTINGS_FAST = fast_where(lambda case: not case[1], CASES)
 """In the fast tests the whole contract is asked of a method as it is set by itself, and of its options that the batched

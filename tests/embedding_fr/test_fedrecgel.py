@@ -6,6 +6,7 @@ from toy_federation import run, toy_federation, toy_method, toy_population, toy_
 
 from embedding_fr.blocks import make_block
 from embedding_fr.local_training import Objective
+from embedding_fr.methods import fedrecgel as fedrecgel_file
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.fedrecgel import FedrecgelConfig, neumf_logits, neumf_model, whole_batch
 from embedding_fr.sampling import draw_examples, touched_rows
@@ -168,6 +169,15 @@ def test_the_code_variant_does_not_depend_on_the_block():
     together, _ = run(code(), block_clients=7, participation=0.5)
     close(alone.server, together.server, 1e-4)
     close(alone.local, together.local, 1e-4)
+
+
+def test_the_code_variant_takes_compiled_code_unless_it_is_off(monkeypatch):
+    taken, original = [], fedrecgel_file._compiled_gradients
+    monkeypatch.setattr(fedrecgel_file, "_compiled_gradients", lambda *rest: taken.append(1) or original(*rest))
+    for compiled in (True, False):
+        taken.clear()
+        run(code(training=toy_training("fedrecgel", compiled=compiled)), rounds=1)
+        assert bool(taken) == compiled
 
 
 def test_wrong_settings_are_refused():

@@ -8,8 +8,8 @@ process of its own with one thread and waits while the other one works. What is 
 with what they keep read and written, and the server's step, in CPU seconds, which other work on the machine lengthens
 less than wall time; ours draws its training negatives within that time, the public code before it (`sampling`, left
 out), but for FedRecGEL, which draws within it too. A round before the first is run and not counted. The public code is
-run as it is, but for the patches of `patched`. They need pandas (2.2); FedEM's needs matplotlib and cvxpy as well, with which
-it solves a quadratic programme a client on its server. Its clients end early when their loss stalls, ours never do.
+run as it is, but for the patches of `patched`. They need pandas (2.2); FedEM's needs matplotlib and cvxpy as well, with
+which its server solves a quadratic programme a client. Its clients end early when their loss stalls, ours never do.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import dataclasses
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from provenance import heading
@@ -32,8 +33,8 @@ CHECKED = 24
 class Side:
     """One way of training, and where its run has come to."""
 
-    def __init__(self, method: str, interactions: Interactions, compiled: bool):
-        self.setup: Setup = set_up(settings_of(method, compiled), interactions, torch.device("cpu"))
+    def __init__(self, method: str, interactions: Interactions, compiled: bool, **changes: Any):
+        self.setup: Setup = set_up(settings_of(method, compiled, **changes), interactions, torch.device("cpu"))
         server, local = self.setup.method.init()
         self.server: Tree = server
         self.local: Tree = {name: tensor.clone() for name, tensor in local.items()}
@@ -69,9 +70,9 @@ class Side:
         return seconds
 
 
-def settings_of(method: str, compiled: bool) -> EmbeddingSettings:
+def settings_of(method: str, compiled: bool, **changes: Any) -> EmbeddingSettings:
     config = LeaderboardConfig(num_rounds=2)
-    return run_settings(config, InteractionsConfig(), method, "strict", {"compiled": compiled}, 0, 0)
+    return run_settings(config, InteractionsConfig(), method, "strict", {"compiled": compiled, **changes}, 0, 0)
 
 
 def largest_difference(method: str, interactions: Interactions) -> float:

@@ -5,10 +5,11 @@
 Three sizes of each axis, the other one fixed, each in a process of its own with one thread. Embedding methods: users of
 geometric activity (20 events) over items of Zipf popularity, whole rounds at the settings of the paper. LLM methods:
 silos of 64 histories each over one catalogue, a small decoder with adapters of rank 4 on its attention and its table.
-Nothing is read from a file, and nobody is ranked. Seconds are CPU seconds, of embedding methods the mean of two rounds
-after a tiny federation that compiled the code, of LLM methods those of the second round.
+Nothing is read from a file, and nobody is ranked. Seconds are CPU seconds, of embedding methods the median of as many
+rounds as fit in `ENOUGH_S` (3 to 40) after one round of a tiny federation, which compiles, and one that is not counted;
+of LLM methods those of the second round.
 An exponent is the slope of a line through the logarithms: 1 is linear; what a size does not touch pulls it towards 0,
-caches that become too small push it above.
+caches that become too small push it above. Times below `SHORT_S` say nothing of growth and get none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import math
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -32,6 +34,7 @@ from provenance import heading
 
 CLIENTS, ITEMS = (500, 1_000, 2_000), (600, 1_200, 2_400)
 SILOS, CATALOGUE = (6, 12, 24), (500, 1_000, 2_000)
+ENOUGH_S, SHORT_S = 1.0, 0.005
 STEEP = 1.15
 """Exponents in clients up to this are called linear."""
 PAIRS = "the server compares every pair of clients"
@@ -64,7 +67,11 @@ def measure_embedding(method: str, clients: int, items: int) -> Point:
     Side(method, synthetic(50, 60), compiled=True).round(1)  # compiles
     before = _resident()
     side = Side(method, synthetic(clients, items), compiled=True)
-    train_s, server_s = (sum(parts) / 2 for parts in zip(*(side.round(number) for number in (1, 2)), strict=True))
+    side.round(1)
+    rounds: list[tuple[float, float]] = []
+    while len(rounds) < 3 or (len(rounds) < 40 and sum(map(sum, rounds)) < ENOUGH_S):
+        rounds.append(side.round(len(rounds) + 2))
+    train_s, server_s = (statistics.median(part) for part in zip(*rounds, strict=True))
     sent = _bytes(side.setup.method, side.setup.blocks, side.server, side.local)
     return Point(train_s, server_s, max(0.0, _peak() - before), sent)
 
@@ -148,9 +155,9 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def exponent(sizes: tuple[int, ...], values: list[float]) -> float:
-    """Slope of a line through the logarithms; NaN where nothing was taken."""
-    if min(values) <= 0.0:
+def exponent(sizes: tuple[int, ...], values: list[float], least: float = 0.0) -> float:
+    """Slope of a line through the logarithms; NaN where a value is not above ``least``."""
+    if min(values) <= least:
         return math.nan
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
@@ -172,7 +179,8 @@ def measured(method: str, silos: bool) -> Row:
     points |= {(clients[1], m): _in_process(method, silos, clients[1], m) for m in items if m != items[1]}
 
     def exponents(axis: tuple[int, ...], pairs: list[tuple[int, int]]) -> Point:
-        return Point(*(exponent(axis, [points[pair][field] for pair in pairs]) for field in range(4)))
+        least = (SHORT_S, SHORT_S, 0.0, 0.0)
+        return Point(*(exponent(axis, [points[pair][field] for pair in pairs], least[field]) for field in range(4)))
 
     by_clients = exponents(clients, [(n, items[1]) for n in clients])
     by_items = exponents(items, [(clients[1], m) for m in items])

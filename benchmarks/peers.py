@@ -6,9 +6,10 @@
 ML-100K, the first so many users, each one client: an item table of 16 numbers an item is averaged, the user's own
 vector stays. Clients of `loop`, `flower` and `flare` run the same function (`train_user`), written as one writes a
 client in PyTorch; `ours` is `fedmf` of this package at the same settings: one epoch, Adam, batches of 256, four
-negatives an event. Each case runs once with 1 and once with `--rounds` rounds in a process of its own; the difference
-gives seconds a round, without start and end. CPU seconds and memory are those of all processes it starts, sampled:
-memory is what they would free (PSS), at its peak.
+negatives an event. Each case runs once with 1 and once with more rounds (`ROUNDS`, the more the shorter they are) in a
+process of its own; the difference gives seconds a round, without start and end. CPU seconds and memory are those of all
+processes it starts, sampled four times a second: memory is what they would free (PSS), at its peak; of processes that
+live shorter, as FLARE's do, seconds are a lower bound.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 
 DIMS, BATCH, RATE, NEGATIVES, CORES = 16, 256, 0.001, 4, 2
+ROUNDS = {"ours": 101, "loop": 11, "flower": 4, "flare": 2}
 
 
 class Case(NamedTuple):
@@ -181,17 +183,19 @@ def watched(words: list[str], limit_s: float) -> Cost | None:
     return Cost(taken, sum(seconds.values()), peak / 1e9)
 
 
-def row(python: str, engine: str, clients: int, rounds: int, folder: str, num_items: int, limit_s: float) -> str:
+def row(python: str, engine: str, clients: int, folder: str, num_items: int, limit_s: float) -> str:
     """One line of the table."""
+    rounds = ROUNDS[engine]
     costs = []
     for count in (1, rounds):
         for kept in Path(folder).glob("vector-*"):
             kept.unlink()
         case = json.dumps(Case(engine, clients, count, folder, num_items))
-        costs.append(watched([*shlex.split(python), __file__, "--case", case], limit_s))
+        cost = watched([*shlex.split(python), __file__, "--case", case], limit_s)
+        if cost is None:
+            return f"| {engine} | {clients} | {count} of 1 and {rounds} rounds not finished in {limit_s:.0f} s | | | |"
+        costs.append(cost)
     first, last = costs
-    if first is None or last is None:
-        return f"| {engine} | {clients} | not finished in {limit_s:.0f} s | | | |"
     wall, cpu = ((b - a) / (rounds - 1) for a, b in zip(first[:2], last[:2], strict=True))
     return f"| {engine} | {clients} | {wall:.3g} | {cpu:.3g} | {first.wall_s - wall:.3g} | {last.peak_gb:.2f} |"
 
@@ -216,7 +220,6 @@ def write_users(folder: Path, clients: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="10,100,943", help="separated by commas")
-    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--engines", default="ours,loop,flower,flare")
     parser.add_argument("--flower", default=sys.executable, help="the Python that has flwr and torch")
     parser.add_argument("--flare", default=sys.executable, help="the Python that has nvflare and torch")
@@ -241,7 +244,7 @@ def main() -> None:
         for clients in sizes:
             for engine in args.engines.split(","):
                 python = pythons.get(engine, sys.executable)
-                lines.append(row(python, engine, clients, args.rounds, folder, num_items, args.limit_s))
+                lines.append(row(python, engine, clients, folder, num_items, args.limit_s))
                 print(lines[-1], file=sys.stderr, flush=True)
     text = "\n".join(lines) + "\n"
     print(text)

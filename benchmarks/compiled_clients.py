@@ -35,6 +35,10 @@ class Side:
 
     def __init__(self, method: str, interactions: Interactions, compiled: bool, **changes: Any):
         self.setup: Setup = set_up(settings_of(method, compiled, **changes), interactions, torch.device("cpu"))
+        self.start()
+
+    def start(self) -> None:
+        """Back to where a run begins."""
         server, local = self.setup.method.init()
         self.server: Tree = server
         self.local: Tree = {name: tensor.clone() for name, tensor in local.items()}

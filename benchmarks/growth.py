@@ -6,8 +6,8 @@ Three sizes of each axis, the other one fixed, each in a process of its own with
 geometric activity (20 events) over items of Zipf popularity, whole rounds at the settings of the paper. LLM methods:
 silos of 64 histories each over one catalogue, a small decoder with adapters of rank 4 on its attention and its table.
 Nothing is read from a file, and nobody is ranked. Seconds are CPU seconds: of embedding methods the mean of a run's
-first two rounds, median of as many runs as fit in `ENOUGH_S` (3 to 20) after a tiny federation, which compiles, and a
-run that is not counted; of LLM methods those of the second round.
+first two rounds after a tiny federation, which compiles; where that is less than `ENOUGH_S`, the median of as many
+further runs as fit (20 at most). Of LLM methods those of the second round.
 An exponent is the slope of a line through the logarithms: 1 is linear; what a size does not touch pulls it towards 0,
 caches that become too small push it above. Times below `SHORT_S` say nothing of growth and get none.
 """
@@ -68,11 +68,11 @@ def measure_embedding(method: str, clients: int, items: int) -> Point:
     before = _resident()
     side = Side(method, synthetic(clients, items), compiled=True)
     runs: list[tuple[float, float]] = []
-    while len(runs) < 4 or (len(runs) < 21 and 2 * sum(map(sum, runs)) < ENOUGH_S):
+    while len(runs) < 21 and 2 * sum(map(sum, runs)) < ENOUGH_S:
         side.start()
         first, second = side.round(1), side.round(2)
         runs.append(((first[0] + second[0]) / 2, (first[1] + second[1]) / 2))
-    train_s, server_s = (statistics.median(part) for part in zip(*runs[1:], strict=True))
+    train_s, server_s = (statistics.median(part) for part in zip(*(runs[1:] or runs), strict=True))
     sent = _bytes(side.setup.method, side.setup.blocks, side.server, side.local)
     return Point(train_s, server_s, max(0.0, _peak() - before), sent)
 

@@ -35,13 +35,15 @@ class Side:
 
     def __init__(self, method: str, interactions: Interactions, compiled: bool, **changes: Any):
         self.setup: Setup = set_up(settings_of(method, compiled, **changes), interactions, torch.device("cpu"))
+        self.local: Tree
         self.start()
 
     def start(self) -> None:
         """Back to where a run begins."""
+        self.local = {}  # not beside the new ones
         server, local = self.setup.method.init()
         self.server: Tree = server
-        self.local: Tree = {name: tensor.clone() for name, tensor in local.items()}
+        self.local = {name: tensor.clone() for name, tensor in local.items()}
 
     def round(self, number: int) -> tuple[float, float]:
         """CPU seconds of local training, with what clients keep written back, and of aggregation."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +25,7 @@ from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.setup import EmbeddingSettings, Setup, set_up, train
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
-from fedecider.federation.method import RowUpdate, Tree
+from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.rows import write_rows
 
 CHECKED = 24
@@ -46,23 +47,30 @@ class Side:
         self.local = {name: tensor.clone() for name, tensor in local.items()}
 
     def round(self, number: int) -> tuple[float, float]:
-        """CPU seconds of local training, with what clients keep written back, and of aggregation."""
-        method, uploads, seconds = self.setup.method, [], 0.0
-        for block in self.setup.blocks:
-            own = {name: tensor[block.clients] for name, tensor in self.local.items()}
-            download = method.broadcast(number, self.server, block.clients)
-            started = time.process_time()
-            upload, new, _ = method.client_update(number, download, own, block)
-            for name, rows in new.items():
-                if isinstance(rows, RowUpdate):
-                    write_rows(self.local[name], block.clients, rows)
-                else:
-                    self.local[name][block.clients] = rows
-            seconds += time.process_time() - started
-            uploads.append(upload)
+        """CPU seconds of local training, with what clients keep written back, and of aggregation.
+
+        As in a run, uploads are taken one block after the other.
+        """
+        method, seconds = self.setup.method, 0.0
+
+        def uploads() -> Iterator[Upload]:
+            nonlocal seconds
+            for block in self.setup.blocks:
+                own = {name: tensor[block.clients] for name, tensor in self.local.items()}
+                download = method.broadcast(number, self.server, block.clients)
+                started = time.process_time()
+                upload, new, _ = method.client_update(number, download, own, block)
+                for name, rows in new.items():
+                    if isinstance(rows, RowUpdate):
+                        write_rows(self.local[name], block.clients, rows)
+                    else:
+                        self.local[name][block.clients] = rows
+                seconds += time.process_time() - started
+                yield upload
+
         started = time.process_time()
-        self.server = method.server_aggregate(number, self.server, iter(uploads))
-        return seconds, time.process_time() - started
+        self.server = method.server_aggregate(number, self.server, uploads())
+        return seconds, time.process_time() - started - seconds
 
     def evaluation(self, number: int) -> float:
         """CPU seconds of ranking every user's validation item in the method's first view."""

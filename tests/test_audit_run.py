@@ -144,6 +144,7 @@ def playground(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_users_are_told_from_others_by_what_each_party_sees(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     run = Path("runs/audited")

@@ -166,6 +166,7 @@ def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playgrou
     assert more[1].tried[:5] == found["local"].tried
 
 
+@pytest.mark.slow
 def test_a_row_that_has_no_further_setting_says_so_once(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
 

@@ -99,6 +99,7 @@ def test_without_any_share_of_its_update_a_client_is_the_student(playground, mon
     assert "share of the trained update" in (run / "adapters" / "crime" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_absent_clients_and_a_hub_name(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")
@@ -127,6 +128,7 @@ def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_metrics(playground, monkeypatch):
     """One whose process is killed does so in the tests of the pipeline."""
     monkeypatch.chdir(playground)

@@ -44,6 +44,7 @@ def test_a_scenario_is_played_told_and_part_of_the_run(playground, monkeypatch, 
     assert "another configuration" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_secure_sum_survives_a_straggler_and_counts_its_messages(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     (playground / "late.yaml").write_text("faults: [{client: comics, kind: late, rounds: 1}]\n")

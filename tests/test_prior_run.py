@@ -26,6 +26,7 @@ def playground(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_prior_changes_what_is_ranked_and_evaluate_finds_it_again(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     found = {weight: json.loads((playground / f"runs/{weight}/metrics.json").read_text()) for weight in ("0", "0.8")}
@@ -38,6 +39,7 @@ def test_the_prior_changes_what_is_ranked_and_evaluate_finds_it_again(playground
     assert main(["evaluate", "--run", "runs/0.8"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_recommendations_take_the_prior_off(playground):
     run = {weight: playground / "runs" / weight for weight in ("0", "0.8")}
     loaded = {weight: Recommender.from_pretrained(path, "crime", memory=False) for weight, path in run.items()}
@@ -54,14 +56,15 @@ def test_recommendations_take_the_prior_off(playground):
             assert item.score > both[item.key]
 
 
+@pytest.mark.slow
 def test_the_card_says_that_its_program_ranks_otherwise(playground):
     cards = {weight: (playground / f"runs/{weight}/adapters/crime/README.md").read_text() for weight in ("0", "0.8")}
     assert "prior weight" in cards["0.8"]
     assert "prior weight" not in cards["0"]
 
 
-def test_prompts_without_words_are_refused(playground, monkeypatch, capsys):
-    monkeypatch.chdir(playground)
+def test_prompts_without_words_are_refused_before_anything_is_built(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     assert main(["federate", "--domains", "crime,comics", "--prior_weight", "0.5", "--output", "runs/none"]) == 2
     assert "empty without a history" in capsys.readouterr().err
-    assert not (playground / "runs/none").exists()
+    assert not list(tmp_path.iterdir())

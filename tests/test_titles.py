@@ -159,6 +159,7 @@ def test_after_preparing_nothing_of_the_catalogue_is_read(monkeypatch):
     assert set(read) == {"dune 5", "no such thing"}
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_titles_with_typing_errors_are_never_taken_for_others(data_root):
     """Goodbooks: one wrong letter is understood mostly, and never as another book; absent books are nearly never."""

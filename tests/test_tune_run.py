@@ -106,6 +106,7 @@ def test_a_search_that_was_killed_is_the_same_as_one_that_was_not(search, monkey
     assert len(trials()) == 10
 
 
+@pytest.mark.slow
 def test_a_lock_of_the_journal_that_a_kill_left_behind_does_not_stop_a_search(search, data, monkeypatch):
     """Optuna's lock is a symbolic link to the journal; with a relative path it dangles, and optuna waits for ever."""
     assert search("--trials", 1, "--output", "run") == 0
@@ -250,6 +251,7 @@ def llm(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_search_of_the_llm_track(llm, monkeypatch, capsys):
     monkeypatch.chdir(llm)
     words = ["--config", "toy.yaml", "--method", "fedprox", "--trials"]

@@ -88,6 +88,12 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
             f"got output_rate {settings.training.output_rate} with lora_targets {','.join(targets)}, expected output "
             "or table among them: no other adapter has that rate. Add one to lora_targets"
         )
+    templates = settings.run.pretrain.samples.templates
+    if settings.ranking.prior_weight > 0.0 and templates == "history":
+        raise ValueError(
+            f"got prior_weight {settings.ranking.prior_weight} with samples.templates {templates}, whose prompts are "
+            "empty without a history, expected prior_weight 0, or templates with words"
+        )
     if settings.run.method != method:
         raise ValueError(
             f"got method {settings.run.method} from a file after --method {method}, expected --config before --method: "

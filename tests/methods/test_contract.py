@@ -30,8 +30,8 @@ SENT_FACTORS = {"ffa_lora": ("lora_b",), "rolora": ("lora_b",)}
 SENT_BESIDE = {"fellrec": {"loss"}}
 """What is uploaded beside the factors."""
 
-OF_THEIR_OWN = ("fedecider", "local", "fedavg", "ditto", "fdlora")
-"""Methods whose rounds are code of their own; the others vary FedAvg, and have fast tests of what they vary."""
+OF_THEIR_OWN = ("fedecider", "local", "fedavg")
+"""Methods whose whole contract is fast; the others have fast tests of what they do differently."""
 
 methods = pytest.mark.parametrize("name", fast_where(OF_THEIR_OWN, FEDERATED))
 methods_one_fast = pytest.mark.parametrize("name", fast_where(("fedecider",), FEDERATED))

@@ -113,6 +113,7 @@ def test_beyond_this_machine_with_a_key():
         assert httpx.post(f"{address}recommend", json=question("crime-0001"), headers=headers).status_code == 200
 
 
+@pytest.mark.slow
 def test_slow_and_many_clients_are_sent_away():
     with started(*TOYS, "0", "--timeout_s", "1", "--max_connections", "4") as service:
         address = service.address()

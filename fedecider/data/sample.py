@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
@@ -128,10 +128,12 @@ def _catalogue(name: str, draw: _Draw) -> tuple[list[ItemFields], list[_Book]]:
     for theme, nouns in THEMES.items():
         count = SINGLES_PER_THEME + SERIES_PER_THEME
         ranks = draw.shuffled(range(count))
+        heads = [f"{a.title()} {n.title()}" for a in ADJECTIVES for n in nouns]
+        free = [(head, f"{head} {s}") for head in heads if head not in taken for s in words["series"]]
         for place in range(count):
-            title = draw.unused(
-                (f"{a.title()} {n.title()} {s}" for a in ADJECTIVES for n in nouns for s in words["series"]), taken
-            )
+            chosen, title = draw.one(free)
+            taken.add(chosen)
+            free = [choice for choice in free if choice[0] != chosen]
             num_volumes = 1 if place < SINGLES_PER_THEME else 2 + draw.below(2)
             labels = draw.one(words["label"])
             volume_words = draw.shuffled(words["volume"])
@@ -239,10 +241,3 @@ class _Draw:
     def shuffled(self, values: Sequence[Value]) -> list[Value]:
         keyed = sorted((self._random(), place) for place in range(len(values)))
         return [values[place] for _, place in keyed]
-
-    def unused(self, choices: Iterable[str], taken: set[str]) -> str:
-        """One of ``choices`` whose words but the last are not taken yet; they are taken then."""
-        free = [choice for choice in choices if choice.rsplit(" ", 1)[0] not in taken]
-        chosen = self.one(free)
-        taken.add(chosen.rsplit(" ", 1)[0])
-        return chosen

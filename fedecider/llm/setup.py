@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from accelerate import Accelerator
 
 from fedecider.data.card import describe
 from fedecider.data.domain import NO_EVENTS, Domain, check_public_disjoint, clients_of
-from fedecider.data.encoders import load_encoder
+from fedecider.data.encoders import load_encoder, stand_in_warning
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
@@ -124,6 +125,8 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
             "got the target table for a backbone whose output has a table of its own, expected one that is tied to the "
             "embeddings. Write output instead of table in lora_targets"
         )
+    if launch.is_main and (sentence := stand_in_warning(config.pretrain.text_encoder)):
+        print(f"warning: {sentence}", file=sys.stderr)
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))

@@ -21,6 +21,7 @@ def test_an_exponent_is_the_slope_of_the_logarithms():
     assert growth.exponent(sizes, [3.0 * size**2 for size in sizes]) == pytest.approx(2.0)
     assert growth.exponent(sizes, [7.0, 7.0, 7.0]) == pytest.approx(0.0)
     assert math.isnan(growth.exponent(sizes, [0.0, 1.0, 2.0]))
+    assert math.isnan(growth.exponent(sizes, [0.004, 0.008, 0.016], growth.SHORT_S))
 
 
 def test_a_steep_method_without_a_reason_is_marked():

@@ -30,7 +30,7 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
     sums: Tree = {}
     totals_I: Tree = {}
     dtypes = {}
-    by_rows = set()
+    held_I: Tree = {}
     for upload in uploads:
         finite_C = finite_clients(upload)
         given_C = upload.weights.cpu()
@@ -42,10 +42,10 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
                 tensor = torch.nan_to_num(tensor)  # what has no weight must not turn the sum into NaN
             own_C = weight_C.to(tensor.device)
             if name in upload.rows:
-                by_rows.add(name)
-                changed = sums.setdefault(name, torch.zeros_like(fallback[name], dtype=torch.float64))
-                weight_I = add_rows(changed, upload.rows[name], tensor, own_C)
-                changed -= weight_I.view(-1, *[1] * (changed.dim() - 1)) * fallback[name]
+                if name not in sums:
+                    sums[name] = torch.zeros_like(fallback[name], dtype=torch.float64)
+                weight_I = add_rows(sums[name], upload.rows[name], tensor, own_C)
+                held_I[name] = held_I[name] + weight_I if name in held_I else weight_I
                 continue
             if name in upload.sent_rows:
                 sent_I = (own_C[:, None] * upload.sent_rows[name].to(own_C)).sum(0)
@@ -54,11 +54,13 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
             sums[name] = sums[name] + kept.sum(0) if name in sums else kept.sum(0)
     if total == 0.0:
         return fallback
+    for name, weight_I in held_I.items():
+        sums[name] -= weight_I.view(-1, *[1] * (sums[name].dim() - 1)) * fallback[name]
     means = {
         name: _row_means(value, totals_I[name], fallback[name]) if name in totals_I else value / total
         for name, value in sums.items()
     }
-    return {name: (mean + fallback[name] if name in by_rows else mean).to(dtypes[name]) for name, mean in means.items()}
+    return {name: (mean + fallback[name] if name in held_I else mean).to(dtypes[name]) for name, mean in means.items()}
 
 
 PART_NUMBERS = 1 << 23

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedecider.federation.method import RowUpdate
+from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.method import RowUpdate, Upload
 from fedecider.federation.rows import add_rows, add_stacked, write_rows, write_stacked
 from fedecider.federation.state import mapped_like
 
@@ -50,3 +51,24 @@ def test_weighted_rows_are_added_in_double_precision(dtype):
     add_stacked(again, count, ROWS, VALUES.to(dtype), weight_C)
     assert torch.equal(again, total)
     assert torch.equal(count, weight_I)
+
+
+def test_a_mean_of_rows_is_that_of_whole_tables_however_many_blocks_bring_them(monkeypatch):
+    """And the table is made and passed over once, not once a block."""
+    draw = torch.Generator().manual_seed(3)
+    table_ID = torch.randn(9, 2, generator=draw, dtype=torch.float64)
+    uploads, whole = [], []
+    for client in range(6):
+        row_1R = torch.randperm(9, generator=draw)[None, :3]
+        value_1RD = torch.randn(1, 3, 2, generator=draw, dtype=torch.float64)
+        sent = {"clients": torch.tensor([client]), "weights": torch.tensor([client + 1.0])}
+        uploads.append(Upload(**sent, tensors={"item_table": value_1RD}, rows={"item_table": row_1R}))
+        own_1ID = table_ID[None].clone()
+        own_1ID[0, row_1R[0]] = value_1RD[0]
+        whole.append(Upload(**sent, tensors={"item_table": own_1ID}))
+    made, real = [], torch.zeros_like
+    monkeypatch.setattr(torch, "zeros_like", lambda *words, **options: made.append(1) or real(*words, **options))
+    found = weighted_mean(uploads, {"item_table": table_ID})["item_table"]
+    tables_made = len(made)
+    torch.testing.assert_close(found, weighted_mean(whole, {})["item_table"], rtol=0.0, atol=1e-12)
+    assert tables_made == 1

@@ -174,10 +174,12 @@ def working_set(settings: EmbeddingSettings, num_items: int, device: torch.devic
     run, training, entry = settings.run, settings.training, METHODS[settings.run.method]
     whole_tables = entry.whole_tables + (0 if run.federation else 2)
     whole_tables += 0 if device.type == "cpu" else entry.passing_tables
+    whole = run.secure_sum or settings.privacy.noise_scale > 0.0 or run.robust_mean != "mean"
 
     def client_bytes(num_train: int) -> int:
         if entry.client_bytes is not None:
-            return entry.client_bytes(num_items, training, settings.method)
+            num_rows = num_items if whole else min(num_train, num_items)
+            return entry.client_bytes(num_items, num_rows, training, settings.method)
         examples = num_train * (1 + training.num_negatives)
         rows = num_items if whole_tables else min(examples, num_items)
         per_example = 12 + training.embedding_size + 3 * training.local_epochs  # items and labels in each epoch's order

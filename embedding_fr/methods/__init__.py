@@ -57,8 +57,9 @@ class Method(NamedTuple):
     passing_tables: int = 0
     """Further whole tables that a client goes over once or twice a round, not in every step (PFedRec: its own last
     table, which is kept): they take memory, but no room in a CPU's caches, so only a GPU's blocks are sized by them."""
-    client_bytes: Callable[[int, EmbeddingTraining, Any], int] | None = None
-    """num_items, training, config -> working set of a client in bytes, where that is not tables and examples."""
+    client_bytes: Callable[[int, int, EmbeddingTraining, Any], int] | None = None
+    """num_items, num_rows, training, config -> working set of a client in bytes, where that is not tables and examples;
+    num_rows: of a table in its upload, its train items, or all items where uploads are made whole."""
     server_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> peak memory of the server's step on a CPU, checked before the first round."""
     smaller_server: tuple[dict[str, Any], ...] = ()

@@ -139,9 +139,9 @@ def needs_server(config: FedciaConfig) -> bool:
     return True
 
 
-def client_bytes(num_items: int, training: EmbeddingTraining, config: FedciaConfig) -> int:
-    """Memory that one client takes in a block: at most its whole upload."""
-    return 4 * num_items**2
+def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FedciaConfig) -> int:
+    """Memory that one client takes in a block: its upload, which is ranked with as much again."""
+    return 4 * num_items * (num_rows + 2)
 
 
 def own_similarity(data: UserData, num_items: int, scale: float) -> Tensor:

@@ -174,7 +174,7 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
     )
 
 
-def client_bytes(num_items: int, training: EmbeddingTraining, config: FedciaFittedConfig) -> int:
+def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FedciaFittedConfig) -> int:
     """Memory of one client in a block: its table before and after the fit and what a step makes of it, the moments and
     their copies, and its upload."""
     return 4 * (10 * num_items * training.embedding_size + num_items**2 * (config.encoding == "matrix"))

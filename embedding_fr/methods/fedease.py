@@ -209,7 +209,7 @@ def needs_everyone(config: FedeaseConfig) -> bool:
     return config.secure
 
 
-def client_bytes(num_items: int, training: EmbeddingTraining, config: FedeaseConfig) -> int:
+def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FedeaseConfig) -> int:
     """Memory that one client takes in a block: the size of its upload, whose triangle is dense under ``secure``."""
     return 8 * triangle_size(num_items) if config.secure else 8 * num_items
 

@@ -218,7 +218,7 @@ def needs_everyone(config: FednearConfig) -> bool:
     return config.secure
 
 
-def client_bytes(num_items: int, training: EmbeddingTraining, config: FednearConfig) -> int:
+def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FednearConfig) -> int:
     """Memory that one client takes in a block: the size of its upload, which is dense under ``secure``."""
     return 8 * config.num_planes * triangle_size(num_items) if config.secure else 8 * num_items
 

@@ -12,7 +12,9 @@ from embedding_fr.methods.fedcia import FedciaConfig, client_bytes, own_similari
 from embedding_fr.reference.fedcia import fedcia as reference
 from embedding_fr.reference.fedcia import graph_filter
 from embedding_fr.reference.loop import run_reference
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_set
 from fedecider.baselines.interactions import train_matrix
+from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.method import Download
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.rounds import evaluate
@@ -111,7 +113,7 @@ def test_bytes_are_those_of_what_travels():
     _, secure = run(toy_method("fedcia", encoding="items"), rounds=1, gathering=gathering)
     assert secure[0]["traffic"][0]["up"]["similarity"] == 8 * NUM_ITEMS**2
     assert secure[0]["traffic"][0]["up"][WEIGHT] == 8
-    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FedciaConfig()) == 4 * NUM_ITEMS**2
+    assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedciaConfig()) == 4 * NUM_ITEMS * 7
 
 
 def test_items_and_matrix_give_the_same_bits():
@@ -186,3 +188,20 @@ def test_ml_100k(data_root):
             torch.testing.assert_close(state.server["similarity"], expected_II, rtol=1e-5, atol=1e-9)
     assert hits["client"] == pytest.approx(0.108, abs=0.003)
     assert hits["server"] == pytest.approx(0.135, abs=0.003)
+
+
+def test_blocks_are_sized_by_the_rows_that_travel():
+    """A hundred times as many clients a block as whole matrices would allow, unless whole matrices travel."""
+
+    def bytes_of(**run):
+        settings = EmbeddingSettings(
+            EmbeddingRunConfig(method="fedcia", **run),
+            InteractionsConfig(),
+            EmbeddingTraining(),
+            PrivacyConfig(),
+            FedciaConfig(),
+        )
+        return working_set(settings, 1_000, torch.device("cpu"))(8)
+
+    assert bytes_of() == 4 * 1_000 * 10
+    assert bytes_of(secure_sum=True) == bytes_of(robust_mean="median") == 4 * 1_000 * 1_002

@@ -164,7 +164,7 @@ def test_bytes_are_those_of_what_travels():
         down = [group["down"] for record in records for group in record["traffic"]]
         assert down == [{}, {"value": 4 * 5, "axes": 4 * 5 * NUM_ITEMS}]
     training = EmbeddingTraining(embedding_size=8)
-    factor, matrix = (client_bytes(100, training, FedciaFittedConfig(encoding=one)) for one in ("factor", "matrix"))
+    factor, matrix = (client_bytes(100, 5, training, FedciaFittedConfig(encoding=one)) for one in ("factor", "matrix"))
     assert matrix - factor == 4 * 100**2
 
 

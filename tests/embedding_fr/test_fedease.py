@@ -169,8 +169,8 @@ def test_bytes_are_those_of_what_travels():
     _, low = run(method(rank=5), rounds=2)
     expected = {"eigenvalues": 20, "vectors": 20 * NUM_ITEMS, "regularisation": 4}
     assert low[1]["traffic"][0]["down"] == expected
-    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FedeaseConfig(secure=True)) == 8 * triangle
-    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FedeaseConfig()) == 8 * NUM_ITEMS
+    assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedeaseConfig(secure=True)) == 8 * triangle
+    assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedeaseConfig()) == 8 * NUM_ITEMS
 
 
 def test_a_masked_upload_tells_nothing_by_itself():

@@ -282,14 +282,14 @@ def test_bytes_are_those_of_what_travels():
         assert up.pop("masked_pairs") == 4 * planes * triangle
         assert set(up) == {KEYS, SHARES, UNMASKING}
         assert (
-            client_bytes(NUM_ITEMS, EmbeddingTraining(), FednearConfig(secure=True, direction=direction))
+            client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FednearConfig(secure=True, direction=direction))
             == 8 * planes * triangle
         )
     _, noised = run(method(secure=True, clip=900.0, noise_scale=100.0, direction=0.0), rounds=1)
     assert noised[0]["traffic"][0]["up"]["masked_pairs"] == 8 * triangle  # 32 bits have no room for such noise
     _, few = run(method(top_k=3), rounds=2)
     assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
-    assert client_bytes(NUM_ITEMS, EmbeddingTraining(), FednearConfig()) == 8 * NUM_ITEMS
+    assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FednearConfig()) == 8 * NUM_ITEMS
 
 
 def test_short_columns_keep_the_largest_and_score_with_them():

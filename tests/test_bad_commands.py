@@ -45,6 +45,7 @@ TINY = {
     "eval_batch_size": 60,
     "encoder": "tfidf",
     "pretrain": {
+        "text_encoder": "tfidf",
         "tokenizer_kind": "word",
         "vocab_size": 2000,
         "id_source": "keywords",

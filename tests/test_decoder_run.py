@@ -82,6 +82,7 @@ def test_evaluate_confirms_the_metrics(playground, monkeypatch):
     assert main("evaluate", "--run", "runs/whole") == 0
 
 
+@pytest.mark.slow
 def test_without_any_share_of_its_update_a_client_is_the_student(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--update_shares", "0", "--teacher_row", "false", "--output", "runs/student")

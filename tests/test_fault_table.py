@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from slow import slow
 
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS
 
@@ -26,7 +27,7 @@ def test_all_kinds_of_faults_are_in_the_table(table):
     assert {case.expected for case in table.quick()} == set(table.EXPECTED)
 
 
-@pytest.mark.parametrize("place", ["simulated", "deployed", "resumed"])
+@pytest.mark.parametrize("place", ["simulated", slow("deployed"), "resumed"])
 def test_one_fault_of_every_expectation(place, table):
     chosen, lines = [case for case in table.quick() if case.place == place], []
     assert len(chosen) >= 2

@@ -121,6 +121,7 @@ def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(play
     assert main("evaluate", "--run", "runs/shared") == 0
 
 
+@pytest.mark.slow
 def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--memory.kind", "none", "--output", "runs/plain")

@@ -41,6 +41,7 @@ TINY = {
     "eval_batch_size": 60,
     "encoder": "tfidf",
     "pretrain": {
+        "text_encoder": "tfidf",
         "id_source": "keywords",
         "keywords": {"min_words": 2, "max_words": 3, "word_order": "title"},
         "samples": {

@@ -130,6 +130,7 @@ def test_medians_of_rows_by_hand():
     assert (clipped.tensors["table"][2, :, 0] - torch.tensor([10.0, 20.0, 30.0])).norm() == pytest.approx(1.0, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_more_numbers_than_a_quantile_takes():
     """torch refuses quantiles of more than 16 million numbers; adapters of a vocabulary table have more."""
     value = torch.ones(3, 6_000_000)

@@ -20,8 +20,8 @@ SETTINGS = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"ow
 CRIME, COMICS = torch.arange(3, 12), torch.arange(12, 22)
 NOBODYS = torch.tensor([1, 22, 23])
 
-OF_THEIR_OWN = ("fedecider", "local", "fedavg", "ditto", "fdlora", "lora_sim")
-"""Methods whose rounds or downloads are code of their own."""
+OF_THEIR_OWN = ("fedecider", "local", "fedavg", "lora_sim")
+"""Methods that send all, nothing, the mean and a mix of their own; the others are slow."""
 
 methods = pytest.mark.parametrize("name", fast_where(OF_THEIR_OWN, FEDERATED))
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
+from slow import slow
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING
@@ -120,7 +121,7 @@ def test_a_space_that_is_used_up_ends_the_search_and_says_so(capsys):
     assert "toy: every setting of the search was tried: 2 trials instead of 3\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_every_point_of_a_finite_space_is_tried_once(seed, capsys):
     """TPE alone repeats the best ones: with 50 draws for each trial it finds 12 of these 30 points, or 25."""
     space = {"kind": OneOf(("a", "b", None)), "depth": Whole(1, 10)}

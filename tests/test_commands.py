@@ -10,6 +10,8 @@ import pytest
 from fedecider.commands import completion, doctor
 from fedecider.commands.main import COMMANDS, main
 from fedecider.llm.commands import parse_settings
+from fedecider.llm.run_report import ReportConfig
+from fedecider.running.cli import build_parser
 from fedecider.running.yaml_file import PACKAGE, settings_file
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -45,6 +47,17 @@ def test_help_calls_the_program_by_its_command(capsys, monkeypatch):
         main(["report", "--help"])
     assert stop.value.code == 0
     assert "usage: fedecider report [--config FILE]" in capsys.readouterr().out
+
+
+def test_a_parser_is_built_once_and_a_caller_s_own(monkeypatch):
+    for number, program in enumerate(("one", "two")):
+        monkeypatch.setattr(sys, "argv", [f"folder/{program}"])
+        parser = build_parser("", ReportConfig)
+        assert parser.format_usage().startswith(f"usage: {program} ")
+        assert parser.get_default("run") != "mine"
+        parser.set_defaults(run="mine")
+        parser.add_argument("--extra", default=number)  # would be refused where it is there already
+        assert parser.parse_args([]).extra == number
 
 
 def test_files_of_settings_come_with_the_package(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow import fast_where
 from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
@@ -285,7 +286,11 @@ def test_federation_off_uploads_nothing(data, tmp_path):
     assert metrics["privacy"] == "nothing leaves a client"
 
 
-@pytest.mark.parametrize("method", METHODS)
+BY_KIND = ("fedease", "fednear", "colr", "fedmf", "pfedrec", "gpfedrec", "fedem", "fedrap", "perfedrec")
+"""Sums, factors, shared and personal tables, networks and clusters; every method's rounds are in its contract."""
+
+
+@pytest.mark.parametrize("method", fast_where(BY_KIND, METHODS))
 def test_every_method_runs_from_the_command_line(method, data, tmp_path):
     assert federate("--method", method, *data, *FAST, "--num_rounds", 2, "--output", tmp_path / "run") == 0
     metrics = read_json(tmp_path / "run" / "metrics.json")

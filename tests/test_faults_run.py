@@ -29,6 +29,7 @@ def playground(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_scenario_is_played_told_and_part_of_the_run(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     scenario = str(REPOSITORY / "fedecider" / "configs" / "scenarios" / "absences.yaml")

@@ -45,7 +45,9 @@ def build_parser(
     Raises:
         ValueError: two classes have a field of the same name, such as one of a method from outside.
     """
-    return deepcopy(_parser(description, config_classes, default_config, tuple(common), tuple(texts.items())))
+    parser = deepcopy(_parser(description, config_classes, default_config, tuple(common), tuple(texts.items())))
+    parser.prog = Path(sys.argv[0]).name  # of this call, not of the first one
+    return parser
 
 
 @lru_cache(maxsize=64)

@@ -81,6 +81,7 @@ def test_an_away_site_does_not_train(tmp_path):
     assert len((tmp_path / "site1" / "training.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_late_site_is_silent_until_the_round_is_closed(tmp_path):
     """It has given keys and shares: the others open its masks, and the sum is theirs alone."""
     sums, fault = SecureSums(5, 0.6), Fault(1, "late", 1, 1)

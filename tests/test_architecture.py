@@ -45,21 +45,25 @@ ALLOWED = {
         "embedding_fr",
     },
 }
-GRAPH = module_graph(modules())
 
 
-def test_every_room_has_a_rule():
-    assert set(room_graph(GRAPH)) == set(ALLOWED)
+@pytest.fixture(scope="module")
+def graph():
+    return module_graph(modules())
+
+
+def test_every_room_has_a_rule(graph):
+    assert set(room_graph(graph)) == set(ALLOWED)
 
 
 @pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_only_what_it_may(room):
-    assert room_graph(GRAPH)[room] <= ALLOWED[room]
+def test_a_room_imports_only_what_it_may(room, graph):
+    assert room_graph(graph)[room] <= ALLOWED[room]
 
 
-def test_no_circles():
-    ordered(GRAPH)
-    ordered(room_graph(GRAPH))
+def test_no_circles(graph):
+    ordered(graph)
+    ordered(room_graph(graph))
 
 
 def test_a_circle_is_found():
@@ -79,9 +83,9 @@ def test_few_files_lie_outside_the_rooms():
     assert len(list((REPOSITORY / "fedecider").glob("*.py"))) <= 3
 
 
-def test_the_figure_in_the_docs_is_this_tree():
+def test_the_figure_in_the_docs_is_this_tree(graph):
     text = (REPOSITORY / "docs" / "architecture.md").read_text()
-    assert mermaid(room_graph(GRAPH)) in text, "run: python tests/rooms.py, and put its figure into the page"
+    assert mermaid(room_graph(graph)) in text, "run: python tests/rooms.py, and put its figure into the page"
 
 
 def test_files_stay_short():

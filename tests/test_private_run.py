@@ -22,6 +22,7 @@ def settings(*words):
     return parse_settings("", ["--memory.kind", "none", "--num_rounds", "4", *words])
 
 
+@pytest.mark.slow
 def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())

@@ -139,6 +139,7 @@ def test_the_leak_is_there_under_paper_and_gone_under_strict(tmp_path):
     assert table.split("## ", 1)[1] in outputs("leak.md")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_leak_on_movielens_is_what_the_page_says(tmp_path, data_root, monkeypatch):
     monkeypatch.setenv("FEDECIDER_DATA", str(data_root))

@@ -132,7 +132,7 @@ CASES = {
     "perfedrec": "--participation 0.5 --num_clusters 2",
 }
 
-SLOW = ("fedem, mean", "fedem, code", "pfedgraph, code")
+SLOW = ("fedem, mean", "fedem, code", "pfedgraph, code", "gpfedrec_em", "gpfedrec")
 STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec", "perfedrec")
 STACKED += ("fedcia_fitted",)
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from slow import slow
 
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.method import Download
@@ -229,7 +230,7 @@ def test_scores_of_pairs_are_those_of_all_items():
         torch.testing.assert_close(score_all(model, user_BD, item_ID), pairs)
 
 
-@pytest.mark.parametrize(("share", "view"), [("all", "both"), ("nothing", "exclusive")])
+@pytest.mark.parametrize(("share", "view"), [("all", "both"), slow("nothing", "exclusive")])
 def test_it_learns_the_taste_of_users(monkeypatch, share, view):
     """Half of the users take even films, half odd ones; of 31 candidates 11 are of a user's taste."""
     monkeypatch.setitem(ITEMS, "films", 40)

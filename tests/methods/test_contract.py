@@ -30,7 +30,7 @@ SENT_FACTORS = {"ffa_lora": ("lora_b",), "rolora": ("lora_b",)}
 SENT_BESIDE = {"fellrec": {"loss"}}
 """What is uploaded beside the factors."""
 
-OF_THEIR_OWN = ("fedecider", "local", "fedavg")
+OF_THEIR_OWN = ("fedecider", "fedavg")
 """Methods whose whole contract is fast; the others have fast tests of what they do differently."""
 
 methods = pytest.mark.parametrize("name", fast_where(OF_THEIR_OWN, FEDERATED))
@@ -75,7 +75,7 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-@methods
+@methods_one_fast
 def test_training_lowers_the_loss(name):
     recommender = toy_recommender(local_epochs=6 if toys.BACKBONE == "t5" else 12, learning_rate=3e-2)
     _, records = run(build(name, recommender), 3, 2)

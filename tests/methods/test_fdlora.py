@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from slow import slow
 from test_fedavg import close
 from toy_recommender import blocks, run, toy_data, toy_recommender
 
@@ -64,7 +65,7 @@ def test_the_outer_step_is_nesterov_sgd():
     torch.testing.assert_close(theta["a"], parameter.detach())
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("weighting", [slow("uniform"), "examples"])
 def test_a_full_step_without_momentum_is_fedavg(weighting):
     config = FdloraConfig(outer_learning_rate=1.0, outer_momentum=0.0, weighting=weighting, **FAST)
     state, records = run(fdlora(toy_recommender(dropout=0.1), config), 3, 3)

@@ -209,7 +209,7 @@ def test_no_threshold_no_trace():
 
 
 OPTIONS = [
-    {"alpha_per": "module", "own_slot": "absorb"},
+    slow({"alpha_per": "module", "own_slot": "absorb"}),
     {"skip_below": 2.05, "normalize_at": "client", "alpha_per": "module"},
     slow({"alpha_per": "module", "ablation": "wo_sep"}),
     slow({"skip_below": 1.99}),

@@ -190,7 +190,7 @@ def test_users_are_drawn_independently_with_the_rate_that_is_counted():
     assert sum(map(len, draw_users(toy(UserPrivacy(1.0, 1.0, 1.0)), 0, 1, 0))) == 4  # everybody
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedecider", slow("local"), slow("ffa_lora")])
+@pytest.mark.parametrize("name", ["fedecider", slow("fedavg"), slow("local"), slow("ffa_lora")])
 def test_methods_learn_from_bounded_gradients(name):
     config = METHODS[name].config(**({"alpha_init": 0.5} if name == "fedecider" else {}))
     recommender = toy(UserPrivacy(0.05, 0.0, 0.5), learning_rate=3e-2, local_epochs=6)

@@ -38,7 +38,7 @@ def served(run):
 def histories(recommender):
     """Histories of one to seven items, some of them with one item twice."""
     keys = recommender.items.keys
-    return [[keys[(7 * row + 3 * step) % len(keys)] for step in range(1 + row % 7)] for row in range(24)]
+    return [[keys[(7 * row + 3 * step) % len(keys)] for step in range(1 + row % 7)] for row in range(12)]
 
 
 def test_answers_at_once_are_those_of_single_calls(run, served):
@@ -53,7 +53,7 @@ def test_answers_at_once_are_those_of_single_calls(run, served):
         body = {"domain": "crime", "history": history, "k": 5}
         return httpx.post(f"{address}recommend", json=body, timeout=60).json()
 
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
         found = list(pool.map(ask, asked))
     for history, answer in zip(asked, found, strict=True):
         alone = recommender.recommend(history, k=5)

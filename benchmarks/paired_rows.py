@@ -1,16 +1,17 @@
 """Rows of finished runs against each other, user by user: macro difference, interval and permutation test with Holm.
 
     python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] --rows "fedecider + memory" \
-        [--also runs/c0+runs/c1[,runs/d0+runs/d1,...]] \
+        [--against "memory,text neighbours"] [--also runs/c0+runs/c1[,runs/d0+runs/d1,...]] \
         [--sasrec data/... --tune 3] [--output FILE]
 
 Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
-compared with all other rows of all settings, on hit@10 and ndcg@10 of the test items (macro over the domains; a user of
-several domains is one person). Runs must have ranked the same users: of the further settings rows keep their names with
-the folder before them, but for baselines, which are alike in all of them and are read from the first. --also joins runs
-of the first setting on other data, as many seeds: their domains count as further domains. --sasrec adds
-SASRec, also with text start, on the events of prepared data, the best of its grid on validation. What is printed is
-Markdown.
+compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the test
+items (macro over the domains; a user of several domains is one person). Holm's correction is over what is compared:
+name --against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have
+ranked the same users: of the further settings rows keep their names with the folder before them, but for baselines,
+which are alike in all of them and are read from the first. --also joins runs of the first setting on other data, as
+many seeds: their domains count as further domains. --sasrec adds SASRec, also with text start, on the events of
+prepared data, the best of its grid on validation. What is printed is Markdown.
 """
 
 from __future__ import annotations
@@ -80,11 +81,19 @@ def sasrec_rows(data: str, domains: list[str], seeds: int, tune: int, cache: str
     return {SASREC: sasrec(*asked), SASREC_TEXT: sasrec(*asked, encoder)}
 
 
-def table(rows: Positions, persons: dict[str, list[str]], chosen: list[str]) -> list[str]:
-    missing = sorted(set(chosen) - set(rows))
+def table(
+    rows: Positions, persons: dict[str, list[str]], chosen: list[str], against: list[str] | None = None
+) -> list[str]:
+    """Markdown: all rows, and each of ``chosen`` against each of ``against``, or against all rows that are not chosen.
+
+    Raises:
+        ValueError: a name is no row.
+    """
+    missing = sorted({*chosen, *(against or ())} - set(rows))
     if missing:
         raise ValueError(f"got rows {missing}, expected some of {list(rows)}")
-    pairs = [(row, other) for row in chosen for other in rows if other not in chosen]
+    others = [row for row in rows if row not in chosen] if against is None else against
+    pairs = [(row, other) for row in chosen for other in others if other != row]
     found = compare_table(rows, stream(0, "paired rows"), METRICS, pairs, persons=persons)
     scope = MACRO if len(persons) > 1 else next(iter(persons))
     macro = {(c.first, c.second, c.metric): c for c in found if c.domain == scope}
@@ -106,6 +115,7 @@ def main() -> None:
     parser.add_argument("--runs", required=True, help="settings by commas, their seeds by +")
     parser.add_argument("--also", default="", help="runs of the first setting on other data: seeds by +, data by ,")
     parser.add_argument("--rows", required=True)
+    parser.add_argument("--against", default="", help="rows by commas; all others without it")
     parser.add_argument("--sasrec", default="", help="prepared data on which SASRec is trained")
     parser.add_argument("--tune", type=int, default=3, help="settings of SASRec's grid")
     parser.add_argument("--encoder", default="auto")
@@ -119,7 +129,7 @@ def main() -> None:
         rows, persons = with_other_data(rows, persons, others)
     if args.sasrec:
         rows |= sasrec_rows(args.sasrec, list(persons), len(settings[0]), args.tune, args.cache, args.encoder)
-    lines = table(rows, persons, args.rows.split(","))
+    lines = table(rows, persons, args.rows.split(","), args.against.split(",") if args.against else None)
     text = "\n".join(["# Rows against each other", "", *heading("paired_rows.py", 1), "", *lines]) + "\n"
     print(text)
     if args.output:

@@ -45,3 +45,23 @@ def test_rows_that_are_missing_are_named(paired, tmp_path):
     run = make_run(tmp_path / "run", ["a", "b"], model=[0, 3])
     with pytest.raises(ValueError, match=r"got rows \['memory'\], expected some of \['model'\]"):
         paired["table"](*paired["rows_of"]([[run]]), ["memory"])
+
+
+def test_rows_are_compared_with_those_that_are_asked_for_alone(paired, tmp_path):
+    """A chosen row may be compared with another one; the correction is over what is compared."""
+    users = [f"u{number}" for number in range(40)]
+    better, worse = [0] * 40, [0] * 34 + [50] * 6
+    run = make_run(tmp_path / "run", users, pooled=better, local=worse, student=[50] * 40, memory=better)
+    rows, persons = paired["rows_of"]([[run]])
+
+    def found(*asked):
+        lines = paired["table"](rows, persons, *asked)
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "hit@10 | +" in line]
+        return {(first, second): float(p) for first, second, *_, p in cells}
+
+    few, many = found(["pooled", "local"], ["local", "student"]), found(["pooled"])
+    assert set(few) == {("pooled", "local"), ("pooled", "student"), ("local", "student")}
+    assert set(many) == {("pooled", "local"), ("pooled", "student"), ("pooled", "memory")}
+    assert few[("pooled", "local")] <= many[("pooled", "local")]
+    with pytest.raises(ValueError, match=r"got rows \['nobody'\]"):
+        paired["table"](rows, persons, ["pooled"], ["nobody"])

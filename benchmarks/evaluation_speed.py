@@ -1,4 +1,5 @@
-"""CPU seconds of a validation on a large catalogue: whole, and its parts against the plain way, in turns.
+"""CPU seconds of a validation on a large catalogue: whole, and its parts against the plain way, in turns; and of all
+views of a method at once against one view after the other.
 
     python benchmarks/evaluation_speed.py --users 50547 --items 16860 --output FILE.md
 
@@ -29,7 +30,7 @@ from embedding_fr.methods.fedrecgel import neumf_model
 from embedding_fr.setup import Setup, set_up
 from fedecider.data.interactions import Interactions
 from fedecider.federation.method import Block, Download, Tree
-from fedecider.federation.rounds import evaluate
+from fedecider.federation.rounds import evaluate, evaluate_views
 
 Way = Callable[[Block], Tensor]
 """Block -> (C,) places of the validation items."""
@@ -42,6 +43,8 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=50, help="mean events of a user")
     parser.add_argument("--timed_users", type=int, default=2_000, help="users that the ways of a pair go over")
     parser.add_argument("--eval_users", type=int, default=10_000, help="for the row with num_eval_users")
+    parser.add_argument("--views_users", type=int, default=943, help="users of the methods with several views")
+    parser.add_argument("--views_items", type=int, default=1_682)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--output", default="")
     args = parser.parse_args()
@@ -65,6 +68,15 @@ def main() -> None:
         "|---|---|---:|---:|---:|---:|",
     ]
     lines += [pair_row(name, interactions, args.timed_users, args.turns) for name in ("fedmf", "fedncf", "fedrecgel")]
+    lines += [
+        "",
+        f"All views of a method in a round, on {args.views_users:,} users and {args.views_items:,} items.",
+        "",
+        "| method | views | one after the other, CPU s | together, CPU s | ratio |",
+        "|---|---|---:|---:|---:|",
+    ]
+    smaller = synthetic(args.views_users, args.views_items, args.events)
+    lines += [views_row(name, smaller, args.turns) for name in ("perfedrec", "cofedrec", "pfedrec")]
     text = "\n".join(lines)
     print(text)
     if args.output:
@@ -102,6 +114,28 @@ def pair_row(name: str, interactions: Interactions, num_users: int, turns: int) 
     assert name != "fedmf" or not changed, "the same scores have the same places"
     assert changed <= 0.05 * len(places[0]), f"{name}: {changed} users have another place, more than rounding explains"
     return f"| {name} | {part} | {milli[0]} | {milli[1]} | {spread(ratios)} | {changed} of {len(places[0]):,} |"
+
+
+def views_row(name: str, interactions: Interactions, turns: int) -> str:
+    """One line of the table of views: what is sent to the clients of a block is made once, or once a view."""
+    setup = drawn_setup(name, interactions, 0)
+    method, (server, local) = setup.method, setup.method.init()
+    asked = ("valid", server, local, setup.validated)
+    ways: tuple[Callable[[], dict[str, list[Tensor]]], ...] = (
+        lambda: {view: evaluate(method, 1, view, *asked) for view in method.views},
+        lambda: evaluate_views(method, 1, method.views, *asked),
+    )
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for turn in range(turns + 1):
+        places = []
+        for number in (0, 1) if turn % 2 else (1, 0):
+            started = time.process_time()
+            places.append(ways[number]())
+            if turn:
+                seconds[number].append(time.process_time() - started)
+        assert all(torch.equal(torch.cat(places[0][view]), torch.cat(places[1][view])) for view in method.views)
+    ratios = [alone / together for alone, together in zip(*seconds, strict=True)]
+    return f"| {name} | {', '.join(method.views)} | {spread(seconds[0])} | {spread(seconds[1])} | {spread(ratios)} |"
 
 
 def pair(name: str, setup: Setup) -> tuple[str, Way, Way]:

@@ -93,6 +93,7 @@ def test_the_plain_loop_of_the_engines_is_federated_averaging(tmp_path):
 
 def test_the_parts_of_a_validation_are_compared_in_their_places_before_they_are_timed(tmp_path, monkeypatch):
     sizes = {"users": 60, "items": 90, "events": 9, "timed_users": 40, "eval_users": 20, "turns": 1}
+    sizes |= {"views_users": 30, "views_items": 40}
     words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     monkeypatch.setattr("sys.argv", ["evaluation_speed.py", *words, "--output", str(tmp_path / "found.md")])
     evaluation_speed.main()
@@ -101,6 +102,7 @@ def test_the_parts_of_a_validation_are_compared_in_their_places_before_they_are_
     assert "| `--num_eval_users 20` | 20 |" in text
     assert [f"| {name} |" in text for name in ("fedmf", "fedncf", "fedrecgel")] == [True] * 3
     assert text.count("of 40 |") == 3
+    assert "| perfedrec | personal, cluster, global |" in text
     federation = evaluation_speed.drawn_setup("fedncf", evaluation_speed.synthetic(60, 90, 9), 40)
     _, plain, now = evaluation_speed.pair("fedncf", federation)
     for block in federation.validated:

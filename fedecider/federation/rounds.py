@@ -181,12 +181,9 @@ def run_rounds(
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
         server, local, done = _train(method, round, state, present, protect, deliver, gathering, processes, on_clients)
         trained = time.perf_counter()
-        scores = {
-            view: summarise(
-                evaluate(method, round, view, "valid", server, local, validated or blocks, processes, on_clients)
-            )
-            for view in (method.views if settings.validates(round) else ())
-        }
+        views = method.views if settings.validates(round) else ()
+        found = evaluate_views(method, round, views, "valid", server, local, validated or blocks, processes, on_clients)
+        scores = {view: summarise(positions) for view, positions in found.items()}
         groups = scores.get(method.views[0], [])
         score = sum(group[settings.select_by] for group in groups) / len(groups) if groups else None
         if score is not None and score > state.best_score:
@@ -229,18 +226,37 @@ def evaluate(
     on_clients: OnClients = silent,
 ) -> list[Tensor]:
     """Positions of every client in client order: one tensor per client."""
+    return evaluate_views(method, round, (view,), split, server, local, blocks, processes, on_clients)[view]
 
-    def work(block: Block) -> list[Tensor]:
-        download = method.broadcast(round + 1, server, block.clients)
-        return method.positions(view, download, _own(local, block), block, split)
 
-    positions: list[tuple[int, Tensor]] = []
+def evaluate_views(
+    method: FederatedMethod,
+    round: int,
+    views: Sequence[str],
+    split: str,
+    server: Tree,
+    local: Tree,
+    blocks: Sequence[Block],
+    processes: Processes | None = None,
+    on_clients: OnClients = silent,
+) -> dict[str, list[Tensor]]:
+    """View -> :func:`evaluate`; what a client receives and holds is read once for all views."""
+    if not views:
+        return {}
+
+    def work(block: Block) -> list[dict[str, Tensor]]:
+        download, own = method.broadcast(round + 1, server, block.clients), _own(local, block)
+        found = {view: method.positions(view, download, own, block, split) for view in views}
+        return [{view: found[view][place] for view in views} for place in range(len(block.clients))]
+
+    positions: list[tuple[int, dict[str, Tensor]]] = []
     total = sum(len(block.clients) for block in blocks)
     on_clients(round, "validation", 0, total)
     for block, clients in in_client_order(blocks, work, processes or Processes()):
         positions += zip(block.clients.tolist(), clients, strict=True)
         on_clients(round, "validation", len(positions), total)
-    return [position_U for _, position_U in sorted(positions, key=itemgetter(0))]
+    positions.sort(key=itemgetter(0))
+    return {view: [client[view] for _, client in positions] for view in views}
 
 
 class _Done(NamedTuple):

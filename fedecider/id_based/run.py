@@ -27,7 +27,7 @@ from fedecider.federation.record import (
     write_json,
     write_text,
 )
-from fedecider.federation.rounds import OnClients, RoundSettings, evaluate, run_rounds, silent
+from fedecider.federation.rounds import OnClients, RoundSettings, evaluate_views, run_rounds, silent
 from fedecider.federation.state import RunState
 from fedecider.id_based import METHODS
 from fedecider.id_based.clients import IdClients, id_clients
@@ -54,25 +54,13 @@ class Trained(NamedTuple):
 
     def positions(self, split: str) -> Positions:
         """Of every view in the best round, the reported one first."""
-        state, names = self.state, [client.name for client in self.clients]
-        return {
-            label: dict(
-                zip(
-                    names,
-                    evaluate(
-                        self.method,
-                        state.best_round,
-                        view,
-                        split,
-                        state.best_server,
-                        state.best_local,
-                        self.clients.blocks(),
-                    ),
-                    strict=True,
-                )
-            )
-            for view, label in view_labels(self.method.name, self.method.views).items()
-        }
+        method, state = self.method, self.state
+        found = evaluate_views(
+            method, state.best_round, method.views, split, state.best_server, state.best_local, self.clients.blocks()
+        )
+        names = [client.name for client in self.clients]
+        labels = view_labels(method.name, method.views)
+        return {label: dict(zip(names, found[view], strict=True)) for view, label in labels.items()}
 
 
 def train_rounds(

@@ -11,7 +11,7 @@ import torch
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Upload
 from fedecider.federation.record import Recorder, non_finite_line, non_finite_uploads, read_records
-from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rounds import RoundSettings, evaluate, evaluate_views, run_rounds
 from fedecider.federation.state import load_state
 from fedecider.federation.streams import stream
 
@@ -356,3 +356,28 @@ def test_rounds_can_be_scored_on_some_blocks_only(tmp_path):
     distance = [(POINTS[client] - whole.server["mean"]).abs().round().long() for client in (0, 2)]
     best = sum(group["ndcg@10"] for group in summarise(distance)) / 2
     assert scored.best_round < 2 or scored.best_score == pytest.approx(best)
+
+
+def test_all_views_of_a_client_are_read_from_one_download():
+    """As many downloads for two views as for one, and the places of each are those of asking for it alone."""
+    asked, inner = [], toy()
+
+    def broadcast(round, server, clients):
+        asked.append(clients.tolist())
+        return inner.broadcast(round, server, clients)
+
+    def positions(view, download, own, block, split):
+        found = inner.positions("global", download, own, block, split)
+        return [place + 7 for place in found] if view == "later" else found
+
+    method = inner._replace(broadcast=broadcast, positions=positions, views=("global", "later"))
+    server, local = inner.init()
+    groups = blocks((0, 2), (1,))
+    both = evaluate_views(method, 1, ("later", "global"), "valid", server, local, groups)
+    assert asked == [[0, 2], [1]]
+    assert list(both) == ["later", "global"]
+    for view, found in both.items():
+        alone = evaluate(method, 1, view, "valid", server, local, groups)
+        assert [place.tolist() for place in found] == [place.tolist() for place in alone]
+    assert [place.tolist() for place in both["later"]] == [(place + 7).tolist() for place in both["global"]]
+    assert evaluate_views(method, 1, (), "valid", server, local, groups) == {}

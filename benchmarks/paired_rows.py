@@ -6,12 +6,12 @@
 
 Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
 compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the test
-items (macro over the domains; a user of several domains is one person). Holm's correction is over what is compared:
-name --against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have
-ranked the same users: of the further settings rows keep their names with the folder before them, but for baselines,
-which are alike in all of them and are read from the first. --also joins runs of the first setting on other data, as
-many seeds: their domains count as further domains. --sasrec adds SASRec, also with text start, on the events of
-prepared data, the best of its grid on validation. What is printed is Markdown.
+items (macro over the domains; a user of several domains is one person). Holm's correction is over the lines shown: name
+--against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have ranked
+the same users: of the further settings rows keep their names with the folder before them, but for baselines, which are
+alike in all of them and are read from the first. --also joins runs of the first setting on other data, as many seeds:
+their domains count as further domains. --sasrec adds SASRec, also with text start, on the events of prepared data, the
+best of its grid on validation. What is printed is Markdown.
 """
 
 from __future__ import annotations
@@ -94,16 +94,15 @@ def table(
         raise ValueError(f"got rows {missing}, expected some of {list(rows)}")
     others = [row for row in rows if row not in chosen] if against is None else against
     pairs = [(row, other) for row in chosen for other in others if other != row]
-    found = compare_table(rows, stream(0, "paired rows"), METRICS, pairs, persons=persons)
+    found = compare_table(rows, stream(0, "paired rows"), METRICS, pairs, persons=persons, each_domain=False)
     scope = MACRO if len(persons) > 1 else next(iter(persons))
-    macro = {(c.first, c.second, c.metric): c for c in found if c.domain == scope}
     lines = ["| row | hit@10 | ndcg@10 |", "|---|---:|---:|"]
     intervals = table_intervals(rows, stream(0, "intervals"), (10,), persons=persons)
     for row in rows:
         shown = [intervals[row][scope][metric] for metric in METRICS]
         lines.append(f"| {row} | " + " | ".join(f"{i.mean:.4f} [{i.low:.4f}, {i.high:.4f}]" for i in shown) + " |")
     lines += ["", "| row | against | metric | difference | 95 % interval | Holm p |", "|---|---|---|---:|---|---:|"]
-    for c in macro.values():
+    for c in found:
         gap = c.difference
         interval = f"[{gap.low:+.4f}, {gap.high:+.4f}]"
         lines.append(f"| {c.first} | {c.second} | {c.metric} | {gap.mean:+.4f} | {interval} | {c.p_holm:.2g} |")

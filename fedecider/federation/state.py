@@ -1,9 +1,10 @@
 """Crash-safe save, load and resume of a run: safetensors + JSON, written aside and renamed, with checksums.
 
-A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both,
-``state.json`` and the SHA-256 sums of all of them. It is written under a hidden name and renamed when complete, and
-hidden before it is removed, so a kill at any moment leaves whole checkpoints and hidden debris, which the next start or
-save removes. The two newest are kept: where the newest is damaged the one before it is used.
+A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both where that
+was an earlier one, ``state.json`` and the SHA-256 sums of all of them. It is written under a hidden name and renamed when
+complete, and hidden before it is removed, so a kill at any moment leaves whole checkpoints and hidden debris, which the
+next start or save removes. The two newest are kept while a run goes on: where the newest is damaged the one before it is
+used. A run that came to its end keeps the newest.
 """
 
 from __future__ import annotations
@@ -27,10 +28,9 @@ from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.method import Tree
 from fedecider.federation.record import CannotResume, read_object
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when checkpoints are laid out in another way, so that older ones are refused."""
 
-_TREES = ("server", "local", "best_server", "best_local")
 _FIELDS = {"round": int, "best_round": int, "best_score": float, "records": str, "fingerprint": str, "format": int}
 _KEPT = 2
 
@@ -55,7 +55,7 @@ def save_state(state: RunState, folder: Path, fingerprint: str) -> None:
     final = folder / f"round_{state.round:05d}"
     scratch = folder / f".{final.name}.tmp"
     scratch.mkdir(parents=True)
-    for name in _TREES:
+    for name in set(_files(state.round, state.best_round).values()):
         tree = {key: tensor.detach().cpu().contiguous() for key, tensor in getattr(state, name).items()}
         save_file(tree, scratch / f"{name}.safetensors")
     numbers = {name: value for name, value in state._asdict().items() if name in _FIELDS}
@@ -115,10 +115,22 @@ def load_state(
     return None
 
 
+def keep_newest(folder: Path) -> None:
+    """Remove the checkpoints before the newest one: a run that came to its end reads no other."""
+    for _, path in _checkpoints(folder)[:-1]:
+        _remove(path)
+
+
 def remove_debris(folder: Path) -> None:
     """Remove what a process left that was killed while it wrote or removed a checkpoint."""
     for path in folder.glob(".round_*"):
         shutil.rmtree(path)
+
+
+def _files(round: int, best_round: int) -> dict[str, str]:
+    """Tree of the state -> the file that holds it: the best round's are the newest ones while it is the last round."""
+    best = {"best_server": "server", "best_local": "local"}
+    return {"server": "server", "local": "local"} | (best if best_round == round else {name: name for name in best})
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -143,7 +155,8 @@ def _read(checkpoint: Path, round: int) -> tuple[dict[str, Any], dict[str, Tree]
         raise ValueError(f"got format {numbers['format']} in {path}, expected {FORMAT}: another version wrote it")
     if numbers["round"] != round or not 0 <= numbers["best_round"] <= round or not math.isfinite(numbers["best_score"]):
         raise ValueError(f"got {path} with numbers out of range, expected round {round} and a best round up to it")
-    return numbers, {name: _load_tree(checkpoint / f"{name}.safetensors") for name in _TREES}
+    files = _files(round, numbers["best_round"])  # read twice where both are one: a best tree is never trained in place
+    return numbers, {name: _load_tree(checkpoint / f"{file}.safetensors") for name, file in files.items()}
 
 
 def _load_tree(path: Path) -> Tree:

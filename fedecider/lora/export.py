@@ -30,6 +30,7 @@ from fedecider.lora.card import Card, model_card
 from fedecider.lora.fusion import fused_factors
 from fedecider.lora.item_table import CONFIG_FILE, WEIGHTS_FILE, ItemTable, check_items, write_items
 from fedecider.lora.tied_table import HEAD, adapted_embeddings
+from fedecider.lora.truncation import compact
 from idgen.backbones.families import family_of, unwrap
 from idgen.quantized import keep_trainable, loading_options, quantize_of
 
@@ -49,7 +50,8 @@ def export_adapter(
     """Write what ``model`` has loaded as a PEFT folder and return the largest logit difference after a reload.
 
     Fused directions become one adapter of rank K*r, ``A = [A_1; ...; A_K]``, ``B = [alpha_1 B_1, ..., alpha_K B_K]``
-    with ``lora_alpha = K*r``, which is the same update exactly. ``base_folder`` is where the base model is saved now,
+    with ``lora_alpha = K*r``, which is the same update exactly; where K*r is above the shorter side of every layer, in
+    the smaller pairs of `fedecider.lora.truncation.compact`. ``base_folder`` is where the base model is saved now,
     ``base_name`` what the adapter's config and card record: a hub name, or a path relative to ``folder``. ``prompts``
     is a real training batch. ``factors`` are written instead when given (one pair per layer, any common rank): the
     update that ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside
@@ -64,7 +66,7 @@ def export_adapter(
     scratch.mkdir(parents=True)
     try:
         written, tables = (
-            fused_factors(model) if factors is None else factors,
+            compact(fused_factors(model)) if factors is None else factors,
             adapted_embeddings(model.get_base_model()),
         )
         save_peft_folder(written, scratch, base_name, family_of(model).task_type, tables)

@@ -1,4 +1,4 @@
-"""A fused adapter of rank K*r cut down to a smaller rank: the best approximation, computed on the factors.
+"""A fused adapter of rank K*r in a smaller one: the same update where it fits, else the best approximation of it.
 
 Shape legend: M modules (sorted by path), R rank before, T rank after, r rank of the model's own pair, I in features,
 O out features.
@@ -35,6 +35,32 @@ class Truncated(NamedTuple):
         return {"rank": self.rank, "largest_relative_error": largest, "mean_relative_error": mean}
 
 
+def compact(factors: Tree) -> Tree:
+    """The same update in pairs of the least rank that holds any update of these layers, ``max_M min(R, I, O)``.
+
+    K clients make rank ``K r``, soon above the shorter side of a layer. There the longer factor becomes the product
+    ``B A`` itself and the shorter one an identity: (I, I) and (O, I), or (O, I) and (O, O). Exact but for the rounding
+    of one product; zero rows and columns fill up smaller layers, since PEFT wants one rank for all. Factors that are
+    small enough come back as they are. Not in the FeDecider paper.
+    """
+    names = module_names(factors)
+    sides = {name: (factors[f"{name}.lora_a"].shape[1], factors[f"{name}.lora_b"].shape[0]) for name in names}
+    given = factors[f"{names[0]}.lora_a"].shape[0]
+    rank = max(min(given, *side) for side in sides.values())
+    if rank == given:
+        return factors
+    tree: Tree = {}
+    for name, (num_inputs, num_outputs) in sides.items():
+        factor_a, factor_b = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"]
+        update = (factor_b.double() @ factor_a.double()).to(factor_a.dtype)
+        square = torch.eye(min(num_inputs, num_outputs), dtype=factor_a.dtype)
+        short_a, short_b = (square, update) if num_inputs <= num_outputs else (update, square)
+        missing = rank - len(square)
+        tree[f"{name}.lora_a"] = nn.functional.pad(short_a, (0, 0, 0, missing))
+        tree[f"{name}.lora_b"] = nn.functional.pad(short_b, (0, missing))
+    return tree
+
+
 def truncate(factors: Tree, rank: int) -> Truncated:
     """The update of smallest Frobenius distance among those of rank ``rank``, per module (Eckart and Young, 1936).
 
@@ -68,7 +94,7 @@ def truncate(factors: Tree, rank: int) -> Truncated:
 
 def truncate_loaded(model: nn.Module, rank: int) -> Truncated | None:
     """Cut what ``model`` has loaded down to ``rank`` and load that instead; None when there is nothing to cut."""
-    factors = fused_factors(model)
+    factors = compact(fused_factors(model))
     if rank >= next(tensor.shape[0] for name, tensor in factors.items() if name.endswith(".lora_a")):
         return None
     cut = truncate(factors, rank)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecider.federation.record import Recorder, read_json
+from fedecider.federation.state import keep_newest
 from fedecider.running.launch import Launch
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_run, default_name, identity, opened_run, provenance
@@ -33,13 +34,16 @@ def checked_run(
 def opened_together(root: Path, record: dict[str, Any], launch: Launch) -> Iterator[RunFolder]:
     """:func:`opened_run` by the main process for all: nobody goes on before the folder is there, or leaves first.
 
-    Every process must have checked the folder before, or a slow one would find what the first one opens.
+    Every process must have checked the folder before, or a slow one would find what the first one opens. A run that
+    comes to its end keeps its newest checkpoint.
     """
     launch.accelerator.wait_for_everyone()
     with opened_run(root, record, record["config"]["run"]["resume"], writes=launch.is_main) as folder:
         launch.accelerator.wait_for_everyone()
         yield folder
         launch.accelerator.wait_for_everyone()
+        if launch.is_main:
+            keep_newest(folder.checkpoints)
 
 
 def round_recorder(

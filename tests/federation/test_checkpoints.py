@@ -10,7 +10,7 @@ from test_rounds import run
 from fedecider.federation import state as state_module
 from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
 from fedecider.federation.record import Recorder, read_json, read_records
-from fedecider.federation.state import load_state
+from fedecider.federation.state import RunState, keep_newest, load_state, save_state
 
 
 def saved(folder, rounds=3):
@@ -37,7 +37,7 @@ def state_says(checkpoint, **changes):
 
 DAMAGE = {
     "a flipped byte of a tensor": lambda folder: flip(folder / "server.safetensors"),
-    "a flipped byte of the private tensors": lambda folder: flip(folder / "best_local.safetensors"),
+    "a flipped byte of the private tensors": lambda folder: flip(folder / "local.safetensors"),
     "a digit of the best score": lambda folder: flip(folder / "state.json", -60),
     "a truncated tensor": lambda folder: (folder / "local.safetensors").write_bytes(b"\x08\0\0"),
     "a file that is gone": lambda folder: (folder / "state.json").unlink(),
@@ -102,6 +102,28 @@ def test_two_checkpoints_are_kept_and_those_of_later_rounds_go(tmp_path):
     (tmp_path / "rounds.jsonl").unlink()
     saved(tmp_path, 1)
     assert [path.name for path in sorted(folder.iterdir())] == ["round_00001"]
+
+
+def test_the_best_round_is_written_again_only_where_it_is_an_earlier_one(tmp_path):
+    state = RunState(3, {"s": torch.ones(1)}, {"l": torch.ones(2)}, 3, 0.5, {"s": torch.ones(1)}, {"l": torch.ones(2)})
+    save_state(state, tmp_path, "x")
+    assert {path.stem for path in (tmp_path / "round_00003").iterdir()} == {"server", "local", "state", "SHA256SUMS"}
+    again = load_state(tmp_path, "x")
+    assert torch.equal(again.best_local["l"], state.best_local["l"])
+    again.local["l"].zero_()  # trained in place in the next round
+    assert again.best_local["l"].tolist() == [1.0, 1.0]
+    save_state(again._replace(round=4), tmp_path, "x")
+    assert {"best_server", "best_local"} < {path.stem for path in (tmp_path / "round_00004").iterdir()}
+    later = load_state(tmp_path, "x")
+    assert (later.local["l"].tolist(), later.best_local["l"].tolist(), later.best_round) == ([0.0] * 2, [1.0] * 2, 3)
+
+
+def test_a_run_that_ended_keeps_its_newest_checkpoint(tmp_path):
+    saved(tmp_path, 3)
+    keep_newest(tmp_path / "checkpoints")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round_00003"]
+    assert resumed(tmp_path, 4).round == 4
+    keep_newest(tmp_path / "nothing")  # a run without rounds
 
 
 def test_a_kill_while_a_checkpoint_is_removed_leaves_nothing_for_ever(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from fedecider.lora.export import export_adapter
 from fedecider.lora.fusion import fused_factors, load_fusion
 from fedecider.lora.item_table import ItemTable
 from fedecider.lora.program import PromptLayout
-from fedecider.lora.truncation import load_factors, truncate, truncate_loaded
+from fedecider.lora.truncation import compact, load_factors, truncate, truncate_loaded
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
 ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", "heir"], [[5, 9, 4], [7]])
@@ -145,6 +145,35 @@ def test_the_export_has_the_rank_and_reproduces_the_truncated_model(tmp_path):
     assert "| rank | 4 |" in (tmp_path / "crime" / "README.md").read_text()
     with pytest.raises(ValueError, match="logits that differ"):  # the check compares with what is loaded
         export_adapter(fused(), tmp_path / "other", factors=cut.tree, **places)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_the_least_rank_that_a_layer_can_have_loses_nothing(seed, rank, in_features, out_features, other):
+    tree = pair(seed, rank, in_features, out_features)
+    tree |= {key.replace("m.", "n."): tensor for key, tensor in pair(seed + 1, rank, other, other).items()}
+    small = compact(tree)
+    assert len(small["m.lora_a"]) == min(rank, max(min(in_features, out_features), other))
+    for name in ("m", "n"):
+        assert small[f"{name}.lora_a"].shape[0] == small[f"{name}.lora_b"].shape[1] == len(small["m.lora_a"])
+        torch.testing.assert_close(product(small, name), product(tree, name), rtol=0, atol=1e-5)
+
+
+def test_many_clients_are_handed_over_at_the_width_of_the_layers(tmp_path):
+    model = adapted()  # attention of 10 to 12 features
+    load_fusion(model, random_stack(model, 5), 1, torch.tensor([1.5, -0.5, 2.0, 0.3, -1.0]))
+    assert len(next(iter(fused_factors(model).values()))) == 5 * RANK
+    assert truncate_loaded(model, 5 * RANK - 1) is None  # nothing is lost there
+    tiny_t5().save_pretrained(tmp_path / "backbone")
+    prompt = PromptLayout("crime :", "", ";", 1, 3, True, 64, 20, 0.0, "AutoModelForSeq2SeqLM", False)
+    card = Card("fedecider", "crime", prompt, {}, {}, "leave-last-out", details={})
+    places = {"base_folder": tmp_path / "backbone", "base_name": "x", "items": ITEMS, "card": card, "prompts": batch()}
+    assert export_adapter(model, tmp_path / "crime", **places) <= 1e-5
+    config = json.loads((tmp_path / "crime" / "adapter_config.json").read_text())
+    assert config["r"] == config["lora_alpha"] == 10
+    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "backbone")
+    reloaded = PeftModel.from_pretrained(base, tmp_path / "crime").eval()
+    torch.testing.assert_close(reloaded(**batch()).logits, model(**batch()).logits, rtol=0, atol=1e-5)
 
 
 def test_bad_ranks_are_refused():

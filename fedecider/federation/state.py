@@ -1,10 +1,10 @@
 """Crash-safe save, load and resume of a run: safetensors + JSON, written aside and renamed, with checksums.
 
-A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both where that
-was an earlier one, ``state.json`` and the SHA-256 sums of all of them. It is written under a hidden name and renamed when
-complete, and hidden before it is removed, so a kill at any moment leaves whole checkpoints and hidden debris, which the
-next start or save removes. The two newest are kept while a run goes on: where the newest is damaged the one before it is
-used. A run that came to its end keeps the newest.
+A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both where
+that was an earlier one, ``state.json`` and the SHA-256 sums of all of them. It is written under a hidden name and
+renamed when complete, and hidden before it is removed, so a kill at any moment leaves whole checkpoints and hidden
+debris, which the next start or save removes. The two newest are kept while a run goes on: where the newest is damaged
+the one before it is used. A run that came to its end keeps the newest.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ def scored(run) -> float:
     return 0.3 - 0.1 * abs(math.log10(run.settings.training.learning_rate / 2e-3)) - 0.001 * len(run.options)
 
 
+@pytest.mark.slow
 def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playground, monkeypatch):
     monkeypatch.chdir(playground)
     waves = []

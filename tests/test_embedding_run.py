@@ -360,6 +360,7 @@ def leaderboard(*words) -> int:
     return script("leaderboard").main([str(word) for word in words])
 
 
+@pytest.mark.slow
 def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tmp_path, capsys):
     words = ["--methods", "popularity,memoriser,ease,fedmf,fedmf/local", *data, "--num_rounds", 2, "--tune", 2]
     words += ["--protocol", "strict,strict/sampled99,paper", "--seeds", 2, "--output", tmp_path / "board"]

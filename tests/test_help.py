@@ -67,6 +67,7 @@ def llm_help():
     return text.getvalue()
 
 
+@pytest.mark.slow
 def test_help_of_the_embedding_track_imports_nothing_of_language_models_or_figures(embedding_help):
     assert embedding_help.endswith("imported: []\n")
 

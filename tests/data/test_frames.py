@@ -138,6 +138,7 @@ def test_duplicate_events_are_kept_or_dropped_as_everywhere():
     assert kept.clients.num_events == 2 * first.clients.num_events
 
 
+@pytest.mark.slow
 def test_texts_that_look_like_nothing_and_late_kinds_of_values_are_read(tmp_path):
     """Beyond the first megabyte a column may hold what its beginning did not."""
     rows = [

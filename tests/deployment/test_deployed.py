@@ -161,6 +161,7 @@ def test_absent_sites_are_named_and_the_run_goes_on_as_a_simulation_without_them
     assert all(tensor.isfinite().all() for tensor in state.server.values())
 
 
+@pytest.mark.slow
 def test_too_few_uploads_stop_the_run_which_can_go_on(tmp_path):
     straight, _, _, _ = deployed("fedecider", [site_of("fedecider", c, tmp_path / "a") for c in range(3)], 3)
     sites = [site_of("fedecider", client, tmp_path / "b") for client in range(3)]
@@ -174,6 +175,7 @@ def test_too_few_uploads_stop_the_run_which_can_go_on(tmp_path):
     assert state.best_round == straight.best_round
 
 
+@pytest.mark.slow
 def test_a_site_killed_in_its_training_answers_again_as_if_nothing_had_been(tmp_path, monkeypatch):
     straight, _, _, _ = deployed("fdlora", [site_of("fdlora", c, tmp_path / "a") for c in range(3)], 3)
     sites = [site_of("fdlora", client, tmp_path / "b") for client in range(3)]

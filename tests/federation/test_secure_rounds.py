@@ -144,6 +144,7 @@ def test_bytes_are_eight_a_number_and_the_messages_of_the_protocol():
     assert down == plain_group["down"]
 
 
+@pytest.mark.slow
 def test_silos_sum_every_row_over_those_who_send_it():
     recommender = catalogue_recommender()
     plain, _ = run(build("fedavg", catalogue_recommender()), 4, 1)

@@ -195,6 +195,7 @@ print("all refused")
 """
 
 
+@pytest.mark.slow
 def test_lengths_do_not_decide_over_memory():
     """In a process that may take 256 MiB more than it has after its imports."""
     paths = [str(REPOSITORY), str(Path(__file__).parent)]

@@ -289,6 +289,7 @@ def test_the_weight_of_the_divergence_grows_with_the_steps_of_all_rounds():
     assert states[1][0].local["steps"].tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_without_draws_no_variance_is_learnt():
     clients = tiny_clients()
     for sampled in (True, False):
@@ -300,6 +301,7 @@ def test_without_draws_no_variance_is_learnt():
         assert torch.equal(before[name], after[name]) is not sampled
 
 
+@pytest.mark.slow
 def test_it_learns_what_follows_what(monkeypatch):
     """Users count up; half of them by two. The last event alone does not tell the next one."""
     monkeypatch.setitem(ITEMS, "films", 20)

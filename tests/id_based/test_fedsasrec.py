@@ -109,6 +109,7 @@ def test_bytes(share, films, songs):
             assert (sum(group["down"].values()), sum(group["up"].values())) == (expected, expected)
 
 
+@pytest.mark.slow
 def test_what_is_not_shared_does_not_reach_others():
     other = {**HISTORIES, "songs.1": {user: items[::-1] for user, items in HISTORIES["songs.1"].items()}}
     for share, reached in (("catalogue", False), ("nothing", False), ("layers", True), ("all", True)):

@@ -89,6 +89,7 @@ def test_the_server_starts_at_the_mean_of_the_personal_adapters_then_steps_beyon
         torch.testing.assert_close(second.server[f"momentum.{key}"], -change)
 
 
+@pytest.mark.slow
 def test_personal_adapters_follow_every_h_rounds():
     recommender = toy_recommender()
     config = FdloraConfig(sync_every=2, **FAST)
@@ -154,6 +155,7 @@ def loss_of(recommender, adapters):
         return float(recommender.model(**toy_data(recommender.names[0])).loss)
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_better_part(pair_of_models):
     recommender, good, bad = pair_of_models
     config = FdloraConfig()

@@ -248,6 +248,7 @@ def test_rows_that_are_sent_are_counted_per_client():
         assert traffic.bytes_down == len(save({key: part.contiguous() for key, part in message(download, row).items()}))
 
 
+@pytest.mark.slow
 def test_fusion_weights_over_rounds_per_module():
     state, records = run(build(alpha_per="module", **RATE), 3, 2)
     local = build(alpha_per="module").init()[1]

@@ -50,6 +50,7 @@ def test_mu_zero_is_fedavg_bit_for_bit():
     assert not same(other.server, plain.server)  # the default is not FedAvg
 
 
+@pytest.mark.slow
 def test_large_mu_stays_at_what_was_received():
     """Every number has a pull of its own, so AdamW oscillates within a few steps of the anchor."""
     free, held = farthest(0.0), farthest(1e4)

@@ -126,6 +126,7 @@ def test_skipped_directions_do_not_travel_by_rows_either():
         assert len(sent[TABLE]) == int(common[~away_K].sum())
 
 
+@pytest.mark.slow
 def test_a_silo_has_the_mean_of_its_own_catalogue():
     """Each catalogue's rows are FedAvg's of its own clients alone; what all have is the mean of all."""
     for weighting in ("uniform", "examples"):

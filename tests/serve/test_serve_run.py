@@ -41,6 +41,7 @@ def histories(recommender):
     return [[keys[(7 * row + 3 * step) % len(keys)] for step in range(1 + row % 7)] for row in range(12)]
 
 
+@pytest.mark.slow
 def test_answers_at_once_are_those_of_single_calls(run, served):
     address = served.address()
     domains = httpx.get(f"{address}domains").json()["domains"]

@@ -55,7 +55,7 @@ def save_state(state: RunState, folder: Path, fingerprint: str) -> None:
     final = folder / f"round_{state.round:05d}"
     scratch = folder / f".{final.name}.tmp"
     scratch.mkdir(parents=True)
-    for name in set(_files(state.round, state.best_round).values()):
+    for name in dict.fromkeys(_files(state.round, state.best_round).values()):
         tree = {key: tensor.detach().cpu().contiguous() for key, tensor in getattr(state, name).items()}
         save_file(tree, scratch / f"{name}.safetensors")
     numbers = {name: value for name, value in state._asdict().items() if name in _FIELDS}
@@ -162,7 +162,13 @@ def _read(checkpoint: Path, round: int) -> tuple[dict[str, Any], dict[str, Tree]
 def _load_tree(path: Path) -> Tree:
     try:
         return load_file(path)
-    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:  # kinds and sizes that torch does not have
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        FileNotFoundError,
+    ) as error:  # kinds and sizes that torch does not have
         raise ValueError(f"got a damaged {path} ({error}), expected safetensors") from error
 
 

@@ -9,7 +9,7 @@ from test_rounds import run
 
 from fedecider.federation import state as state_module
 from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
-from fedecider.federation.record import Recorder, read_json, read_records
+from fedecider.federation.record import CannotResume, Recorder, read_json, read_records
 from fedecider.federation.state import RunState, keep_newest, load_state, save_state
 
 
@@ -112,6 +112,10 @@ def test_the_best_round_is_written_again_only_where_it_is_an_earlier_one(tmp_pat
     assert torch.equal(again.best_local["l"], state.best_local["l"])
     again.local["l"].zero_()  # trained in place in the next round
     assert again.best_local["l"].tolist() == [1.0, 1.0]
+    shutil.copytree(tmp_path / "round_00003", tmp_path / "wrong" / "round_00003")
+    state_says(tmp_path / "wrong" / "round_00003", best_round=1)
+    with pytest.raises(CannotResume, match="got a damaged .*best_server"):
+        load_state(tmp_path / "wrong", "x")
     save_state(again._replace(round=4), tmp_path, "x")
     assert {"best_server", "best_local"} < {path.stem for path in (tmp_path / "round_00004").iterdir()}
     later = load_state(tmp_path, "x")

@@ -17,7 +17,7 @@ from fedecider.llm.new_items import read_new_items
 from fedecider.running.stages import as_plain
 
 TREE = {"x.lora_a": torch.arange(6.0).view(2, 3), "flags": torch.ones(3, dtype=torch.bool)}
-FILES = ["state.json", "server.safetensors", "best_local.safetensors", "SHA256SUMS"]
+FILES = ["state.json", "server.safetensors", "local.safetensors", "SHA256SUMS"]
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def kill_while_saving(monkeypatch, moment):
     """Saving stops in round 2 with half of the trees written, or with all of them but not renamed; or in round 3 with
     the oldest checkpoint about to be removed."""
     owner, name, is_moment = {
-        "half of the trees": (state_module, "save_file", lambda a, b: "round_00002" in str(b) and "/best" in str(b)),
+        "half of the trees": (state_module, "save_file", lambda a, b: "round_00002" in str(b) and "/local" in str(b)),
         "before the rename": (os, "replace", lambda a, b: b.name == "round_00002"),
         "old one not removed": (
             shutil,

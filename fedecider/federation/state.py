@@ -162,13 +162,8 @@ def _read(checkpoint: Path, round: int) -> tuple[dict[str, Any], dict[str, Tree]
 def _load_tree(path: Path) -> Tree:
     try:
         return load_file(path)
-    except (
-        SafetensorError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        FileNotFoundError,
-    ) as error:  # kinds and sizes that torch does not have
+    # missing, or of kinds and sizes that torch does not have
+    except (SafetensorError, KeyError, TypeError, RuntimeError, FileNotFoundError) as error:
         raise ValueError(f"got a damaged {path} ({error}), expected safetensors") from error
 
 

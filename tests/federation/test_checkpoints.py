@@ -114,7 +114,7 @@ def test_the_best_round_is_written_again_only_where_it_is_an_earlier_one(tmp_pat
     assert again.best_local["l"].tolist() == [1.0, 1.0]
     shutil.copytree(tmp_path / "round_00003", tmp_path / "wrong" / "round_00003")
     state_says(tmp_path / "wrong" / "round_00003", best_round=1)
-    with pytest.raises(CannotResume, match="got a damaged .*best_server"):
+    with pytest.raises(CannotResume, match=r"got a damaged .*best_server"):
         load_state(tmp_path / "wrong", "x")
     save_state(again._replace(round=4), tmp_path, "x")
     assert {"best_server", "best_local"} < {path.stem for path in (tmp_path / "round_00004").iterdir()}

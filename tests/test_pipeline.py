@@ -68,6 +68,9 @@ def test_a_run_leaves_everything_behind(playground):
     run = playground / "runs" / "whole"
     for name in ("run.json", "rounds.jsonl", "metrics.json", "per_user.parquet", "fusion_weights.json"):
         assert (run / name).is_file(), name
+    num_rounds = len((run / "rounds.jsonl").read_text().splitlines())
+    assert num_rounds > 1
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"round_{num_rounds:05d}"]
     metrics = json.loads((run / "metrics.json").read_text())
     assert set(metrics["domains"]) == {"crime", "comics", "children"}
     crime = metrics["domains"]["crime"]["test"]

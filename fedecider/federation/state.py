@@ -28,7 +28,7 @@ from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.method import Tree
 from fedecider.federation.record import CannotResume, read_object
 
-FORMAT = 3
+FORMAT = 4
 """Raise it when checkpoints are laid out in another way, so that older ones are refused."""
 
 _FIELDS = {"round": int, "best_round": int, "best_score": float, "records": str, "fingerprint": str, "format": int}

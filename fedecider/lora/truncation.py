@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecider.federation.method import Tree
-from fedecider.lora.adapters import module_names
+from fedecider.lora.adapters import Shapes, module_names
 from fedecider.lora.directions import thin_svd
 from fedecider.lora.fusion import fused_factors, fused_layers, load_fusion
 
@@ -35,29 +35,36 @@ class Truncated(NamedTuple):
         return {"rank": self.rank, "largest_relative_error": largest, "mean_relative_error": mean}
 
 
-def compact(factors: Tree) -> Tree:
+def least_rank(shapes: Shapes, num_slots: int) -> int:
+    """The least rank that holds every update of ``num_slots`` pairs in each of these layers."""
+    return max(min(num_slots * shape.rank, shape.in_features, shape.out_features) for shape in shapes.values())
+
+
+def compact(factors: Tree, rank: int = 0) -> Tree:
     """The same update in pairs of the least rank that holds any update of these layers, ``max_M min(R, I, O)``.
 
     K clients make rank ``K r``, soon above the shorter side of a layer. There the longer factor becomes the product
     ``B A`` itself and the shorter one an identity: (I, I) and (O, I), or (O, I) and (O, O). Exact but for the rounding
-    of one product; zero rows and columns fill up smaller layers, since PEFT wants one rank for all. Factors that are
-    small enough come back as they are. Not in the FeDecider paper.
+    of one product; zero rows and columns fill up smaller layers, since PEFT wants one rank for all, and all layers up
+    to ``rank`` where that is more. Factors that are small enough come back as they are. Not in the FeDecider paper.
     """
     names = module_names(factors)
     sides = {name: (factors[f"{name}.lora_a"].shape[1], factors[f"{name}.lora_b"].shape[0]) for name in names}
     given = factors[f"{names[0]}.lora_a"].shape[0]
-    rank = max(min(given, *side) for side in sides.values())
+    least = max(min(given, *side) for side in sides.values())
+    rank = max(rank, least)
     if rank == given:
         return factors
     tree: Tree = {}
     for name, (num_inputs, num_outputs) in sides.items():
         factor_a, factor_b = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"]
-        update = (factor_b.double() @ factor_a.double()).to(factor_a.dtype)
-        square = torch.eye(min(num_inputs, num_outputs), dtype=factor_a.dtype)
-        short_a, short_b = (square, update) if num_inputs <= num_outputs else (update, square)
-        missing = rank - len(square)
-        tree[f"{name}.lora_a"] = nn.functional.pad(short_a, (0, 0, 0, missing))
-        tree[f"{name}.lora_b"] = nn.functional.pad(short_b, (0, missing))
+        if least < given:  # in every layer: all are at most ``least`` wide
+            update = (factor_b.double() @ factor_a.double()).to(factor_a.dtype)
+            square = torch.eye(min(num_inputs, num_outputs), dtype=factor_a.dtype)
+            factor_a, factor_b = (square, update) if num_inputs <= num_outputs else (update, square)
+        missing = rank - len(factor_a)
+        tree[f"{name}.lora_a"] = nn.functional.pad(factor_a, (0, 0, 0, missing))
+        tree[f"{name}.lora_b"] = nn.functional.pad(factor_b, (0, missing))
     return tree
 
 

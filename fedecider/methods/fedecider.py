@@ -1,10 +1,10 @@
 """FeDecider (WWW 2026): share the directions of LoRA updates, let every client learn how to weigh them.
 
-State. Server: one direction per client (K rows). Local, per client: ``alpha`` (K,) for the next training,
-``upload_alpha`` (K,) as it was at the last upload, ``own.*`` the raw pair at that moment, ``peers.*`` the directions
-that were in the model then. The last three make the model before the upload reproducible; only the pair leaves.
-With ``alpha_per module`` both weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row i the
-flags that client i uploaded last, and each client the same flags as ``away`` (K,).
+State. Server: one direction per client (K rows). Local, per client: ``alpha`` (K,) for the next training, ``own.*`` the
+raw pair at the last upload, ``whole.*`` everything that the model added to the student then, peers included, as one
+pair per layer of the least rank that holds it (`compact`). That is the model before the upload; only the own pair
+leaves. With ``alpha_per module`` the weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row
+i the flags that client i uploaded last, and each client the same flags as ``away`` (K,).
 
 Shape legend: K clients of the run, C clients of a block, M modules.
 """
@@ -32,7 +32,8 @@ from fedecider.lora.adapters import (
     without_prefix,
 )
 from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
-from fedecider.lora.fusion import client_order, load_fusion, load_plain
+from fedecider.lora.fusion import client_order, fused_factors, load_fusion, load_plain
+from fedecider.lora.truncation import compact, least_rank, load_factors
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.local_training import train_locally
@@ -70,12 +71,11 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
 
     def init() -> tuple[Tree, Tree]:
         server = stack_trees([start] * num_clients)
-        local = {"alpha": _initial_alpha(config, num_clients), "upload_alpha": torch.eye(num_clients)}
+        local = {"alpha": _initial_alpha(config, num_clients)}
         if config.alpha_per == "module":
-            num_modules = len(module_names(start))
-            local = {key: alpha_KK[:, None].repeat(1, num_modules, 1) for key, alpha_KK in local.items()}
+            local["alpha"] = local["alpha"][:, None].repeat(1, len(module_names(start)), 1)
         local.update(with_prefix(server, "own"))
-        local.update(with_prefix(stack_trees([server] * num_clients), "peers"))
+        local.update(with_prefix(stack_trees([_whole(recommender, config, start)] * num_clients), "whole"))
         if config.skip_below:
             local["away"] = torch.zeros(num_clients, num_clients, dtype=torch.bool)
             server[UNWANTED] = local["away"].to(torch.uint8)
@@ -132,22 +132,38 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
 
 def load_view(
     recommender: ClientModels, config: FedeciderConfig, view: str, download: Download, own: Tree, client: int
-) -> nn.Parameter:
-    """Load client ``client``'s fusion and return its weights in slot order; ``own`` is its row of the local state.
+) -> None:
+    """Load what client ``client`` recommends with; ``own`` is its row of the local state.
 
-    ``post_broadcast`` is also the model that the next round's training starts from.
+    ``post_broadcast`` is also the model that the next round's training starts from; ``pre_upload`` holds its own pair,
+    the peers and the weights in one.
     """
     assert view in VIEWS, view
-    before = view == "pre_upload"
+    if view == "pre_upload":
+        load_factors(recommender.model, without_prefix(own, "whole"))
+    else:
+        _load_broadcast(recommender, config, download, own, client)
+
+
+def _load_broadcast(
+    recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int
+) -> nn.Parameter:
+    """Load client ``client``'s fusion of what the server sent and return its weights in slot order."""
     return load_fusion(
         recommender.model,
-        without_prefix(own, "peers") if before else _received(download.shared, own),
+        _received(download.shared, own),
         client,
-        own["upload_alpha"] if before else own["alpha"],
-        own_pair=without_prefix(own, "own") if before or config.own_slot == "raw" else None,
+        own["alpha"],
+        own_pair=without_prefix(own, "own") if config.own_slot == "raw" else None,
         train_alpha=config.learns_alpha,
         separate=config.ablation != "wo_sep",
     )
+
+
+def _whole(recommender: ClientModels, config: FedeciderConfig, factors: Tree) -> Tree:
+    """``factors`` in the shapes that the local state has for a whole update, whatever the round."""
+    num_slots = 1 if config.ablation == "wo_sep" else recommender.num_clients
+    return compact(factors, least_rank(adapter_shapes(recommender.model), num_slots))
 
 
 def fusion_weights(local: Tree) -> Tensor:
@@ -182,7 +198,7 @@ def _update(
     elif starts:
         load_plain(recommender.model, without_prefix(own, "own"))
     else:
-        alpha = load_view(recommender, config, "post_broadcast", download, own, client)
+        alpha = _load_broadcast(recommender, config, download, own, client)
     trained = train_locally(recommender, client, round, alpha=alpha, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.log["finite"]:
         return {**trained.adapters, **_flags(own)}, own, {**trained.log, **_weight_log("alpha", own["alpha"])}
@@ -196,9 +212,8 @@ def _update(
         next_alpha = _absorbed(trained_alpha, norm_M, client)
     new_own = {
         "alpha": next_alpha,
-        "upload_alpha": own["upload_alpha"] if alpha is None else trained_alpha,
         **with_prefix(trained.adapters, "own"),
-        **with_prefix(without_prefix(own, "peers") if alpha is None else directions, "peers"),
+        **with_prefix(_whole(recommender, config, fused_factors(recommender.model)), "whole"),
     }
     if config.skip_below:
         new_own["away"] = own["away"] if alpha is None else _away(config, own, trained_alpha, directions, client)

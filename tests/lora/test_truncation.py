@@ -157,6 +157,10 @@ def test_the_least_rank_that_a_layer_can_have_loses_nothing(seed, rank, in_featu
     for name in ("m", "n"):
         assert small[f"{name}.lora_a"].shape[0] == small[f"{name}.lora_b"].shape[1] == len(small["m.lora_a"])
         torch.testing.assert_close(product(small, name), product(tree, name), rtol=0, atol=1e-5)
+    wider = compact(tree, len(small["m.lora_a"]) + 2)
+    assert len(wider["m.lora_a"]) == wider["n.lora_b"].shape[1] == len(small["m.lora_a"]) + 2
+    for name in ("m", "n"):
+        torch.testing.assert_close(product(wider, name), product(tree, name), rtol=0, atol=1e-5)
 
 
 def test_many_clients_are_handed_over_at_the_width_of_the_layers(tmp_path):

@@ -140,7 +140,7 @@ def test_who_comes_later_starts_from_its_own_norm():
     assert len(logs[0]["cosine"]) == 3
     after = method.server_aggregate(2, before.server, iter([upload]))
     load_view(recommender, FedeciderConfig(**AUTO), "pre_upload", Download(after), take_row(new_own, 0), 2)
-    for key, factor in fused_factors(recommender.model).items():  # the own slot comes first, peers weigh nothing
+    for key, factor in fused_factors(recommender.model).items():  # nothing but the own pair
         own_part = factor[:2] if key.endswith("lora_a") else factor[:, :2]
         assert torch.equal(own_part, trained.adapters[key])
         assert key.endswith("lora_a") or not factor[:, 2:].any()

@@ -78,7 +78,7 @@ def test_clients_know_their_rows_only(name):
             for client in group["clients"]:
                 assert group["up"].get(TABLE, 0) in (0, 4 * 2 * common[client][client])
     for key, tensor in {**state.server, **state.local}.items():
-        if key.endswith(TABLE) and key.startswith(("own.", "peers.")):
+        if key.endswith(TABLE) and key.startswith(("own.", "whole.")):
             assert tensor[0].any()
             assert not tensor[0].movedim(-2, 0)[torch.cat([COMICS, NOBODYS])].any()
 
@@ -103,10 +103,10 @@ def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
     whole, expected = run(build("fedecider", recommender._replace(own_rows={}), **config), 4, 3)
     assert same(rows.server, whole.server)
     for key, tensor in whole.local.items():
-        if key == f"peers.{TABLE}":
+        if key == f"whole.{TABLE}":
             for client, row_V in enumerate(recommender.own_rows[TABLE]):
-                assert torch.equal(rows.local[key][client][:, row_V], tensor[client][:, row_V])
-                assert not rows.local[key][client][:, ~row_V].any()
+                assert torch.equal(rows.local[key][client][row_V], tensor[client][row_V])
+                assert not rows.local[key][client][~row_V].any()
         else:
             assert torch.equal(rows.local[key], tensor)
     for record, other in zip(found, expected, strict=True):

@@ -35,7 +35,8 @@ from fedecider.lora.adapters import (
     stack_trees,
 )
 from fedecider.lora.directions import normalise
-from fedecider.lora.fusion import load_fusion, load_plain
+from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
+from fedecider.lora.truncation import compact
 from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
 from idgen.training import sequence_loss
 from idgen.trie import IGNORED_LABEL
@@ -103,6 +104,12 @@ def main() -> None:
     down = {size: measure(Download(stacks[size]), upload)[0].bytes_down / 1e6 for size in sizes}
     one = measure(Download(start), upload)[0]
     held = {size: sum(map(tensor_bytes, stacks[size].values())) / 1e6 for size in sizes}
+
+    def simulated(size: int) -> float:
+        """MB of a client's row of the state: its direction, its own pair, and the whole update at the least rank."""
+        load(size)
+        return (2 * one.bytes_up + sum(map(tensor_bytes, compact(fused_factors(model)).values()))) / 1e6
+
     mean_s, unit_s = median_seconds(sizes, mean), median_seconds(sizes, directions)
     step_s = median_seconds([0, *sizes], step, before=load)
     plain = step_s.pop(0)
@@ -110,6 +117,7 @@ def main() -> None:
         ("mean: MB down and up, a client and round", dict.fromkeys(sizes, one.bytes_up / 1e6)),
         ("directions: MB down, a client and round", down),
         ("directions: MB that a client holds", held),
+        ("directions: MB of a client in a simulation", {size: simulated(size) for size in sizes}),
         ("mean: server, seconds a round", mean_s),
         ("directions: server, seconds a round", unit_s),
         ("directions: a client's training step, times that of plain LoRA", {k: s / plain for k, s in step_s.items()}),

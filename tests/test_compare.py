@@ -188,6 +188,18 @@ def test_a_row_that_has_no_further_setting_says_so_once(playground, monkeypatch,
     assert "local: every setting of the search was tried: 4 trials instead of 9" in said
 
 
+def test_the_same_settings_on_other_domains(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    found = {}
+    for domains in ("", "children,comics"):
+        planned = plan(CompareConfig(**TABLE, domains=domains))
+        found[domains] = [run for settings in planned.values() for runs in settings for run in runs]
+    assert {run.settings.run.domains for run in found[""]} == {"crime,comics"}
+    assert {run.settings.run.domains for run in found["children,comics"]} == {"children,comics"}
+    folders = [{run.folder.root for run in runs} for runs in found.values()]
+    assert not folders[0] & folders[1]
+
+
 def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     config = CompareConfig(**{**TABLE, "rows": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
@@ -220,6 +232,7 @@ def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
         ({"encoder": "nowhere/model"}, "nowhere/model"),
         ({"runs": "broken.yaml"}, "broken.yaml is no YAML"),
         ({"jobs": -1}, "got jobs -1"),
+        ({"domains": "crime,poetry"}, "poetry"),
         ({"rows": {"fedavg": {}, "fedprox": {"alpha_init": 1.0}}}, "alpha_init"),
         ({"rows": {"fedavg": {}, "fedprox": {"mu": -1.0}}}, "got mu -1"),
     ],

@@ -65,6 +65,8 @@ class CompareConfig:
         analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
             and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.
+        domains: The domains of the comparison, separated by commas, ``*`` in a name for any letters; if empty, those of
+            ``runs``.
         cache: The folder in which pre-training, distillation and trained baselines are kept.
         output: The folder of the runs and of the table.
         seeds: Runs of every row, seeds 0, 1, ...
@@ -84,6 +86,7 @@ class CompareConfig:
     against: tuple[str, ...] = ()
     analysed: tuple[str, ...] = ()
     data: str = ""
+    domains: str = ""
     cache: str = ".cache"
     output: str = "runs/compare"
     seeds: OneOrMore = 3
@@ -339,6 +342,7 @@ def _call(config: CompareConfig, stage: str, run: Run) -> str:
 def _shared_words(config: CompareConfig) -> list[str]:
     words = ["--config", config.runs] if config.runs else []
     words += ["--data", config.data] if config.data else []
+    words += ["--domains", config.domains] if config.domains else []
     own = {"cache": config.cache, "num_threads": config.num_threads, "encoder": "tfidf"}
     return [*words, *_words(own)]
 

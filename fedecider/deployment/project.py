@@ -142,6 +142,11 @@ def check_deployable(settings: Settings) -> None:
             f"got user_wording {config.pretrain.samples.user_wording}, expected none in a deployment: texts of client "
             "users are made in stage 1, which sites do not run"
         )
+    if config.alternatives:
+        raise ValueError(
+            "got alternatives, expected none in a deployment, whose adapters have one shape from the start: name what "
+            "you want, or what a simulation took (alternatives.json of its run)"
+        )
     if config.faults:
         raise ValueError(
             f"got the scenario {config.faults}, expected none in a project: a site that plays one names it itself"

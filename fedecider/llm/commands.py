@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecider.federation.registry import may_be_name
+from fedecider.llm.alternatives import as_taken, choices
 from fedecider.llm.config import RunConfig
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.setup import Settings
@@ -82,12 +83,8 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     parser.set_defaults(blocks.get(method, {}))
     found = parse(parser, words, *classes)
     settings, others = Settings(*found[len(beside) :]), found[: len(beside)]
-    targets, output = settings.run.lora_settings.targets, ROLES["output"]
-    if settings.training.output_rate != 1.0 and not {"output", "table", *output} & set(targets):
-        raise ValueError(
-            f"got output_rate {settings.training.output_rate} with lora_targets {','.join(targets)}, expected output "
-            "or table among them: no other adapter has that rate. Add one to lora_targets"
-        )
+    for one in choices(settings):
+        _check_output_rate(one)
     templates = settings.run.pretrain.samples.templates
     if settings.ranking.prior_weight > 0.0 and templates == "history":
         raise ValueError(
@@ -102,6 +99,15 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     return settings, others
 
 
+def _check_output_rate(settings: Settings) -> None:
+    targets, output = settings.run.lora_settings.targets, ROLES["output"]
+    if settings.training.output_rate != 1.0 and not {"output", "table", *output} & set(targets):
+        raise ValueError(
+            f"got output_rate {settings.training.output_rate} with lora_targets {','.join(targets)}, expected output "
+            "or table among them: no other adapter has that rate. Add one to lora_targets"
+        )
+
+
 def _method_blocks(config: Path, methods: Sequence[str]) -> dict[str, dict]:
     """Checked settings of these methods in a config file, by method."""
     content = load_yaml(config) if settings_file(config).is_file() else None
@@ -114,12 +120,16 @@ def _method_blocks(config: Path, methods: Sequence[str]) -> dict[str, dict]:
 
 
 def recorded_settings(run: Path, data: str = "") -> Settings:
-    """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
+    """The settings in ``run.json`` of a run folder, with what it took of several; ``data`` replaces the place of the
+    prepared domains."""
     path, config = RunFolder(run).record, read_llm_run(run)["config"]
     METHODS.check_recorded(config, str(path))
     with damage_names(path):
         config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
-        return settings_from_plain(config, str(path))
+        settings = settings_from_plain(config, str(path))
+    taken = RunFolder(run).alternatives
+    with damage_names(taken):
+        return as_taken(settings, RunFolder(run))
 
 
 def settings_from_plain(config: Mapping[str, Any], source: str) -> Settings:

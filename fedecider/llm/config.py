@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from distill.train import DistillConfig
-from fedecider.bounds import LoraRank, OneOrMore, Participation, SecureThreshold, Seed, Threads, at_least, check
+from fedecider.bounds import LoraRank, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, at_least, check
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean
 from fedecider.federation.parties import Placement
@@ -117,11 +117,15 @@ class RunConfig:
         method: The federated method.
         seed: The seed from which every random draw of the run is derived.
         num_rounds: The number of rounds of local training and exchange.
+        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
         lora_rank: The rank of every adapter.
         lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
             feed_forward, output (the table of the tokens as it is read at the end) and table (the same, and the
             embeddings that are tied to it), or the ends of layers' names.
+        alternatives: A list of blocks of other settings for local training, each with lora_targets or options of it such
+            as learning_rate. Before the first round every client trains alone for a round as given and with each block;
+            what then ranks the clients' validation items clearly best is taken. If empty, it is as given.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
@@ -164,9 +168,11 @@ class RunConfig:
     method: str = "fedecider"
     seed: Seed = 0
     num_rounds: OneOrMore = 20
+    patience: ZeroOrMore = 0
     participation: Participation = 1.0
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
+    alternatives: tuple[dict[str, Any], ...] = ()
     quantize: Quantize = "none"
     faults: str = ""
     placement: Placement = "clients"
@@ -197,7 +203,7 @@ class RunConfig:
                 f"got public_domains {self.public_domains!r} with domains {self.domains!r}, expected other names, each "
                 "once"
             )
-        _ = self.lora_settings, self.share_grid  # checks them
+        _ = self.all_lora_settings, self.share_grid  # checks them
         if get_protocol(self.protocol).num_sampled is not None:
             raise ValueError(
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
@@ -223,7 +229,16 @@ class RunConfig:
 
     @property
     def lora_settings(self) -> LoraSettings:
-        names = (name.strip() for name in self.lora_targets.split(","))
+        return self._with_targets(self.lora_targets)
+
+    @property
+    def all_lora_settings(self) -> list[LoraSettings]:
+        """As given, and of each alternative."""
+        others = (str(one.get("lora_targets", self.lora_targets)) for one in self.alternatives)
+        return [self.lora_settings, *map(self._with_targets, others)]
+
+    def _with_targets(self, targets: str) -> LoraSettings:
+        names = (name.strip() for name in targets.split(","))
         return LoraSettings(self.lora_rank, tuple(name for name in names if name))
 
     @property

@@ -19,6 +19,7 @@ from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundSettings, run_rounds
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
+from fedecider.llm.alternatives import keep, settle
 from fedecider.llm.limits import check_limits
 from fedecider.llm.privacy import check_privacy, check_shared_noise
 from fedecider.llm.results import write_results
@@ -101,7 +102,7 @@ def run_federation(
     return run_rounds(
         prepared.method,
         prepared.blocks,
-        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key),
+        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key, patience=config.patience),
         metrics_per_client,
         recorder=recorder,
         checkpoints=checkpoints,
@@ -124,9 +125,12 @@ def federate(settings: Settings, launch: Launch) -> Path:
     root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients_of(domains))))
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
-    launch = launch.placed(config.placement)
+    settled = settle(settings, foundation, launch)
+    settings, launch = settled.settings, launch.placed(config.placement)
     prepared = prepare_rounds(settings, foundation, launch)
     with opened_together(root, record, launch) as folder:
+        if launch.is_main:
+            keep(settled, folder)
         with round_progress(config.num_rounds, launch.is_main) as on_clients:
             state = run_federation(
                 settings,

@@ -42,6 +42,10 @@ def check_privacy(settings: Settings) -> None:
             "none and mean: the shares of the noise add up in the plain sum over a whole cohort only"
         )
     if users.on:
+        if config.alternatives:
+            raise ValueError(
+                "got user_privacy with alternatives, expected none: which one is taken would tell of users without noise"
+            )
         if config.placement == "data":
             raise ValueError(
                 "got user_privacy with placement data, expected clients: users are drawn and bounded one by one"

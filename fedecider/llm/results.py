@@ -345,7 +345,7 @@ def _notes(settings: Settings, method: FederatedMethod, state: RunState, models:
     choices = {} if models.memories is None else models.memories.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
     return [
-        f"round {state.best_round} of {settings.run.num_rounds} has the best validation ndcg@10 "
+        f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {method.views[0]}",
         "every item is scored, as its ID is one token"
         if models.num_beams is None

@@ -119,8 +119,10 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     """
     check_quantize(config.quantize)
     domains = load_data(config)
-    layer_names(config.lora_settings, linear_layers(config.pretrain.backbone))
-    if "table" in config.lora_settings.targets and not has_tied_output(config.pretrain.backbone):
+    for lora in config.all_lora_settings:
+        layer_names(lora, linear_layers(config.pretrain.backbone))
+    tables = any("table" in lora.targets for lora in config.all_lora_settings)
+    if tables and not has_tied_output(config.pretrain.backbone):
         raise ValueError(
             "got the target table for a backbone whose output has a table of its own, expected one that is tied to the "
             "embeddings. Write output instead of table in lora_targets"

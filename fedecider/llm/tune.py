@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecider.data.domain import by_catalogue, clients_of
+from fedecider.llm.alternatives import settle
 from fedecider.llm.federate import check_federation, prepare_rounds, run_federation
 from fedecider.llm.setup import Foundation, Settings, build_foundation, load_data
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
@@ -31,8 +32,9 @@ def tune_llm(settings: Settings, config: TuneConfig, fixed: Sequence[str], launc
     def prepare() -> None:
         built.append(build_foundation(run, launch))
 
-    def play(own: Settings, place: TrialPlace) -> Outcome:
-        check_federation(own, domains)
+    def play(asked: Settings, place: TrialPlace) -> Outcome:
+        check_federation(asked, domains)
+        own = settle(asked, built[0], launch).settings
         prepared = prepare_rounds(own, built[0], launch)
         with round_progress(run.num_rounds, launch.is_main) as on_clients:
             state = run_federation(
@@ -41,7 +43,7 @@ def tune_llm(settings: Settings, config: TuneConfig, fixed: Sequence[str], launc
                 launch,
                 recorder=place.recorder,
                 checkpoints=place.checkpoints,
-                key=fingerprint({"config": own.as_record(), "data": hashes}),
+                key=fingerprint({"config": asked.as_record(), "data": hashes}),
                 resume=True,
                 faults=faults,
                 on_round=lambda record: None,

@@ -35,6 +35,11 @@ class RunFolder(NamedTuple):
         return self.root / "run.json"
 
     @property
+    def alternatives(self) -> Path:
+        """Which of several settings the run took; only where it had the choice."""
+        return self.root / "alternatives.json"
+
+    @property
     def rounds(self) -> Path:
         return self.root / "rounds.jsonl"
 

@@ -1,0 +1,172 @@
+"""Settings of local training among which the clients' validation items choose before the first round.
+
+Few events a user want layers that stay as they are and a table that learns, many events want both to learn; which of
+the two the data are is seen when every client has trained alone for a round. The choice is one for all clients, since
+adapters of one shape are exchanged; each of them needs to tell two numbers for it (`fedecider.evaluation.one_error`).
+
+Shape legend: U users of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedecider.evaluation.metrics import user_metrics
+from fedecider.evaluation.one_error import clearly_above
+from fedecider.federation.record import read_json, write_json
+from fedecider.llm.config import RunConfig
+from fedecider.llm.loading import load_student
+from fedecider.llm.setup import Foundation, Settings, make_recommender
+from fedecider.methods import METHODS
+from fedecider.methods.centralised import pooled_recommender
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import LocalTraining
+from fedecider.running.cli import from_plain
+from fedecider.running.launch import Launch
+from fedecider.running.progress import say
+from fedecider.running.run_folder import RunFolder
+from fedecider.running.stages import as_plain, cached_stage
+
+METRIC = "ndcg@10"
+TARGETS = "lora_targets"
+CHANGEABLE = (TARGETS, *(field.name for field in fields(LocalTraining) if field.name != "user_privacy"))
+
+
+class Settled(NamedTuple):
+    """What was taken, and what decided it."""
+
+    settings: Settings
+    """Without alternatives."""
+    taken: Mapping[str, Any]
+    """What differs from the settings as given."""
+    tried: Sequence[Mapping[str, Any]]
+    """``changes`` and ``valid``, the mean over clients of ndcg@10; the settings as given first. Empty where there was
+    no choice."""
+
+
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` with these in place of its own, and without alternatives.
+
+    Raises:
+        ValueError: a setting that is not one of `CHANGEABLE`, or a value that it cannot have.
+    """
+    unknown = sorted(set(changes) - set(CHANGEABLE))
+    if unknown or not changes:
+        raise ValueError(f"got {unknown or 'nothing'} in alternatives, expected some of {', '.join(CHANGEABLE)}")
+    targets = changes.get(TARGETS, settings.run.lora_targets)
+    run = from_plain(RunConfig, {**as_plain(settings.run), TARGETS: targets, "alternatives": []}, "alternatives")
+    own = {name: value for name, value in changes.items() if name != TARGETS}
+    training = from_plain(LocalTraining, {**as_plain(settings.training), **own}, "alternatives")
+    return settings._replace(run=run, training=training)
+
+
+def choices(settings: Settings) -> list[Settings]:
+    """The settings as given, then with each alternative; all without alternatives."""
+    as_given = settings._replace(run=replace(settings.run, alternatives=()))
+    return [as_given, *(changed(settings, one) for one in settings.run.alternatives)]
+
+
+def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settled:
+    """The alternative that ranks the clients' validation items best after a round of local training alone, where it is
+    clearly better than the settings as given; tried once, kept beside the other stages and alike for all methods but
+    those that pool.
+
+    An alternative is taken where its ndcg@10 is `clearly_above` that of the settings as given; of several, the one with
+    the best mean. The test items are not looked at, and the clients' models start anew in the first round.
+    """
+    offered = choices(settings)
+    if len(offered) == 1:
+        return Settled(offered[0], {}, [])
+    with launch.accelerator.main_process_first():
+        stage = cached_stage(
+            Path(settings.run.cache),
+            "alternatives",
+            _inputs(settings, offered, foundation, launch),
+            lambda folder: write_json(folder / "gains.json", [_gains(one, foundation, launch) for one in offered]),
+        )
+    gains = read_json(stage.folder / "gains.json")
+    taken = best_of([[np.array(gain_U) for gain_U in one.values()] for one in gains])
+    changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.alternatives)]
+    valid = [float(np.mean([np.mean(gain_U) for gain_U in one.values()])) for one in gains]
+    tried = [{"changes": one, "valid": score} for one, score in zip(changes, valid, strict=True)]
+    settled = Settled(offered[taken], changes[taken], tried)
+    if launch.is_main:
+        say(note(settled.taken, tried))
+    return settled
+
+
+def best_of(gains: Sequence[Sequence[np.ndarray]]) -> int:
+    """Number of the choice with the best mean over clients of those that are clearly above the first; 0 without one.
+
+    ``gains``: of each choice, client by client, a figure of every user (U,).
+    """
+    clear = [number for number in range(1, len(gains)) if clearly_above(gains[number], gains[0])]
+    return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gains[number]]), default=0)
+
+
+def note(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence for the console and below the table."""
+    words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
+    scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
+    return f"settings of local training, by validation {METRIC} ({scores}): {words}"
+
+
+def keep(settled: Settled, folder: RunFolder) -> None:
+    """Write down what was taken, where there was a choice."""
+    if settled.tried:
+        write_json(folder.alternatives, {"taken": settled.taken, "tried": settled.tried})
+
+
+def as_taken(settings: Settings, folder: RunFolder) -> Settings:
+    """The settings of a finished run as they were in its rounds."""
+    if not settings.run.alternatives:
+        return settings
+    taken = read_json(folder.alternatives)["taken"]
+    return changed(settings, taken) if taken else choices(settings)[0]
+
+
+def _gains(settings: Settings, foundation: Foundation, launch: Launch) -> dict[str, list[float]]:
+    """Client -> ndcg@10 of each of its validation users, when it has trained alone for a round.
+
+    A method that pools trains on all clients' data together.
+    """
+    recommender = make_recommender(settings, foundation, launch.device)
+    pools = METHODS[settings.run.method].pooled
+    if pools:
+        load_student(recommender)
+        train_locally(pooled_recommender(recommender), 0, 1)
+    gains = {}
+    for client, name in enumerate(recommender.names):
+        if not pools:
+            load_student(recommender)
+            train_locally(recommender, client, 1)
+        gains[name] = _ranked(recommender.positions(client, "valid"))
+    return gains
+
+
+def _ranked(position_U: torch.Tensor) -> list[float]:
+    return user_metrics(position_U)[METRIC].tolist()
+
+
+def _inputs(
+    settings: Settings, offered: Sequence[Settings], foundation: Foundation, launch: Launch
+) -> dict[str, Any]:
+    """What decides the outcome of the trials: the student, the clients' data, and how they train and rank."""
+    run = settings.run
+    return {
+        "student": foundation.distilled.folder.name,
+        "data": {name: domain.content_hash() for name, domain in foundation.domains.items()},
+        "pooled": METHODS[run.method].pooled,
+        "choices": [[one.run.lora_targets, as_plain(one.training)] for one in offered],
+        "ranking": as_plain(settings.ranking),
+        "memory": as_plain(run.memory),
+        **{name: getattr(run, name) for name in ("seed", "lora_rank", "quantize", "protocol")},
+        "samples": as_plain(run.pretrain.samples),
+        "device": launch.device.type,
+    }

@@ -166,3 +166,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in str(error) or "out of memory" in str(error))
+
+
+def shares_of(text: str, name: str) -> list[float]:
+    """The different numbers from 0 to 1 that stand in ``text``, separated by commas, in their order.
+
+    Raises:
+        ValueError: anything else; the message names the setting ``name``.
+    """
+    try:
+        shares = [float(share) for share in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or len(set(shares)) != len(shares) or not all(0.0 <= share <= 1.0 for share in shares):
+        raise ValueError(f"got {name} {text!r}, expected different numbers from 0 to 1, separated by commas")
+    return shares

@@ -67,9 +67,7 @@ def serve(
         state, told = run_deployed(
             served.method,
             line,
-            RoundSettings(
-                run.num_rounds, run.seed, run.participation, fingerprint=project.run, patience=run.patience
-            ),
+            RoundSettings(run.num_rounds, run.seed, run.participation, fingerprint=project.run, patience=run.patience),
             SCORES,
             recorder=Recorder(folder.rounds),
             checkpoints=folder.checkpoints,

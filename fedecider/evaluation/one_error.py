@@ -1,6 +1,6 @@
 """The rule of one standard error (Breiman et al., 1984): a difference within noise moves nothing.
 
-Shape legend: K clients, U users of a client.
+Shape legend: N choices, K clients, U users of a client.
 """
 
 from __future__ import annotations
@@ -24,3 +24,12 @@ def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray
     mean = np.mean([one_U.mean() for one_U in difference_KU])
     variance = np.sum([one_U.var(ddof=1) / len(one_U) for one_U in difference_KU]) / len(difference_KU) ** 2
     return bool(mean > np.sqrt(variance))
+
+
+def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
+    """Number of the best of N choices by their mean over clients, among those that are `clearly_above` the first.
+
+    The first is what is taken where nothing speaks against it: 0 where no other is clearly above it.
+    """
+    clear = [number for number in range(1, len(gain_NKU)) if clearly_above(gain_NKU[number], gain_NKU[0])]
+    return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gain_NKU[number]]), default=0)

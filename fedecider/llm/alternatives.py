@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.one_error import clearly_above
+from fedecider.evaluation.one_error import clearly_best
 from fedecider.federation.record import read_json, write_json
 from fedecider.llm.config import RunConfig
 from fedecider.llm.loading import load_student
@@ -77,8 +77,7 @@ def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settle
     clearly better than the settings as given; tried once, kept beside the other stages and alike for all methods but
     those that pool.
 
-    An alternative is taken where its ndcg@10 is `clearly_above` that of the settings as given; of several, the one with
-    the best mean. The test items are not looked at, and the clients' models start anew in the first round.
+    An alternative is taken where its ndcg@10 is clearly above that of the settings as given, and of several the best one. The test items are not looked at, and the clients' models start anew in the first round.
     """
     offered = choices(settings)
     if len(offered) == 1:
@@ -91,36 +90,32 @@ def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settle
             lambda folder: write_json(folder / "gains.json", [_gains(one, foundation, launch) for one in offered]),
         )
     gains = read_json(stage.folder / "gains.json")
-    taken = best_of([[np.array(gain_U) for gain_U in one.values()] for one in gains])
+    taken = clearly_best([[np.array(gain_U) for gain_U in one.values()] for one in gains])
     changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.alternatives)]
     valid = [float(np.mean([np.mean(gain_U) for gain_U in one.values()])) for one in gains]
     tried = [{"changes": one, "valid": score} for one, score in zip(changes, valid, strict=True)]
     settled = Settled(offered[taken], changes[taken], tried)
     if launch.is_main:
-        say(note(settled.taken, tried))
+        say(told(settled.taken, tried))
     return settled
 
 
-def best_of(gains: Sequence[Sequence[np.ndarray]]) -> int:
-    """Number of the choice with the best mean over clients of those that are clearly above the first; 0 without one.
-
-    ``gains``: of each choice, client by client, a figure of every user (U,).
-    """
-    clear = [number for number in range(1, len(gains)) if clearly_above(gains[number], gains[0])]
-    return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gains[number]]), default=0)
-
-
-def note(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+def told(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
     """One sentence for the console and below the table."""
     words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
     scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
-    return f"settings of local training, by validation {METRIC} ({scores}): {words}"
+    return f"settings of local training, by validation {METRIC} of one round alone ({scores}): {words}"
 
 
 def keep(settled: Settled, folder: RunFolder) -> None:
     """Write down what was taken, where there was a choice."""
     if settled.tried:
         write_json(folder.alternatives, {"taken": settled.taken, "tried": settled.tried})
+
+
+def alternatives_notes(folder: RunFolder) -> list[str]:
+    """What was taken, in a sentence; none where there was no choice."""
+    return [told(**read_json(folder.alternatives))] if folder.alternatives.is_file() else []
 
 
 def as_taken(settings: Settings, folder: RunFolder) -> Settings:
@@ -154,9 +149,7 @@ def _ranked(position_U: torch.Tensor) -> list[float]:
     return user_metrics(position_U)[METRIC].tolist()
 
 
-def _inputs(
-    settings: Settings, offered: Sequence[Settings], foundation: Foundation, launch: Launch
-) -> dict[str, Any]:
+def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundation, launch: Launch) -> dict[str, Any]:
     """What decides the outcome of the trials: the student, the clients' data, and how they train and rank."""
     run = settings.run
     return {

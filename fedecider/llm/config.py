@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from distill.train import DistillConfig
-from fedecider.bounds import LoraRank, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, at_least, check
+from fedecider.bounds import (
+    LoraRank,
+    OneOrMore,
+    Participation,
+    SecureThreshold,
+    Seed,
+    Threads,
+    ZeroOrMore,
+    at_least,
+    check,
+    shares_of,
+)
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean
 from fedecider.federation.parties import Placement
@@ -123,9 +134,9 @@ class RunConfig:
         lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
             feed_forward, output (the table of the tokens as it is read at the end) and table (the same, and the
             embeddings that are tied to it), or the ends of layers' names.
-        alternatives: A list of blocks of other settings for local training, each with lora_targets or options of it such
-            as learning_rate. Before the first round every client trains alone for a round as given and with each block;
-            what then ranks the clients' validation items clearly best is taken. If empty, it is as given.
+        alternatives: A list of blocks of other settings for local training, each with lora_targets or options such as
+            learning_rate. Before the first round every client trains alone for a round as given and with each block;
+            what then ranks the clients' validation items clearly best is taken. If empty, all is as given.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
@@ -244,15 +255,7 @@ class RunConfig:
     @property
     def share_grid(self) -> list[float]:
         """Ascending."""
-        try:
-            shares = sorted(float(share) for share in self.update_shares.split(","))
-        except ValueError:
-            shares = []
-        if not shares or len(set(shares)) != len(shares) or not all(0.0 <= share <= 1.0 for share in shares):
-            raise ValueError(
-                f"got update_shares {self.update_shares!r}, expected different numbers from 0 to 1, separated by commas"
-            )
-        return shares
+        return sorted(shares_of(self.update_shares, "update_shares"))
 
     @property
     def domain_names(self) -> list[str]:

@@ -44,7 +44,12 @@ def check_privacy(settings: Settings) -> None:
     if users.on:
         if config.alternatives:
             raise ValueError(
-                "got user_privacy with alternatives, expected none: which one is taken would tell of users without noise"
+                "got user_privacy with alternatives, expected none: which is taken would tell of users without noise"
+            )
+        if getattr(settings.method, "fits_peers", False):
+            raise ValueError(
+                "got user_privacy with several peer_shares, expected peer_shares 1: what is sent after the choice would "
+                "tell of users without noise"
             )
         if config.placement == "data":
             raise ValueError(

@@ -18,6 +18,7 @@ from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
+from fedecider.llm.alternatives import alternatives_notes
 from fedecider.llm.baselines import COUNTS, TEACHER, UNTRAINED, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
 from fedecider.llm.loading import Shares, chosen_shares, load_reported
@@ -161,7 +162,7 @@ def say_results(
     models: Models,
 ) -> None:
     """Print the table, and where the adapters lie."""
-    table, rows = _table(settings, method, state, models), models.rows
+    table, rows = _table(settings, method, state, folder, models), models.rows
     shown = table._replace(
         rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
     )
@@ -174,12 +175,14 @@ def write_table(
     settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
 ) -> None:
     """``results.md``, all rows and domains."""
-    table = _table(settings, method, state, models)
+    table = _table(settings, method, state, folder, models)
     write_text(folder.results, markdown_table(table, title=f"Test, round {state.best_round}"))
 
 
-def _table(settings: Settings, method: FederatedMethod, state: RunState, models: Models) -> ResultTable:
-    notes = _notes(settings, method, state, models)
+def _table(
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
+) -> ResultTable:
+    notes = _notes(settings, method, state, folder, models)
     return ResultTable(models.rows, get_protocol(settings.run.protocol), notes)
 
 
@@ -340,13 +343,16 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
     }
 
 
-def _notes(settings: Settings, method: FederatedMethod, state: RunState, models: Models) -> list[str]:
+def _notes(
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
+) -> list[str]:
     taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
     choices = {} if models.memories is None else models.memories.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
     return [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {method.views[0]}",
+        *alternatives_notes(folder),
         "every item is scored, as its ID is one token"
         if models.num_beams is None
         else f"beam search with {models.num_beams} beams, length penalty {settings.ranking.length_penalty}",

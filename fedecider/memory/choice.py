@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.one_error import clearly_above
+from fedecider.evaluation.one_error import clearly_best
 from fedecider.memory.memory import MODEL, Memory
 from fedecider.memory.mixture import Mixture
 
@@ -45,14 +45,13 @@ def choose_weights(memory: Memory, positions_of: Callable[[Memory], Tensor]) -> 
     """The memory with the weights that ranked best, and why.
 
     ``positions_of``: a memory -> places of its client's validation items (U,). A side is taken in place of the mixture
-    where its mean ndcg@10 is `clearly_above` that of the mixture, which is what is expected to be best; of two such
+    where its mean ndcg@10 is clearly above that of the mixture (`fedecider.evaluation.one_error`), which is what is expected to be best; of two such
     sides, the better one.
     """
     sides: dict[Weights, Memory] = {name: one_sided(memory, name) for name in ("mixture", "model", "memory")}
     gain_U = {name: user_metrics(positions_of(one))[METRIC].double().numpy() for name, one in sides.items()}
     valid = {name: float(values.mean()) for name, values in gain_U.items()}
-    clear = [name for name in sides if name != "mixture" and clearly_above([gain_U[name]], [gain_U["mixture"]])]
-    best: Weights = max(clear, key=lambda name: valid[name]) if clear else "mixture"
+    best = list(sides)[clearly_best([[gain_U[name]] for name in sides])]
     return sides[best], Choice(best, valid)
 
 

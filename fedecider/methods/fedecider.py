@@ -4,7 +4,8 @@ State. Server: one direction per client (K rows). Local, per client: ``alpha`` (
 raw pair at the last upload, ``whole.*`` everything that the model added to the student then, peers included, as one
 pair per layer of the least rank that holds it (`compact`). That is the model before the upload; only the own pair
 leaves. With ``alpha_per module`` the weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row
-i the flags that client i uploaded last, and each client the same flags as ``away`` (K,).
+i the flags that client i uploaded last, and each client the same flags as ``away`` (K,). With several ``peer_shares``
+``fitted`` () says that a client has taken one.
 
 Shape legend: K clients of the run, C clients of a block, M modules.
 """
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedecider.evaluation.metrics import user_metrics
+from fedecider.evaluation.one_error import clearly_best
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import only_rows, take_row
@@ -76,6 +79,8 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
             local["alpha"] = local["alpha"][:, None].repeat(1, len(module_names(start)), 1)
         local.update(with_prefix(server, "own"))
         local.update(with_prefix(stack_trees([_whole(recommender, config, start)] * num_clients), "whole"))
+        if config.fits_peers:
+            local["fitted"] = torch.zeros(num_clients, dtype=torch.bool)
         if config.skip_below:
             local["away"] = torch.zeros(num_clients, num_clients, dtype=torch.bool)
             server[UNWANTED] = local["away"].to(torch.uint8)
@@ -198,6 +203,7 @@ def _update(
     elif starts:
         load_plain(recommender.model, without_prefix(own, "own"))
     else:
+        own = _fitted(recommender, config, download, own, client)
         alpha = _load_broadcast(recommender, config, download, own, client)
     trained = train_locally(recommender, client, round, alpha=alpha, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.log["finite"]:
@@ -215,6 +221,8 @@ def _update(
         **with_prefix(trained.adapters, "own"),
         **with_prefix(_whole(recommender, config, fused_factors(recommender.model)), "whole"),
     }
+    if config.fits_peers:
+        new_own["fitted"] = own["fitted"]
     if config.skip_below:
         new_own["away"] = own["away"] if alpha is None else _away(config, own, trained_alpha, directions, client)
     pair = trained.adapters
@@ -280,6 +288,30 @@ def _started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int
     started = (config.alpha_peers * size_M[..., None]).expand_as(alpha).clone()
     started[..., client] = 1.0 if config.own_slot == "raw" else size_M
     return started
+
+
+def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int) -> Tree:
+    """The local row whose weights of the other clients are those of the first of ``peer_shares``, or of the one that
+    ranks the client's validation items clearly better; chosen once, when there is a first update of another client.
+
+    Directions of the same rows and layers add up to more than any of them meant: four companies of one catalogue with
+    many events a user leave nothing of a model that takes each at the size of the own update.
+    """
+    if not config.fits_peers or own["fitted"]:
+        return own
+    is_peer_K = torch.arange(recommender.num_clients) != client
+    if not (update_norms(_received(download.shared, own))[is_peer_K] >= EPSILON).any():
+        return own
+    shares = config.share_grid
+    starts = [
+        {**own, "alpha": torch.where(is_peer_K, own["alpha"] * share, own["alpha"]), "fitted": torch.tensor(True)}
+        for share in shares
+    ]
+    gains = []
+    for start in starts if len(shares) > 1 else []:
+        _load_broadcast(recommender, config, download, start, client)
+        gains.append([user_metrics(recommender.positions(client, "valid"))["ndcg@10"].numpy()])
+    return starts[clearly_best(gains)]
 
 
 def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:

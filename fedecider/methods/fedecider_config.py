@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fedecider.bounds import NotNegative, above, check
+from fedecider.bounds import NotNegative, above, check, shares_of
 
 AUTO = "auto"
 """``alpha_init`` by which a client's weights start from the norm of its first own update."""
@@ -20,6 +20,8 @@ class FedeciderConfig:
             (paper: 2); auto: the own weight is the norm of the client's first own update, so that the first broadcast
             leaves the own part as large as it was, and the others are alpha_peers times that.
         alpha_peers: With alpha_init auto, the start of the weights of the other clients as a share of the own norm.
+        peer_shares: Shares of that start of the other clients' weights, separated by commas, of which a client takes the
+            first when their directions first reach it, or the one that ranks its own validation items clearly better.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         train_alpha: If false, the fusion weights stay where they started.
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
@@ -39,6 +41,7 @@ class FedeciderConfig:
 
     alpha_init: float | Literal["auto"] = 2.0
     alpha_peers: NotNegative = 0.0
+    peer_shares: str = "1"
     alpha_learning_rate: Annotated[float, above(0, hint="train_alpha false keeps the weights fixed")] = 1e-3
     train_alpha: bool = True
     alpha_per: Literal["client", "module"] = "client"
@@ -69,6 +72,11 @@ class FedeciderConfig:
                 f"got alpha_peers {self.alpha_peers} with alpha_init {self.alpha_init}, which is the start of every "
                 "weight; set alpha_init auto, or drop alpha_peers"
             )
+        if self.fits_peers and not self.alpha_peers:
+            raise ValueError(
+                f"got peer_shares {self.peer_shares} with alpha_peers 0, of which every share is 0; set alpha_peers, "
+                "or peer_shares 1"
+            )
         if self.skip_below and not self.learns_alpha:
             raise ValueError(
                 f"got skip_below {self.skip_below} with fusion weights that do not learn, so that nothing tells which "
@@ -84,6 +92,16 @@ class FedeciderConfig:
     def starts_from_norms(self) -> bool:
         """Whether every client sets its own start of the weights, after its first local training."""
         return self.alpha_init == AUTO
+
+    @property
+    def share_grid(self) -> list[float]:
+        """As they are tried."""
+        return shares_of(self.peer_shares, "peer_shares")
+
+    @property
+    def fits_peers(self) -> bool:
+        """Whether a client looks at its validation items before it takes in the others' directions."""
+        return self.share_grid != [1.0]
 
     @property
     def learns_alpha(self) -> bool:

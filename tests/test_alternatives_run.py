@@ -1,0 +1,130 @@
+"""Settings among which validation items choose before the first round, and runs that stop when nothing gets better."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from small_runs import decoder_settings
+
+from fedecider.commands.main import main
+from fedecider.deployment.project import check_deployable
+from fedecider.evaluation.per_user import read_per_user
+from fedecider.federation.record import read_json, read_records
+from fedecider.llm import alternatives
+from fedecider.llm.commands import parse_settings, recorded_settings
+from fedecider.llm.privacy import check_privacy
+
+LAYERS = {"lora_targets": "table,attention", "learning_rate": 1e-3, "output_rate": 2.0}
+WRECKS = {"lora_targets": "table", "learning_rate": 3.0}
+"""Leaves nothing of the student in a round."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Small settings that learn, and others that do not; stages are shared."""
+    folder = tmp_path_factory.mktemp("alternatives")
+    content = {**decoder_settings(), "domains": "crime,comics", "memory": {"kind": "none"}, "update_shares": "1"}
+    content |= {"num_eval_users": 0, "teacher_row": False, "local_epochs": 2, **LAYERS}
+    for name, settings in (("learns", content), ("wrecks", {**content, **WRECKS})):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def run(config: str, name: str, *words: str, others: list[dict] | None = None) -> Path:
+        words = (*words, *(() if others is None else ("--alternatives", json.dumps(others))))
+        root = Path("runs") / name
+        if not root.exists():
+            assert main(["federate", "--config", f"{config}.yaml", "--output", str(root), *words]) == 0
+        return root
+
+    return run
+
+
+def places(root: Path) -> list:
+    return [
+        (row.domain, row.split, row.view, row.position_U.tolist()) for row in read_per_user(root / "per_user.parquet")
+    ]
+
+
+def test_what_is_clearly_better_is_taken_and_nothing_else_changes(run):
+    taken = run("wrecks", "taken", others=[LAYERS])
+    found = read_json(taken / "alternatives.json")
+    assert found["taken"] == LAYERS
+    assert [one["changes"] for one in found["tried"]] == [{}, LAYERS]
+    assert found["tried"][1]["valid"] > found["tried"][0]["valid"]
+    assert places(taken) == places(run("learns", "plain"))
+    assert "lora_targets table,attention" in (taken / "results.md").read_text()
+    assert "q_proj" in read_json(taken / "adapters" / "crime" / "adapter_config.json")["target_modules"]
+    settings = recorded_settings(taken)
+    assert (settings.run.lora_targets, settings.training.learning_rate) == ("table,attention", 1e-3)
+    assert read_json(taken / "run.json")["config"]["run"]["lora_targets"] == "table"  # as it was asked for
+
+
+def test_what_is_no_better_changes_nothing(run):
+    kept = run("learns", "kept", others=[WRECKS])
+    assert read_json(kept / "alternatives.json")["taken"] == {}
+    assert places(kept) == places(run("learns", "plain"))
+    assert not (run("learns", "plain") / "alternatives.json").exists()
+    assert recorded_settings(kept).training.learning_rate == 1e-3
+
+
+def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, monkeypatch):
+    run("wrecks", "taken", others=[LAYERS])
+    trained: list[tuple[str, ...]] = []
+    train = alternatives.train_locally
+
+    def counted(recommender, client, round):
+        trained.append(tuple(recommender.names))
+        return train(recommender, client, round)
+
+    monkeypatch.setattr(alternatives, "train_locally", counted)
+    local = run("wrecks", "local", "--method", "local", others=[LAYERS])
+    assert trained == []
+    pooled = run("wrecks", "centralised", "--method", "centralised", others=[LAYERS])
+    assert trained == [("pooled",)] * 2
+    assert read_json(local / "alternatives.json") == read_json(Path("runs/taken/alternatives.json"))
+    assert read_json(pooled / "alternatives.json")["taken"] == LAYERS
+
+
+def test_a_run_stops_when_nothing_gets_better(run):
+    stopped = run("learns", "stopped", "--learning_rate", "1e-9", "--num_rounds", "5", "--patience", "2")
+    assert [record["round"] for record in read_records(stopped / "rounds.jsonl")] == [1, 2, 3]
+    assert read_json(stopped / "metrics.json")["best_round"] == 1
+    assert "round 1 of 3 has the best" in (stopped / "results.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([{"lora_rank": 4}], "['lora_rank'] in alternatives"),
+        ([{}], "nothing in alternatives"),
+        ([{"learning_rate": -1}], "learning_rate"),
+        ([{"lora_targets": "attention", "output_rate": 2}], "got output_rate 2.0 with lora_targets attention"),
+        ([{"lora_targets": ""}], "got no LoRA targets"),
+        ([{"lora_targets": "query"}], "query"),
+        ("3", "alternatives"),
+    ],
+)
+def test_bad_alternatives_are_told_before_any_work(others, words, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    asked = ["federate", "--config", "learns.yaml", "--output", "runs/bad", "--alternatives", json.dumps(others)]
+    assert main(asked) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("runs/bad").exists()
+
+
+def test_what_may_not_choose(folder, monkeypatch):
+    """Users who are hidden choose nothing, and a deployment has adapters of one shape from the start."""
+    monkeypatch.chdir(folder)
+    words = ["--config", "learns.yaml", "--method", "fedavg", "--alternatives", json.dumps([WRECKS])]
+    with pytest.raises(ValueError, match="got alternatives, expected none in a deployment"):
+        check_deployable(parse_settings("", words))
+    with pytest.raises(ValueError, match="got user_privacy with alternatives"):
+        check_privacy(parse_settings("", [*words, "--user_privacy.clip", "1"]))

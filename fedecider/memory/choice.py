@@ -45,8 +45,8 @@ def choose_weights(memory: Memory, positions_of: Callable[[Memory], Tensor]) -> 
     """The memory with the weights that ranked best, and why.
 
     ``positions_of``: a memory -> places of its client's validation items (U,). A side is taken in place of the mixture
-    where its mean ndcg@10 is clearly above that of the mixture (`fedecider.evaluation.one_error`), which is what is expected to be best; of two such
-    sides, the better one.
+    where its mean ndcg@10 is clearly above that of the mixture, which is what is expected to be best
+    (`fedecider.evaluation.one_error`); of two such sides, the better one.
     """
     sides: dict[Weights, Memory] = {name: one_sided(memory, name) for name in ("mixture", "model", "memory")}
     gain_U = {name: user_metrics(positions_of(one))[METRIC].double().numpy() for name, one in sides.items()}

@@ -54,7 +54,8 @@ Positions = dict[str, Tensor]
 
 def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
     words = ["--config", args.config, "--data", args.data, "--cache", args.cache, "--method", args.method]
-    words += ["--memory.kind", "none", "--seed", str(seed), *args.set, *ROWS[row]]
+    words += ["--memory.kind", "none", "--num_rounds", "4", "--alternatives", "[]", "--seed", str(seed)]
+    words += [*args.set, *ROWS[row]]
     settings = parse_settings("", words)
     check_privacy(settings)
     return settings

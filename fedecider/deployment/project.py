@@ -144,8 +144,8 @@ def check_deployable(settings: Settings) -> None:
         )
     if config.alternatives:
         raise ValueError(
-            "got alternatives, expected none in a deployment, whose adapters have one shape from the start: name what "
-            "you want, or what a simulation took (alternatives.json of its run)"
+            "got alternatives, expected none in a deployment, whose adapters have one shape from the start: give "
+            "--alternatives '[]' and, where the data are dense, what one of them has (--lora_targets, --learning_rate)"
         )
     if config.faults:
         raise ValueError(

@@ -2,7 +2,8 @@
 
 Few events a user want layers that stay as they are and a table that learns, many events want both to learn; which of
 the two the data are is seen when every client has trained alone for a round. The choice is one for all clients, since
-adapters of one shape are exchanged; each of them needs to tell two numbers for it (`fedecider.evaluation.one_error`).
+adapters of one shape are exchanged; each of them needs to tell two numbers for it
+(`fedecider.evaluation.standard_error`).
 
 Shape legend: U users of a client.
 """
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.one_error import clearly_best
+from fedecider.evaluation.standard_error import clearly_best
 from fedecider.federation.record import read_json, write_json
 from fedecider.llm.config import RunConfig
 from fedecider.llm.loading import load_student
@@ -77,9 +78,8 @@ def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settle
     clearly better than the settings as given; tried once, kept beside the other stages and alike for all methods but
     those that pool.
 
-    An alternative is taken where its ndcg@10 is clearly above that of the settings as given, and of several the best
-    one (`fedecider.evaluation.one_error`). The test items are not looked at, and the clients' models start anew in the
-    first round.
+    An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error, and
+    of several the best one. The test items are not looked at, and the clients' models start anew in the first round.
     """
     offered = choices(settings)
     if len(offered) == 1:

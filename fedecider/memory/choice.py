@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.one_error import clearly_best
+from fedecider.evaluation.standard_error import clearly_best
 from fedecider.memory.memory import MODEL, Memory
 from fedecider.memory.mixture import Mixture
 
@@ -46,7 +46,7 @@ def choose_weights(memory: Memory, positions_of: Callable[[Memory], Tensor]) -> 
 
     ``positions_of``: a memory -> places of its client's validation items (U,). A side is taken in place of the mixture
     where its mean ndcg@10 is clearly above that of the mixture, which is what is expected to be best
-    (`fedecider.evaluation.one_error`); of two such sides, the better one.
+    (`fedecider.evaluation.standard_error`); of two such sides, the better one.
     """
     sides: dict[Weights, Memory] = {name: one_sided(memory, name) for name in ("mixture", "model", "memory")}
     gain_U = {name: user_metrics(positions_of(one))[METRIC].double().numpy() for name, one in sides.items()}

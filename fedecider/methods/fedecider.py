@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.one_error import clearly_best
+from fedecider.evaluation.standard_error import clearly_best
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import only_rows, take_row
@@ -292,7 +292,8 @@ def _started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int
 
 def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int) -> Tree:
     """The local row whose weights of the other clients are those of the first of ``peer_shares``, or of the one that
-    ranks the client's validation items clearly better; chosen once, when there is a first update of another client.
+    ranks the client's validation items better by two standard errors; chosen once, when there is a first update of
+    another client.
 
     Directions of the same rows and layers add up to more than any of them meant: four companies of one catalogue with
     many events a user leave nothing of a model that takes each at the size of the own update.
@@ -311,7 +312,7 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     for start in starts if len(shares) > 1 else []:
         _load_broadcast(recommender, config, download, start, client)
         gains.append([user_metrics(recommender.positions(client, "valid"))["ndcg@10"].numpy()])
-    return starts[clearly_best(gains)]
+    return starts[clearly_best(gains, errors=2.0)]
 
 
 def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:

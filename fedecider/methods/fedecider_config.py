@@ -21,7 +21,8 @@ class FedeciderConfig:
             leaves the own part as large as it was, and the others are alpha_peers times that.
         alpha_peers: With alpha_init auto, the start of the weights of the other clients as a share of the own norm.
         peer_shares: Shares of that start of the other clients' weights, separated by commas: when their directions
-            first reach a client it takes the first, or the one that ranks its own validation items clearly better.
+            first reach a client it takes the first, or the one that ranks its own validation items better by two
+            standard errors.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         train_alpha: If false, the fusion weights stay where they started.
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all

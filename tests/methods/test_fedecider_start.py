@@ -11,7 +11,7 @@ from fedecider.llm.commands import parse_settings
 from fedecider.llm.results import fusion_over_rounds
 from fedecider.lora.adapters import module_names, without_prefix
 from fedecider.lora.directions import geometric_mean_norm, update_norms
-from fedecider.lora.fusion import fused_factors, load_plain
+from fedecider.lora.fusion import fused_factors, fused_layers, load_plain
 from fedecider.methods.fedecider import FUSION_WEIGHTS, _started, fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local import LocalConfig, local
@@ -162,8 +162,55 @@ def test_a_refused_first_update_is_followed_by_another_first_one():
     assert float(new_own["alpha"][0, 1]) == pytest.approx(logs[0]["norm_geometric_mean"])
 
 
+def liking(recommender, share):
+    """``recommender`` whose validation users, ten a client, have their items in front where the weights of the others
+    are ``share`` of their start, and nowhere else."""
+
+    def positions(client: int, split: str) -> torch.Tensor:
+        bank = next(iter(fused_layers(recommender.model).values())).bank
+        own, peer = (1.0, 7.0) if bank is None else bank.alpha[:2].tolist()  # plain before the first broadcast
+        liked = peer == pytest.approx(0.25 * share * own, abs=1e-6)
+        return torch.full((10,), 0 if liked else 50) + torch.arange(10) % 2
+
+    return recommender._replace(positions=positions)
+
+
+FROZEN = {**AUTO, "alpha_peers": 0.25, "train_alpha": False}
+SHARES = "1,0.5,0.1,0"
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0])
+def test_a_client_takes_in_as_much_of_the_others_as_its_validation_items_clearly_like(share):
+    state, _ = run(build(liking(toy_recommender(), share), **FROZEN, peer_shares=SHARES), 3, 3)
+    start, _ = run(build(**FROZEN), 3, 1)
+    peers = ~torch.eye(3, dtype=torch.bool)
+    torch.testing.assert_close(state.local["alpha"][peers], share * start.local["alpha"][peers])
+    assert torch.equal(state.local["alpha"][~peers], start.local["alpha"][~peers])
+    assert state.local["fitted"].all()
+
+
+def test_where_nothing_is_clearly_better_the_first_share_stays():
+    tried, _ = run(build(liking(toy_recommender(), 9.0), **AUTO, alpha_peers=0.25, peer_shares=SHARES), 3, 3)
+    plain, _ = run(build(**AUTO, alpha_peers=0.25), 3, 3)
+    assert same(tried.server, plain.server)
+    assert torch.equal(tried.local["alpha"], plain.local["alpha"])
+
+
+def test_one_share_is_taken_unseen():
+    half, _ = run(build(**AUTO, alpha_peers=0.25, peer_shares="0.5"), 3, 3)
+    less, _ = run(build(**AUTO, alpha_peers=0.125), 3, 3)
+    assert same(half.server, less.server)
+
+
+def test_nobody_chooses_before_another_client_has_trained():
+    method = build(**FROZEN, peer_shares=SHARES)
+    before, _ = run(method, 1, 2)  # client 0 alone, twice
+    assert not before.local["fitted"].any()
+
+
 VARIANTS = [
     {"alpha_peers": 0.25, "skip_below": 0.02},
+    {"alpha_peers": 0.25, "peer_shares": SHARES},
     slow({"alpha_peers": 0.25}),
     slow({"alpha_per": "module", "normalize_at": "client"}),
     slow({"own_slot": "absorb", "alpha_per": "module", "alpha_peers": 0.25}),
@@ -184,7 +231,7 @@ def test_blocks_and_resuming_after_round_one_change_nothing(settings, tmp_path):
     assert [record["valid"] for record in alone] == [record["valid"] for record in records]
 
 
-@pytest.mark.parametrize("settings", VARIANTS[:3])
+@pytest.mark.parametrize("settings", [VARIANTS[0], *VARIANTS[2:4]])
 def test_resuming_between_the_first_rounds_of_two_clients_changes_nothing(settings, tmp_path):
     settings = {**AUTO, **settings}
     single, records = run(build(**settings), 3, 6, participation=0.4)
@@ -231,6 +278,9 @@ def test_the_curve_of_the_weights_begins_with_the_client_alone():
         ({"alpha_init": float("inf")}, "got alpha_init inf"),
         ({"alpha_peers": 0.1}, "got alpha_peers 0.1 with alpha_init 2.0"),
         ({**AUTO, "alpha_peers": -0.1}, "got alpha_peers -0.1"),
+        ({**AUTO, "peer_shares": "1,0"}, "got peer_shares 1,0 with alpha_peers 0"),
+        ({**AUTO, "alpha_peers": 1.0, "peer_shares": "1,2"}, "got peer_shares '1,2', expected different numbers"),
+        ({**AUTO, "alpha_peers": 1.0, "peer_shares": "half"}, "got peer_shares 'half'"),
         ({**AUTO, "ablation": "wo_per"}, "got alpha_init auto with wo_per"),
         ({**AUTO, "ablation": "wo_decomp"}, "got alpha_init auto with wo_decomp"),
         ({**AUTO, "ablation": "wo_sep", "sep_factors": "normalized"}, "got alpha_init auto with wo_sep"),

@@ -1,9 +1,9 @@
-"""The rule of one standard error over clients."""
+"""Choices on validation items: differences within their standard error over clients move nothing."""
 
 import numpy as np
 import pytest
 
-from fedecider.evaluation.one_error import clearly_above
+from fedecider.evaluation.standard_error import clearly_above, clearly_best
 
 ZERO = np.zeros(4)
 
@@ -41,3 +41,19 @@ def test_equal_figures_and_single_users_decide_nothing():
 def test_users_must_be_the_same():
     with pytest.raises(ValueError):
         clearly_above([np.ones(5)], [np.ones(5), np.ones(5)])
+
+
+def test_more_errors_ask_for_more():
+    """Mean .5 is 1.73 errors."""
+    first_U = np.array([1.0, 0.0, 0.0, 1.0])
+    assert clearly_above([first_U], [ZERO], errors=1.7)
+    assert not clearly_above([first_U], [ZERO], errors=1.8)
+    assert clearly_best([[ZERO], [first_U]], errors=1.7) == 1
+    assert clearly_best([[ZERO], [first_U]], errors=1.8) == 0
+
+
+def test_the_best_of_those_that_are_clearly_above_the_first():
+    better_U, best_U, unsure_U = np.full(4, 0.2), np.full(4, 0.3), np.array([4.0, -4.0, 4.0, -2.0])
+    assert clearly_best([[ZERO], [better_U], [best_U], [unsure_U]]) == 2
+    assert clearly_best([[best_U], [better_U], [ZERO]]) == 0
+    assert clearly_best([[ZERO]]) == 0

@@ -1,4 +1,4 @@
-"""The rule of one standard error (Breiman et al., 1984): a difference within noise moves nothing.
+"""Choices on validation items by the rule of one standard error (Breiman et al., 1984): noise moves nothing.
 
 Shape legend: N choices, K clients, U users of a client.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray]) -> bool:
-    """Whether the first figures are higher than the second ones by more than one standard error.
+def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray], errors: float = 1.0) -> bool:
+    """Whether the first figures are higher than the second ones by more than so many standard errors.
 
     Both hold a figure of every user, client by client, and the same users stand in the same places. The difference is
     the mean over clients of the mean over their users, its standard error ``sqrt(sum_k s_k^2 / U_k) / K`` with the
@@ -23,13 +23,14 @@ def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray
         return False
     mean = np.mean([one_U.mean() for one_U in difference_KU])
     variance = np.sum([one_U.var(ddof=1) / len(one_U) for one_U in difference_KU]) / len(difference_KU) ** 2
-    return bool(mean > np.sqrt(variance))
+    return bool(mean > errors * np.sqrt(variance))
 
 
-def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
+def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]], errors: float = 1.0) -> int:
     """Number of the best of N choices by their mean over clients, among those that are `clearly_above` the first.
 
-    The first is what is taken where nothing speaks against it: 0 where no other is clearly above it.
+    The first is what is taken where nothing speaks against it: 0 where no other is clearly above it. Where many choose
+    among several, two ``errors`` keep chance out: with one, every sixth comparison of equals moves something.
     """
-    clear = [number for number in range(1, len(gain_NKU)) if clearly_above(gain_NKU[number], gain_NKU[0])]
+    clear = [number for number in range(1, len(gain_NKU)) if clearly_above(gain_NKU[number], gain_NKU[0], errors)]
     return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gain_NKU[number]]), default=0)

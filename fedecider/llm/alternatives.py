@@ -78,7 +78,7 @@ def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settle
     clearly better than the settings as given; tried once, kept beside the other stages and alike for all methods but
     those that pool.
 
-    An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error, and
+    An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error;
     of several the best one. The test items are not looked at, and the clients' models start anew in the first round.
     """
     offered = choices(settings)

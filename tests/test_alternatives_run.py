@@ -128,3 +128,10 @@ def test_what_may_not_choose(folder, monkeypatch):
         check_deployable(parse_settings("", words))
     with pytest.raises(ValueError, match="got user_privacy with alternatives"):
         check_privacy(parse_settings("", [*words, "--user_privacy.clip", "1"]))
+
+
+def test_pages_show_what_was_taken(run):
+    page = (run("wrecks", "taken", others=[LAYERS]) / "report.html").read_text()
+    assert "<td>0.001</td>" in page
+    assert "tried before the rounds" in page
+    assert "tried before the rounds" not in (run("learns", "plain") / "report.html").read_text()

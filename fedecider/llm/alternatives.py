@@ -23,6 +23,7 @@ from fedecider.evaluation.standard_error import clearly_best
 from fedecider.federation.record import read_json, write_json
 from fedecider.llm.config import RunConfig
 from fedecider.llm.loading import load_student
+from fedecider.llm.run_words import told_choice
 from fedecider.llm.setup import Foundation, Settings, make_recommender
 from fedecider.methods import METHODS
 from fedecider.methods.centralised import pooled_recommender
@@ -98,15 +99,8 @@ def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settle
     tried = [{"changes": one, "valid": score} for one, score in zip(changes, valid, strict=True)]
     settled = Settled(offered[taken], changes[taken], tried)
     if launch.is_main:
-        say(told(settled.taken, tried))
+        say(told_choice(settled.taken, tried))
     return settled
-
-
-def told(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
-    """One sentence for the console and below the table."""
-    words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
-    scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
-    return f"settings of local training, by validation {METRIC} of one round alone ({scores}): {words}"
 
 
 def keep(settled: Settled, folder: RunFolder) -> None:
@@ -117,7 +111,7 @@ def keep(settled: Settled, folder: RunFolder) -> None:
 
 def alternatives_notes(folder: RunFolder) -> list[str]:
     """What was taken, in a sentence; none where there was no choice."""
-    return [told(**read_json(folder.alternatives))] if folder.alternatives.is_file() else []
+    return [told_choice(**read_json(folder.alternatives))] if folder.alternatives.is_file() else []
 
 
 def as_taken(settings: Settings, folder: RunFolder) -> Settings:

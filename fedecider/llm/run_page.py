@@ -22,7 +22,7 @@ from fedecider.llm.examples import EXAMPLES_FILE
 from fedecider.llm.memory_section import memory_section
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.run_warnings import canary_alarms, canary_score, run_warnings
-from fedecider.llm.run_words import run_opening
+from fedecider.llm.run_words import run_opening, told_choice
 from fedecider.report.analysis_sections import fusion_section
 from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, validation_curves
 from fedecider.report.page import Download, PageTable, Section, write_page
@@ -45,6 +45,7 @@ class RunFiles(NamedTuple):
     cards: dict[str, Any]
     examples: dict[str, Any]
     audit: dict[str, Any]
+    alternatives: dict[str, Any]
 
 
 def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
@@ -118,7 +119,13 @@ def read_files(folder: RunFolder) -> RunFiles:
         _read(folder.communication),
         *(
             _read(path) if path.is_file() else {}
-            for path in (folder.fusion_weights, folder.root / CARDS_FILE, folder.root / EXAMPLES_FILE, folder.audit)
+            for path in (
+                folder.fusion_weights,
+                folder.root / CARDS_FILE,
+                folder.root / EXAMPLES_FILE,
+                folder.audit,
+                folder.alternatives,
+            )
         ),
     )
 
@@ -131,14 +138,17 @@ def _read(path: Path) -> Any:
 
 
 def _run(files: RunFiles) -> list[Section]:
-    config, run = files.record["config"], files.record["config"]["run"]
+    config, run, choice = files.record["config"], files.record["config"]["run"], files.alternatives
+    taken = {**run, **config["training"], **choice.get("taken", {})}
     rows = [
         ("method", files.metrics["method"]),
         ("domains (clients)", ", ".join(files.metrics["domains"])),
         ("rounds", f"{len(files.rounds)}, reported is round {files.metrics['best_round']}"),
         ("participation", f"{run['participation']:.0%} of the clients in a round"),
-        ("local epochs", f"{config['training']['local_epochs']} in a round"),
-        ("learning rate", f"{config['training']['learning_rate']:g}"),
+        ("local epochs", f"{taken['local_epochs']} in a round"),
+        ("learning rate", f"{taken['learning_rate']:g}"),
+        ("adapted layers", taken["lora_targets"]),
+        *([("tried before the rounds", told_choice(**choice))] if choice else []),
         ("LoRA rank", str(run["lora_rank"])),
         ("seed", str(run["seed"])),
         ("decoding", _decoding(files.metrics)),

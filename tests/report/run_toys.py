@@ -39,6 +39,7 @@ CONFIG = {
         "cache": ".cache",
         "participation": 0.5,
         "lora_rank": 4,
+        "lora_targets": "attention",
         "seed": 11,
         "pretrain": {"vocab_size": 77},
     },

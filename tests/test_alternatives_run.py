@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,14 @@ def test_pages_show_what_was_taken(run):
     assert "<td>0.001</td>" in page
     assert "tried before the rounds" in page
     assert "tried before the rounds" not in (run("learns", "plain") / "report.html").read_text()
+
+
+def test_a_run_without_its_choice_is_refused_in_one_sentence(run, tmp_path, capsys):
+    folder = shutil.copytree(run("wrecks", "taken", others=[LAYERS]), tmp_path / "copy")
+    for damage in ("{", None):
+        if damage is None:
+            (folder / "alternatives.json").unlink()
+        else:
+            (folder / "alternatives.json").write_text(damage)
+        assert main(["evaluate", "--run", str(folder)]) == 2
+        assert "alternatives.json" in capsys.readouterr().err

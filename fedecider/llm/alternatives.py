@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.standard_error import clearly_best
@@ -30,6 +29,7 @@ from fedecider.methods.centralised import pooled_recommender
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.cli import from_plain
+from fedecider.running.damage import read_object
 from fedecider.running.launch import Launch
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder
@@ -118,7 +118,7 @@ def as_taken(settings: Settings, folder: RunFolder) -> Settings:
     """The settings of a finished run as they were in its rounds."""
     if not settings.run.alternatives:
         return settings
-    taken = read_json(folder.alternatives)["taken"]
+    taken = read_object(folder.alternatives)["taken"]
     return changed(settings, taken) if taken else choices(settings)[0]
 
 
@@ -137,12 +137,8 @@ def _gains(settings: Settings, foundation: Foundation, launch: Launch) -> dict[s
         if not pools:
             load_student(recommender)
             train_locally(recommender, client, 1)
-        gains[name] = _ranked(recommender.positions(client, "valid"))
+        gains[name] = user_metrics(recommender.positions(client, "valid"))[METRIC].tolist()
     return gains
-
-
-def _ranked(position_U: torch.Tensor) -> list[float]:
-    return user_metrics(position_U)[METRIC].tolist()
 
 
 def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundation, launch: Launch) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def check_privacy(settings: Settings) -> None:
             )
         if getattr(settings.method, "fits_peers", False):
             raise ValueError(
-                "got user_privacy with several peer_shares, expected peer_shares 1: what is sent after the choice "
+                "got user_privacy with several entries of first_fusion, expected one: what is sent after the choice "
                 "would tell of users without noise"
             )
         if config.placement == "data":

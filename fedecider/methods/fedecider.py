@@ -4,8 +4,8 @@ State. Server: one direction per client (K rows). Local, per client: ``alpha`` (
 raw pair at the last upload, ``whole.*`` everything that the model added to the student then, peers included, as one
 pair per layer of the least rank that holds it (`compact`). That is the model before the upload; only the own pair
 leaves. With ``alpha_per module`` the weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row
-i the flags that client i uploaded last, and each client the same flags as ``away`` (K,). With several ``peer_shares``
-``fitted`` () says that a client has taken one.
+i the flags that client i uploaded last, and each client the same flags as ``away`` (K,). With a ``first_fusion``
+other than sum ``fitted`` () says that a client has taken one.
 
 Shape legend: K clients of the run, C clients of a block, M modules.
 """
@@ -37,7 +37,7 @@ from fedecider.lora.adapters import (
 from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
 from fedecider.lora.fusion import client_order, fused_factors, load_fusion, load_plain
 from fedecider.lora.truncation import compact, least_rank, load_factors
-from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.fedecider_config import SUM, FedeciderConfig
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
@@ -79,7 +79,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
             local["alpha"] = local["alpha"][:, None].repeat(1, len(module_names(start)), 1)
         local.update(with_prefix(server, "own"))
         local.update(with_prefix(stack_trees([_whole(recommender, config, start)] * num_clients), "whole"))
-        if config.fits_peers:
+        if config.first_fusions != [SUM]:
             local["fitted"] = torch.zeros(num_clients, dtype=torch.bool)
         if config.skip_below:
             local["away"] = torch.zeros(num_clients, num_clients, dtype=torch.bool)
@@ -221,7 +221,7 @@ def _update(
         **with_prefix(trained.adapters, "own"),
         **with_prefix(_whole(recommender, config, fused_factors(recommender.model)), "whole"),
     }
-    if config.fits_peers:
+    if "fitted" in own:
         new_own["fitted"] = own["fitted"]
     if config.skip_below:
         new_own["away"] = own["away"] if alpha is None else _away(config, own, trained_alpha, directions, client)
@@ -291,28 +291,36 @@ def _started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int
 
 
 def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int) -> Tree:
-    """The local row whose weights of the other clients are those of the first of ``peer_shares``, or of the one that
-    ranks the client's validation items better by two standard errors; chosen once, when there is a first update of
-    another client.
+    """The local row with the weights of the first of ``first_fusion``, or of the one that ranks the client's validation
+    items better by two standard errors; chosen once, when there is a first update of another client.
 
     Directions of the same rows and layers add up to more than any of them meant: four companies of one catalogue with
-    many events a user leave nothing of a model that takes each at the size of the own update.
+    many events a user leave nothing of a model that takes each at the size of the own update. A mean of all is one
+    then.
     """
-    if not config.fits_peers or own["fitted"]:
+    if "fitted" not in own or own["fitted"]:
         return own
     is_peer_K = torch.arange(recommender.num_clients) != client
     if not (update_norms(_received(download.shared, own))[is_peer_K] >= EPSILON).any():
         return own
-    shares = config.share_grid
+    fusions = config.first_fusions
     starts = [
-        {**own, "alpha": torch.where(is_peer_K, own["alpha"] * share, own["alpha"]), "fitted": torch.tensor(True)}
-        for share in shares
+        {**own, "alpha": _fused_start(config, own["alpha"], is_peer_K, one), "fitted": torch.tensor(True)}
+        for one in fusions
     ]
     gains = []
-    for start in starts if len(shares) > 1 else []:
+    for start in starts if len(fusions) > 1 else []:
         _load_broadcast(recommender, config, download, start, client)
         gains.append([user_metrics(recommender.positions(client, "valid"))["ndcg@10"].numpy()])
     return starts[clearly_best(gains, errors=2.0)]
+
+
+def _fused_start(config: FedeciderConfig, alpha: Tensor, is_peer_K: Tensor, fusion: float | str) -> Tensor:
+    """``alpha`` as `_started` made it, or a client's way from itself (0) to the mean of all (1)."""
+    if isinstance(fusion, str):
+        return alpha
+    share = fusion / len(is_peer_K)
+    return alpha * torch.where(is_peer_K, share / config.alpha_peers, 1.0 - share * (len(is_peer_K) - 1))
 
 
 def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:

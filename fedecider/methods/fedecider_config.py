@@ -9,6 +9,8 @@ from fedecider.bounds import NotNegative, above, check, shares_of
 
 AUTO = "auto"
 """``alpha_init`` by which a client's weights start from the norm of its first own update."""
+SUM = "sum"
+"""``first_fusion`` that leaves the start of the weights as it is."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,11 @@ class FedeciderConfig:
             (paper: 2); auto: the own weight is the norm of the client's first own update, so that the first broadcast
             leaves the own part as large as it was, and the others are alpha_peers times that.
         alpha_peers: With alpha_init auto, the start of the weights of the other clients as a share of the own norm.
-        peer_shares: Shares of that start of the other clients' weights, separated by commas: when their directions
-            first reach a client it takes the first, or the one that ranks its own validation items better by two
-            standard errors.
+        first_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they first
+            reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from 0 to 1:
+            1 - t (K - 1) / K of the own update and t / K of its norm for each of the others, so that 0 is the client
+            alone and 1 the mean of all K. Of several, separated by commas, the first; or the one that ranks the
+            client's own validation items better by two standard errors.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         train_alpha: If false, the fusion weights stay where they started.
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
@@ -42,7 +46,7 @@ class FedeciderConfig:
 
     alpha_init: float | Literal["auto"] = 2.0
     alpha_peers: NotNegative = 0.0
-    peer_shares: str = "1"
+    first_fusion: str = "sum"
     alpha_learning_rate: Annotated[float, above(0, hint="train_alpha false keeps the weights fixed")] = 1e-3
     train_alpha: bool = True
     alpha_per: Literal["client", "module"] = "client"
@@ -73,10 +77,10 @@ class FedeciderConfig:
                 f"got alpha_peers {self.alpha_peers} with alpha_init {self.alpha_init}, which is the start of every "
                 "weight; set alpha_init auto, or drop alpha_peers"
             )
-        if self.fits_peers and not self.alpha_peers:
+        if self.first_fusions != [SUM] and not self.alpha_peers:
             raise ValueError(
-                f"got peer_shares {self.peer_shares} with alpha_peers 0, of which every share is 0; set alpha_peers, "
-                "or peer_shares 1"
+                f"got first_fusion {self.first_fusion} with alpha_peers 0, expected alpha_init auto and alpha_peers "
+                "above 0"
             )
         if self.skip_below and not self.learns_alpha:
             raise ValueError(
@@ -95,14 +99,18 @@ class FedeciderConfig:
         return self.alpha_init == AUTO
 
     @property
-    def share_grid(self) -> list[float]:
-        """As they are tried."""
-        return shares_of(self.peer_shares, "peer_shares")
+    def first_fusions(self) -> list[float | str]:
+        """As they are tried: `SUM`, and numbers from 0 to 1."""
+        words = [word.strip() for word in self.first_fusion.split(",")]
+        numbers = shares_of(",".join(word for word in words if word != SUM) or "0", "first_fusion")
+        if words.count(SUM) > 1:
+            raise ValueError(f"got first_fusion {self.first_fusion!r}, expected different entries")
+        return [SUM if word == SUM else numbers.pop(0) for word in words]
 
     @property
     def fits_peers(self) -> bool:
         """Whether a client looks at its validation items before it takes in the others' directions."""
-        return self.share_grid != [1.0]
+        return len(self.first_fusions) > 1
 
     @property
     def learns_alpha(self) -> bool:

@@ -162,55 +162,80 @@ def test_a_refused_first_update_is_followed_by_another_first_one():
     assert float(new_own["alpha"][0, 1]) == pytest.approx(logs[0]["norm_geometric_mean"])
 
 
-def liking(recommender, share):
-    """``recommender`` whose validation users, ten a client, have their items in front where the weights of the others
-    are ``share`` of their start, and nowhere else."""
+def liking(recommender, own_weight):
+    """``recommender`` whose validation users, ten a client, have their items in front where the own weight is
+    ``own_weight`` of the own norm, and nowhere else."""
 
     def positions(client: int, split: str) -> torch.Tensor:
         bank = next(iter(fused_layers(recommender.model).values())).bank
-        own, peer = (1.0, 7.0) if bank is None else bank.alpha[:2].tolist()  # plain before the first broadcast
-        liked = peer == pytest.approx(0.25 * share * own, abs=1e-6)
+        own = -1.0 if bank is None else float(bank.alpha.detach()[0])  # plain before the first broadcast
+        liked = own == pytest.approx(own_weight * norms[client], rel=1e-4)
+        assert split == "valid"
         return torch.full((10,), 0 if liked else 50) + torch.arange(10) % 2
 
+    start, _ = run(build(**AUTO), 3, 1)
+    norms = start.local["alpha"].diagonal().tolist()
     return recommender._replace(positions=positions)
 
 
 FROZEN = {**AUTO, "alpha_peers": 0.25, "train_alpha": False}
-SHARES = "1,0.5,0.1,0"
+FUSIONS = "sum,1,0.5,0"
 
 
-@pytest.mark.parametrize("share", [0.5, 0.0])
-def test_a_client_takes_in_as_much_of_the_others_as_its_validation_items_clearly_like(share):
-    state, _ = run(build(liking(toy_recommender(), share), **FROZEN, peer_shares=SHARES), 3, 3)
+@pytest.mark.parametrize(
+    ("share", "own_weight", "peer_weight"), [(1.0, 1 / 3, 1 / 3), (0.5, 2 / 3, 1 / 6), (0.0, 1.0, 0.0)]
+)
+def test_a_client_goes_as_far_to_the_mean_as_its_validation_items_clearly_like(share, own_weight, peer_weight):
+    """Weights of three clients by hand, in units of the own norm."""
+    recommender = liking(toy_recommender(), own_weight)
+    if share == 0.0:  # the sum has the own weight 1 as well and would be liked first
+        recommender = recommender._replace(positions=_likes_no_peers(recommender))
+    state, _ = run(build(recommender, **FROZEN, first_fusion=FUSIONS), 3, 3)
     start, _ = run(build(**FROZEN), 3, 1)
-    peers = ~torch.eye(3, dtype=torch.bool)
-    torch.testing.assert_close(state.local["alpha"][peers], share * start.local["alpha"][peers])
-    assert torch.equal(state.local["alpha"][~peers], start.local["alpha"][~peers])
+    norm_K1 = start.local["alpha"].diagonal()[:, None]
+    expected = torch.full((3, 3), peer_weight).fill_diagonal_(own_weight)
+    torch.testing.assert_close(state.local["alpha"], expected * norm_K1)
     assert state.local["fitted"].all()
 
 
-def test_where_nothing_is_clearly_better_the_first_share_stays():
-    tried, _ = run(build(liking(toy_recommender(), 9.0), **AUTO, alpha_peers=0.25, peer_shares=SHARES), 3, 3)
+def _likes_no_peers(recommender):
+    def positions(client: int, split: str) -> torch.Tensor:
+        bank = next(iter(fused_layers(recommender.model).values())).bank
+        liked = bank is not None and not bank.alpha[1:].any()
+        return torch.full((10,), 0 if liked else 50) + torch.arange(10) % 2
+
+    return positions
+
+
+def test_where_nothing_is_clearly_better_the_first_entry_stays():
+    tried, _ = run(build(liking(toy_recommender(), 9.0), **AUTO, alpha_peers=0.25, first_fusion=FUSIONS), 3, 3)
     plain, _ = run(build(**AUTO, alpha_peers=0.25), 3, 3)
     assert same(tried.server, plain.server)
     assert torch.equal(tried.local["alpha"], plain.local["alpha"])
 
 
-def test_one_share_is_taken_unseen():
-    half, _ = run(build(**AUTO, alpha_peers=0.25, peer_shares="0.5"), 3, 3)
-    less, _ = run(build(**AUTO, alpha_peers=0.125), 3, 3)
-    assert same(half.server, less.server)
+def test_one_entry_is_taken_unseen():
+    """The mean: the raw own pair a third, and of the others four thirds of what a quarter of the own norm is."""
+    state, _ = run(build(**FROZEN, alpha_per="module", own_slot="raw", first_fusion="1"), 3, 3)
+    start, _ = run(build(**FROZEN, alpha_per="module", own_slot="raw"), 3, 1)
+    for client in range(3):
+        others = [peer for peer in range(3) if peer != client]
+        own_M = state.local["alpha"][client][:, client]
+        torch.testing.assert_close(own_M, torch.full_like(own_M, 1 / 3))
+        torch.testing.assert_close(
+            state.local["alpha"][client][:, others], start.local["alpha"][client][:, others] * 4 / 3
+        )
 
 
 def test_nobody_chooses_before_another_client_has_trained():
-    method = build(**FROZEN, peer_shares=SHARES)
+    method = build(**FROZEN, first_fusion=FUSIONS)
     before, _ = run(method, 1, 2)  # client 0 alone, twice
     assert not before.local["fitted"].any()
 
 
 VARIANTS = [
     {"alpha_peers": 0.25, "skip_below": 0.02},
-    {"alpha_peers": 0.25, "peer_shares": SHARES},
+    {"alpha_peers": 0.25, "first_fusion": FUSIONS},
     slow({"alpha_peers": 0.25}),
     slow({"alpha_per": "module", "normalize_at": "client"}),
     slow({"own_slot": "absorb", "alpha_per": "module", "alpha_peers": 0.25}),
@@ -278,9 +303,10 @@ def test_the_curve_of_the_weights_begins_with_the_client_alone():
         ({"alpha_init": float("inf")}, "got alpha_init inf"),
         ({"alpha_peers": 0.1}, "got alpha_peers 0.1 with alpha_init 2.0"),
         ({**AUTO, "alpha_peers": -0.1}, "got alpha_peers -0.1"),
-        ({**AUTO, "peer_shares": "1,0"}, "got peer_shares 1,0 with alpha_peers 0"),
-        ({**AUTO, "alpha_peers": 1.0, "peer_shares": "1,2"}, "got peer_shares '1,2', expected different numbers"),
-        ({**AUTO, "alpha_peers": 1.0, "peer_shares": "half"}, "got peer_shares 'half'"),
+        ({**AUTO, "first_fusion": "1,0"}, "got first_fusion 1,0 with alpha_peers 0"),
+        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "1,2"}, "got first_fusion '1,2', expected different numbers"),
+        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "half"}, "got first_fusion 'half'"),
+        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "sum,0,sum"}, "got first_fusion 'sum,0,sum'"),
         ({**AUTO, "ablation": "wo_per"}, "got alpha_init auto with wo_per"),
         ({**AUTO, "ablation": "wo_decomp"}, "got alpha_init auto with wo_decomp"),
         ({**AUTO, "ablation": "wo_sep", "sep_factors": "normalized"}, "got alpha_init auto with wo_sep"),

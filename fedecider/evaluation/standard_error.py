@@ -26,11 +26,23 @@ def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray
     return bool(mean > errors * np.sqrt(variance))
 
 
-def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]], errors: float = 1.0) -> int:
+def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
     """Number of the best of N choices by their mean over clients, among those that are `clearly_above` the first.
 
-    The first is what is taken where nothing speaks against it: 0 where no other is clearly above it. Where many choose
-    among several, two ``errors`` keep chance out: with one, every sixth comparison of equals moves something.
+    The first is what is taken where nothing speaks against it: 0 where no other is clearly above it.
     """
-    clear = [number for number in range(1, len(gain_NKU)) if clearly_above(gain_NKU[number], gain_NKU[0], errors)]
+    clear = [number for number in range(1, len(gain_NKU)) if clearly_above(gain_NKU[number], gain_NKU[0])]
     return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gain_NKU[number]]), default=0)
+
+
+def first_not_beaten(gain_NKU: Sequence[Sequence[np.ndarray]], errors: float) -> int:
+    """Number of the choice that is left when each of N, in order of preference, gives way to a later one only where
+    that is `clearly_above` it.
+
+    For many who choose among several, with two ``errors``: with one, every sixth comparison of equals moves something.
+    """
+    held = 0
+    for number in range(1, len(gain_NKU)):
+        if clearly_above(gain_NKU[number], gain_NKU[held], errors):
+            held = number
+    return held

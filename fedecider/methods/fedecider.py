@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.standard_error import clearly_best
+from fedecider.evaluation.standard_error import first_not_beaten
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import only_rows, take_row
@@ -291,8 +291,8 @@ def _started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int
 
 
 def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int) -> Tree:
-    """The local row with the weights of the first of ``first_fusion``, or of the one that ranks the client's validation
-    items better by two standard errors; chosen once, when there is a first update of another client.
+    """The local row as the first entry of ``first_fusion`` makes it, or the one to which it gives way on the client's
+    validation items (`first_not_beaten`); chosen once, when there is a first update of another client.
 
     Directions of the same rows and layers add up to more than any of them meant: four companies of one catalogue with
     many events a user leave nothing of a model that takes each at the size of the own update. A mean of all is one
@@ -303,24 +303,33 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     is_peer_K = torch.arange(recommender.num_clients) != client
     if not (update_norms(_received(download.shared, own))[is_peer_K] >= EPSILON).any():
         return own
-    fusions = config.first_fusions
     starts = [
-        {**own, "alpha": _fused_start(config, own["alpha"], is_peer_K, one), "fitted": torch.tensor(True)}
-        for one in fusions
+        {**_fused_start(config, own, is_peer_K, one), "fitted": torch.tensor(True)} for one in config.first_fusions
     ]
     gains = []
-    for start in starts if len(fusions) > 1 else []:
+    for start in starts if len(starts) > 1 else []:
         _load_broadcast(recommender, config, download, start, client)
         gains.append([user_metrics(recommender.positions(client, "valid"))["ndcg@10"].numpy()])
-    return starts[clearly_best(gains, errors=2.0)]
+    return starts[first_not_beaten(gains, errors=2.0)]
 
 
-def _fused_start(config: FedeciderConfig, alpha: Tensor, is_peer_K: Tensor, fusion: float | str) -> Tensor:
-    """``alpha`` as `_started` made it, or a client's way from itself (0) to the mean of all (1)."""
+def _fused_start(config: FedeciderConfig, own: Tree, is_peer_K: Tensor, fusion: float | str) -> Tree:
+    """The local row ``own`` as `_started` made it, or on its way from the client alone (0) to the mean of all (1).
+
+    The own part of a mean is smaller. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
+    """
     if isinstance(fusion, str):
-        return alpha
-    share = fusion / len(is_peer_K)
-    return alpha * torch.where(is_peer_K, share / config.alpha_peers, 1.0 - share * (len(is_peer_K) - 1))
+        return own
+    num_clients = len(is_peer_K)
+    share, kept = fusion / num_clients, 1.0 - fusion * (num_clients - 1) / num_clients
+    raw = config.own_slot == "raw"
+    alpha = own["alpha"] * torch.where(is_peer_K, share / config.alpha_peers, 1.0 if raw else kept)
+    pairs = {key: tensor * kept for key, tensor in own.items() if raw and _is_own_b(key)}
+    return {**own, **pairs, "alpha": alpha}
+
+
+def _is_own_b(key: str) -> bool:
+    return key.startswith("own.") and key.endswith(".lora_b")
 
 
 def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:

@@ -25,8 +25,8 @@ class FedeciderConfig:
         first_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they first
             reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from 0 to 1:
             1 - t (K - 1) / K of the own update and t / K of its norm for each of the others, so that 0 is the client
-            alone and 1 the mean of all K. Of several, separated by commas, the first; or the one that ranks the
-            client's own validation items better by two standard errors.
+            alone and 1 the mean of all K. Several, separated by commas, stand in order of preference: one gives way to
+            a later one that ranks the client's own validation items better by two standard errors.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         train_alpha: If false, the fusion weights stay where they started.
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all

@@ -12,7 +12,7 @@ from fedecider.llm.results import fusion_over_rounds
 from fedecider.lora.adapters import module_names, without_prefix
 from fedecider.lora.directions import geometric_mean_norm, update_norms
 from fedecider.lora.fusion import fused_factors, fused_layers, load_plain
-from fedecider.methods.fedecider import FUSION_WEIGHTS, _started, fedecider, load_view
+from fedecider.methods.fedecider import FUSION_WEIGHTS, _fitted, _started, fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
@@ -215,16 +215,19 @@ def test_where_nothing_is_clearly_better_the_first_entry_stays():
 
 
 def test_one_entry_is_taken_unseen():
-    """The mean: the raw own pair a third, and of the others four thirds of what a quarter of the own norm is."""
-    state, _ = run(build(**FROZEN, alpha_per="module", own_slot="raw", first_fusion="1"), 3, 3)
-    start, _ = run(build(**FROZEN, alpha_per="module", own_slot="raw"), 3, 1)
-    for client in range(3):
-        others = [peer for peer in range(3) if peer != client]
-        own_M = state.local["alpha"][client][:, client]
-        torch.testing.assert_close(own_M, torch.full_like(own_M, 1 / 3))
-        torch.testing.assert_close(
-            state.local["alpha"][client][:, others], start.local["alpha"][client][:, others] * 4 / 3
-        )
+    """The mean by hand: a third of the raw own update, a third of the own norm for the others, layer by layer."""
+    config = FedeciderConfig(**FROZEN, alpha_per="module", own_slot="raw", first_fusion="1")
+    recommender = toy_recommender()
+    before, _ = run(fedecider(recommender, config), 3, 1)
+    own = take_row(before.local, 1)
+    fitted = _fitted(recommender, config, Download(before.server), own, 1)
+    load_view(recommender, config, "post_broadcast", Download(before.server), fitted, 1)
+    found, norm_M = fused_factors(recommender.model), update_norms(without_prefix(before.local, "own"))[1]
+    for norm, name in zip(norm_M, module_names(found), strict=True):
+        products = before.server[f"{name}.lora_b"] @ before.server[f"{name}.lora_a"]  # of norm 1
+        mean = float(norm) * products.sum(0) / 3
+        torch.testing.assert_close(found[f"{name}.lora_b"] @ found[f"{name}.lora_a"], mean, rtol=1e-4, atol=1e-6)
+    assert torch.equal(fitted["alpha"][:, 1], torch.ones(len(norm_M)))  # the pair itself is smaller
 
 
 def test_nobody_chooses_before_another_client_has_trained():

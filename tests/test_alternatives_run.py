@@ -11,6 +11,7 @@ import yaml
 from small_runs import decoder_settings
 
 from fedecider.commands.main import main
+from fedecider.commands.tune import main as tune
 from fedecider.deployment.project import check_deployable
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import read_json, read_records
@@ -129,6 +130,9 @@ def test_what_may_not_choose(folder, monkeypatch):
         check_deployable(parse_settings("", words))
     with pytest.raises(ValueError, match="got user_privacy with alternatives"):
         check_privacy(parse_settings("", [*words, "--user_privacy.clip", "1"]))
+    words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--first_fusion", "sum,1"]
+    with pytest.raises(ValueError, match="got user_privacy with several entries of first_fusion"):
+        check_privacy(parse_settings("", words))
 
 
 def test_pages_show_what_was_taken(run):
@@ -147,3 +151,21 @@ def test_a_run_without_its_choice_is_refused_in_one_sentence(run, tmp_path, caps
             (folder / "alternatives.json").write_text(damage)
         assert main(["evaluate", "--run", str(folder)]) == 2
         assert "alternatives.json" in capsys.readouterr().err
+
+
+def test_a_search_tries_what_a_run_would_take(run):
+    taken = run("wrecks", "taken", others=[LAYERS])
+    words = [
+        "--config",
+        "wrecks.yaml",
+        "--trials",
+        "1",
+        "--output",
+        "runs/search",
+        "--alternatives",
+        json.dumps([LAYERS]),
+    ]
+    assert tune(words) == 0
+    lines = [json.loads(line) for line in Path("runs/search/journal.jsonl").read_text().splitlines()]
+    (score,) = [line["value"] for line in lines if "user_attrs" in line]
+    assert score == read_json(taken / "metrics.json")["best_valid_ndcg@10"]

@@ -87,11 +87,29 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
     ``<D_i, D_j> = sum((A_i A_j^T) * (B_i^T B_j))``. Pairs without a commonly trained module get 0.
     """
     others = adapters if others is None else others
-    names = module_names(adapters)
-    cosine_MCC = torch.stack([_module_cosines(adapters, others, name) for name in names])
+    cosine_MCC, both_MCC = module_cosines(adapters, others)
+    return cosine_MCC.sum(0) / both_MCC.sum(0).clamp(min=1)
+
+
+def module_cosines(adapters: Tree, others: Tree) -> tuple[Tensor, Tensor]:
+    """(M, C, C') float64 cosines module by module, 0 where one of the two is untrained, and bool where neither is."""
+    cosine_MCC = torch.stack([_module_cosines(adapters, others, name) for name in module_names(adapters)])
     trained_MC, others_MC = update_norms(adapters).T >= EPSILON, update_norms(others).T >= EPSILON
     both_MCC = trained_MC[:, :, None] & others_MC[:, None, :]
-    return torch.where(both_MCC, cosine_MCC, 0.0).sum(0) / both_MCC.sum(0).clamp(min=1)
+    return torch.where(both_MCC, cosine_MCC, 0.0), both_MCC
+
+
+def projection_weights(directions: Tree, ridge: float = 0.01) -> Tensor:
+    """(M, K) weights ``w`` of a sum of K unit directions whose component along each of them is 1: ``G w = 1``.
+
+    ``G`` (K, K) are the cosines of a module's directions, ``ridge`` is added to its diagonal of 1, and no weight is
+    below 0. Directions that say different things get 1 each, their sum; K that say the same get 1 / K each, their mean;
+    with a cosine of c between every two of them 1 / (1 + (K - 1) c). An untrained one gets 1 and changes nothing.
+    """
+    gram_MKK = module_cosines(directions, directions)[0]
+    identity = torch.eye(gram_MKK.shape[-1], dtype=gram_MKK.dtype)
+    gram_MKK = torch.where(identity.bool(), 1.0, gram_MKK) + ridge * identity
+    return torch.linalg.solve(gram_MKK, (1.0 + ridge) * gram_MKK.new_ones(gram_MKK.shape[:-1])).clamp(min=0.0)
 
 
 def thin_svd(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,9 +44,12 @@ class Bank(NamedTuple):
     """At most one: outputs that were asked for again and again, and the peers' rows there (`peer_rows`)."""
     whole: dict[tuple[int, ...], Tensor]
     """At most one: the dense update, by versions of what it was made of (`FusedLinear.dense_update`)."""
+    num_merged: int = 0
+    """The last of the P slots that are no peers, but a part of the model: their weight is 1 and does not learn."""
 
     def weight_S(self) -> Tensor:
-        return self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
+        weights = self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
+        return F.pad(weights, (0, self.num_merged), value=1.0) if self.num_merged else weights
 
     @torch.no_grad()
     def peer_rows(self, token_ids: Tensor, rank: int) -> Tensor:
@@ -248,14 +251,16 @@ def load_fusion(
     alpha_K: Tensor,
     *,
     own_pair: Tree | None = None,
+    merged: Tree | None = None,
     train_alpha: bool = True,
     separate: bool = True,
 ) -> nn.Parameter:
     """Put client ``own``'s fusion into ``model`` and return the shared fusion weights, in slot order.
 
     ``directions`` holds K rows; row ``own`` (or ``own_pair`` when given) becomes the trainable pair, the others the
-    frozen bank. ``alpha_K`` is (K,), or (M, K) for one row per layer in sorted order. Weights and bank live on the
-    device of the layers; hand the returned parameter to the optimiser beside the LoRA parameters.
+    frozen bank. ``alpha_K`` is (K,), or (M, K) for one row per layer in sorted order. ``merged`` is one frozen pair per
+    layer, of any common rank, that is added as it is. Weights and bank live on the device of the layers; hand the
+    returned parameter to the optimiser beside the LoRA parameters.
     """
     layers = fused_layers(model)
     num_clients = alpha_K.shape[-1]
@@ -273,16 +278,28 @@ def load_fusion(
         if own_pair is not None:
             source_a, source_b = own_pair[f"{name}.lora_a"], own_pair[f"{name}.lora_b"]
         _write_pair(layer, source_a, source_b)
+        peer_a, peer_b, num_merged = stacked_a[peers], stacked_b[peers], 0
+        if merged is not None:
+            merged_a, merged_b = slots_of_rank(len(source_a), merged[f"{name}.lora_a"], merged[f"{name}.lora_b"])
+            peer_a, peer_b, num_merged = torch.cat([peer_a, merged_a]), torch.cat([peer_b, merged_b]), len(merged_a)
         layer.bank = Bank(
-            peer_a=stacked_a[peers].flatten(0, 1).to(device, torch.float32),
-            peer_bt=_peer_outputs(stacked_b[peers].to(device, torch.float32), layer.by_rows),
+            peer_a=peer_a.flatten(0, 1).to(device, torch.float32),
+            peer_bt=_peer_outputs(peer_b.to(device, torch.float32), layer.by_rows),
             alpha=alpha,
             row=row,
             separate=separate,
             kept=[],
             whole={},
+            num_merged=num_merged,
         )
     return alpha
+
+
+def slots_of_rank(rank: int, factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor]:
+    """A pair of any rank T, (T, I) and (O, T), as S = ceil(T / R) slots of rank R with zeros: (S, R, I), (S, O, R)."""
+    missing = -len(factor_a) % rank
+    padded_a, padded_bt = (F.pad(factor, (0, 0, 0, missing)) for factor in (factor_a, factor_b.t()))
+    return padded_a.unflatten(0, (-1, rank)), padded_bt.unflatten(0, (-1, rank)).transpose(1, 2)
 
 
 def _peer_outputs(peer_b: Tensor, by_rows: bool) -> Tensor:
@@ -313,6 +330,8 @@ def scale_update(model: nn.Module, share: float) -> None:
             layer.own_pair()[1].mul_(share)
         else:  # a product of sums has every weight twice
             alphas[id(layer.bank.alpha)] = (layer.bank.alpha, share if layer.bank.separate else share**0.5)
+            merged = layer.bank.num_merged * len(layer.own_pair()[0])
+            layer.bank.peer_bt[len(layer.bank.peer_bt) - merged :].mul_(share)
     for alpha, factor in alphas.values():
         alpha.mul_(factor)
 
@@ -325,6 +344,22 @@ def fused_factors(model: nn.Module) -> Tree:
         tree[f"{name}.lora_a"] = factor_a.cpu().contiguous()
         tree[f"{name}.lora_b"] = factor_b.cpu().contiguous()
     return tree
+
+
+def frozen_factors(model: nn.Module) -> Tree:
+    """What the loaded model adds beside its own pair, as one LoRA pair per layer (rank P*r), on CPU."""
+    tree: Tree = {}
+    for name, layer in fused_layers(model).items():
+        rank = len(layer.own_pair()[0])
+        factor_a, factor_b = layer.factors()
+        tree[f"{name}.lora_a"] = factor_a[rank:].cpu().contiguous()
+        tree[f"{name}.lora_b"] = factor_b[:, rank:].cpu().contiguous()
+    return tree
+
+
+def joined(left: Tree, right: Tree) -> Tree:
+    """The sum of two updates, one pair per layer each, as one pair of both ranks together."""
+    return {key: torch.cat([left[key], right[key]], 0 if key.endswith(".lora_a") else 1) for key in left}
 
 
 def slot_order(alpha_K: Tensor, own: int) -> Tensor:

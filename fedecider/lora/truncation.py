@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedecider.federation.method import Tree
 from fedecider.lora.adapters import Shapes, module_names
 from fedecider.lora.directions import thin_svd
-from fedecider.lora.fusion import fused_factors, fused_layers, load_fusion
+from fedecider.lora.fusion import fused_factors, fused_layers, load_fusion, slots_of_rank
 
 
 class Truncated(NamedTuple):
@@ -113,12 +113,8 @@ def load_factors(model: nn.Module, factors: Tree) -> None:
     """Put one pair per layer of any common rank T into ``model``: as ``ceil(T / r)`` slots of weight 1, zero-padded."""
     rank = next(iter(fused_layers(model).values())).own_pair()[0].shape[0]
     slots: Tree = {}
-    num_slots = 0
     for name in module_names(factors):
-        factor_a, factor_bt = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"].t()
-        num_slots = -(-len(factor_a) // rank)
-        missing = num_slots * rank - len(factor_a)
-        padded_a, padded_bt = (nn.functional.pad(factor, (0, 0, 0, missing)) for factor in (factor_a, factor_bt))
-        slots[f"{name}.lora_a"] = padded_a.view(num_slots, rank, -1)
-        slots[f"{name}.lora_b"] = padded_bt.view(num_slots, rank, -1).transpose(1, 2)
+        pair = slots_of_rank(rank, factors[f"{name}.lora_a"], factors[f"{name}.lora_b"])
+        slots[f"{name}.lora_a"], slots[f"{name}.lora_b"] = pair
+    num_slots = len(next(iter(slots.values())))
     load_fusion(model, slots, 0, torch.ones(num_slots), train_alpha=False)

@@ -5,13 +5,15 @@ raw pair at the last upload, ``whole.*`` everything that the model added to the 
 pair per layer of the least rank that holds it (`compact`). That is the model before the upload; only the own pair
 leaves. With ``alpha_per module`` the weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row
 i the flags that client i uploaded last, and each client the same flags as ``away`` (K,). With a ``first_fusion``
-other than sum ``fitted`` () says that a client has taken one.
+other than sum ``fitted`` () is the number of the entry that a client has taken, -1 before. With ``merge`` every client
+keeps ``merged.*``, what its model holds below the own pair and the directions, as one pair per layer.
 
 Shape legend: K clients of the run, C clients of a block, M modules.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -34,8 +36,15 @@ from fedecider.lora.adapters import (
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
-from fedecider.lora.fusion import client_order, fused_factors, load_fusion, load_plain
+from fedecider.lora.directions import (
+    EPSILON,
+    cosine_matrix,
+    geometric_mean_norm,
+    normalise,
+    projection_weights,
+    update_norms,
+)
+from fedecider.lora.fusion import client_order, frozen_factors, fused_factors, joined, load_fusion, load_plain
 from fedecider.lora.truncation import compact, least_rank, load_factors
 from fedecider.methods.fedecider_config import SUM, FedeciderConfig
 from fedecider.methods.fusion_weights import FusionWeights
@@ -80,7 +89,9 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         local.update(with_prefix(server, "own"))
         local.update(with_prefix(stack_trees([_whole(recommender, config, start)] * num_clients), "whole"))
         if config.first_fusions != [SUM]:
-            local["fitted"] = torch.zeros(num_clients, dtype=torch.bool)
+            local["fitted"] = torch.full((num_clients,), -1)
+        if config.merge:
+            local.update(with_prefix(stack_trees([_whole(recommender, config, start)] * num_clients), "merged"))
         if config.skip_below:
             local["away"] = torch.zeros(num_clients, num_clients, dtype=torch.bool)
             server[UNWANTED] = local["away"].to(torch.uint8)
@@ -104,9 +115,11 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         return Upload(block.clients, torch.ones(len(rows)), stack_trees(pairs)), stack_trees(rows), logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        directions = {key: tensor.clone() for key, tensor in server.items()}
+        directions = {
+            key: torch.zeros_like(tensor) if config.merge else tensor.clone() for key, tensor in server.items()
+        }
         for upload in uploads:
-            kept_C = finite_clients(upload)  # the others keep their last direction
+            kept_C = finite_clients(upload)
             if not kept_C.any():
                 continue
             pairs = {key: tensor[kept_C] for key, tensor in upload.tensors.items()}
@@ -147,19 +160,24 @@ def load_view(
     if view == "pre_upload":
         load_factors(recommender.model, without_prefix(own, "whole"))
     else:
-        _load_broadcast(recommender, config, download, own, client)
+        _load_broadcast(recommender, config, download, _fitted(recommender, config, download, own, client), client)
 
 
 def _load_broadcast(
     recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int
 ) -> nn.Parameter:
     """Load client ``client``'s fusion of what the server sent and return its weights in slot order."""
+    own_pair, merged = without_prefix(own, "own") if config.own_slot == "raw" else None, None
+    if config.merge:  # the own pair too, below a new one
+        merged = joined(without_prefix(own, "merged"), without_prefix(own, "own"))
+        own_pair = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
     return load_fusion(
         recommender.model,
         _received(download.shared, own),
         client,
         own["alpha"],
-        own_pair=without_prefix(own, "own") if config.own_slot == "raw" else None,
+        own_pair=own_pair,
+        merged=merged,
         train_alpha=config.learns_alpha,
         separate=config.ablation != "wo_sep",
     )
@@ -167,8 +185,9 @@ def _load_broadcast(
 
 def _whole(recommender: ClientModels, config: FedeciderConfig, factors: Tree) -> Tree:
     """``factors`` in the shapes that the local state has for a whole update, whatever the round."""
+    shapes = adapter_shapes(recommender.model)
     num_slots = 1 if config.ablation == "wo_sep" else recommender.num_clients
-    return compact(factors, least_rank(adapter_shapes(recommender.model), num_slots))
+    return compact(factors, least_rank(shapes, sys.maxsize if config.merge else num_slots))
 
 
 def fusion_weights(local: Tree) -> Tensor:
@@ -212,7 +231,7 @@ def _update(
     stacked = stack_trees([trained.adapters])
     norm_M = update_norms(stacked)[0]
     next_alpha = trained_alpha.clone()
-    if starts:
+    if starts or config.merge:
         next_alpha = _started(config, trained_alpha, norm_M, client)
     elif config.own_slot == "absorb":
         next_alpha = _absorbed(trained_alpha, norm_M, client)
@@ -221,6 +240,9 @@ def _update(
         **with_prefix(trained.adapters, "own"),
         **with_prefix(_whole(recommender, config, fused_factors(recommender.model)), "whole"),
     }
+    if config.merge:
+        before = without_prefix(own, "merged") if alpha is None else frozen_factors(recommender.model)
+        new_own.update(with_prefix(_whole(recommender, config, before), "merged"))
     if "fitted" in own:
         new_own["fitted"] = own["fitted"]
     if config.skip_below:
@@ -292,19 +314,23 @@ def _started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int
 
 def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int) -> Tree:
     """The local row as the first entry of ``first_fusion`` makes it, or the one to which it gives way on the client's
-    validation items (`first_not_beaten`); chosen once, when there is a first update of another client.
+    validation items (`first_not_beaten`).
 
-    Directions of the same rows and layers add up to more than any of them meant: four companies of one catalogue with
-    many events a user leave nothing of a model that takes each at the size of the own update. A mean of all is one
-    then.
+    Chosen once, when there is a first update of another client; with ``merge`` at every broadcast that brings one, and
+    the entry taken last stands first then. Directions of the same rows and layers add up to more than any of them
+    meant: four companies of one catalogue with many events a user leave nothing of a model that takes each at the size
+    of the own update.
     """
-    if "fitted" not in own or own["fitted"]:
+    if "fitted" not in own or (own["fitted"] >= 0 and not config.merge):
         return own
+    received = _received(download.shared, own)
     is_peer_K = torch.arange(recommender.num_clients) != client
-    if not (update_norms(_received(download.shared, own))[is_peer_K] >= EPSILON).any():
+    if not (update_norms(received)[is_peer_K] >= EPSILON).any():
         return own
+    places = sorted(range(len(config.first_fusions)), key=lambda place: (place != own["fitted"], place))
     starts = [
-        {**_fused_start(config, own, is_peer_K, one), "fitted": torch.tensor(True)} for one in config.first_fusions
+        {**_fused_start(config, own, received, client, config.first_fusions[place]), "fitted": torch.tensor(place)}
+        for place in places
     ]
     gains = []
     for start in starts if len(starts) > 1 else []:
@@ -313,23 +339,32 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     return starts[first_not_beaten(gains, errors=2.0)]
 
 
-def _fused_start(config: FedeciderConfig, own: Tree, is_peer_K: Tensor, fusion: float | str) -> Tree:
-    """The local row ``own`` as `_started` made it, or on its way from the client alone (0) to the mean of all (1).
+def _fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int, fusion: float | str) -> Tree:
+    """The local row ``own`` as `_started` made it, with weights that are an entry of ``first_fusion``.
 
-    The own part of a mean is smaller. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
+    The own part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
     """
-    if isinstance(fusion, str):
+    if fusion == SUM:
         return own
-    num_clients = len(is_peer_K)
-    share, kept = fusion / num_clients, 1.0 - fusion * (num_clients - 1) / num_clients
-    raw = config.own_slot == "raw"
-    alpha = own["alpha"] * torch.where(is_peer_K, share / config.alpha_peers, 1.0 if raw else kept)
-    pairs = {key: tensor * kept for key, tensor in own.items() if raw and _is_own_b(key)}
-    return {**own, **pairs, "alpha": alpha}
-
-
-def _is_own_b(key: str) -> bool:
-    return key.startswith("own.") and key.endswith(".lora_b")
+    alpha, pair = own["alpha"], without_prefix(own, "own")
+    if isinstance(fusion, str):
+        pairs_K = {
+            key: torch.cat([all_K[:client], pair[key][None], all_K[client + 1 :]]) for key, all_K in received.items()
+        }
+        share_MK = projection_weights(pairs_K).to(alpha)
+    else:
+        num_clients = alpha.shape[-1]
+        share_MK = alpha.new_full((len(module_names(pair)), num_clients), fusion / num_clients)
+        share_MK[:, client] = 1.0 - fusion * (num_clients - 1) / num_clients
+    if alpha.dim() == 1:
+        share_MK = share_MK.mean(0, keepdim=True).expand_as(share_MK)
+    factor_MK = share_MK / config.alpha_peers
+    factor_MK[:, client], pairs = share_MK[:, client], {}
+    if config.own_slot == "raw":
+        factor_MK[:, client] = 1.0
+        for name, kept in zip(module_names(pair), share_MK[:, client], strict=True):
+            pairs[f"own.{name}.lora_b"] = pair[f"{name}.lora_b"] * kept
+    return {**own, **pairs, "alpha": alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)}
 
 
 def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:

@@ -11,6 +11,8 @@ AUTO = "auto"
 """``alpha_init`` by which a client's weights start from the norm of its first own update."""
 SUM = "sum"
 """``first_fusion`` that leaves the start of the weights as it is."""
+PROJECTED = "projected"
+"""``first_fusion`` by which the fusion is, along every direction, as large as the own update (`projection_weights`)."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,15 @@ class FedeciderConfig:
         first_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they first
             reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from 0 to 1:
             1 - t (K - 1) / K of the own update and t / K of its norm for each of the others, so that 0 is the client
-            alone and 1 the mean of all K. Several, separated by commas, stand in order of preference: one gives way to
+            alone and 1 the mean of all K. projected: in every layer those that make the fusion as large as the own
+            update along each direction, a sum of directions that have nothing in common and a mean of equal ones.
+            Several, separated by commas, stand in order of preference: one gives way to
             a later one that ranks the client's own validation items better by two standard errors.
+        merge: If true, what a client has trained and taken in stays in its model with the weights that it had then, and
+            every local training starts from a new pair: a direction is what one round brought, and the weights are
+            those of that round (the restarts of ReLoRA, Lialin et al., 2024, and FLoRA, Wang et al., 2024).
+            first_fusion then holds for every broadcast. Wants alpha_init auto and own_slot raw. A client that is absent
+            from a round misses what the others brought in it.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         train_alpha: If false, the fusion weights stay where they started.
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
@@ -47,6 +56,7 @@ class FedeciderConfig:
     alpha_init: float | Literal["auto"] = 2.0
     alpha_peers: NotNegative = 0.0
     first_fusion: str = "sum"
+    merge: bool = False
     alpha_learning_rate: Annotated[float, above(0, hint="train_alpha false keeps the weights fixed")] = 1e-3
     train_alpha: bool = True
     alpha_per: Literal["client", "module"] = "client"
@@ -82,6 +92,11 @@ class FedeciderConfig:
                 f"got first_fusion {self.first_fusion} with alpha_peers 0, expected alpha_init auto and alpha_peers "
                 "above 0"
             )
+        if self.merge and not (self.starts_from_norms and self.own_slot == "raw" and not self.skip_below):
+            raise ValueError(
+                f"got merge with alpha_init {self.alpha_init}, own_slot {self.own_slot} and skip_below "
+                f"{self.skip_below}, expected auto, raw and 0: weights of a round start from that round's own update"
+            )
         if self.skip_below and not self.learns_alpha:
             raise ValueError(
                 f"got skip_below {self.skip_below} with fusion weights that do not learn, so that nothing tells which "
@@ -102,10 +117,11 @@ class FedeciderConfig:
     def first_fusions(self) -> list[float | str]:
         """As they are tried: `SUM`, and numbers from 0 to 1."""
         words = [word.strip() for word in self.first_fusion.split(",")]
-        numbers = shares_of(",".join(word for word in words if word != SUM) or "0", "first_fusion")
-        if words.count(SUM) > 1:
+        named = [word for word in words if word in (SUM, PROJECTED)]
+        numbers = shares_of(",".join(word for word in words if word not in named) or "0", "first_fusion")
+        if len(set(named)) < len(named):
             raise ValueError(f"got first_fusion {self.first_fusion!r}, expected different entries")
-        return [SUM if word == SUM else numbers.pop(0) for word in words]
+        return [word if word in named else numbers.pop(0) for word in words]
 
     @property
     def fits_peers(self) -> bool:

@@ -228,7 +228,10 @@ def _update(
     if not trained.log["finite"]:
         return {**trained.adapters, **_flags(own)}, own, {**trained.log, **_weight_log("alpha", own["alpha"])}
     trained_alpha = own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client)
-    stacked = stack_trees([trained.adapters])
+    pair = trained.adapters
+    if config.merge:  # the own weight starts anew as well, so the pair takes up what it has become
+        pair = _times(pair, trained_alpha[..., client])
+    stacked = stack_trees([pair])
     norm_M = update_norms(stacked)[0]
     next_alpha = trained_alpha.clone()
     if starts or config.merge:
@@ -237,7 +240,7 @@ def _update(
         next_alpha = _absorbed(trained_alpha, norm_M, client)
     new_own = {
         "alpha": next_alpha,
-        **with_prefix(trained.adapters, "own"),
+        **with_prefix(pair, "own"),
         **with_prefix(_whole(recommender, config, fused_factors(recommender.model)), "whole"),
     }
     if config.merge:
@@ -247,7 +250,6 @@ def _update(
         new_own["fitted"] = own["fitted"]
     if config.skip_below:
         new_own["away"] = own["away"] if alpha is None else _away(config, own, trained_alpha, directions, client)
-    pair = trained.adapters
     if config.normalises and config.normalize_at == "client" and not recommender.protected:
         pair = take_row(normalise(stacked, balanced=config.balanced).tree, 0)
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
@@ -359,12 +361,18 @@ def _fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int
     if alpha.dim() == 1:
         share_MK = share_MK.mean(0, keepdim=True).expand_as(share_MK)
     factor_MK = share_MK / config.alpha_peers
-    factor_MK[:, client], pairs = share_MK[:, client], {}
+    factor_MK[:, client] = share_MK[:, client]
     if config.own_slot == "raw":
-        factor_MK[:, client] = 1.0
-        for name, kept in zip(module_names(pair), share_MK[:, client], strict=True):
-            pairs[f"own.{name}.lora_b"] = pair[f"{name}.lora_b"] * kept
-    return {**own, **pairs, "alpha": alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)}
+        factor_MK[:, client], pair = 1.0, _times(pair, share_MK[:, client])
+    alpha = alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)
+    return {**own, **with_prefix(pair, "own"), "alpha": alpha}
+
+
+def _times(pair: Tree, factor: Tensor) -> Tree:
+    """One client's ``pair`` with every layer's update times a number, () or (M,)."""
+    names = module_names(pair)
+    scaled = zip(names, factor.expand(len(names)), strict=True)
+    return {**pair, **{f"{name}.lora_b": pair[f"{name}.lora_b"] * by for name, by in scaled}}
 
 
 def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:

@@ -216,6 +216,7 @@ def _update(
 ) -> tuple[Tree, Tree, dict[str, Any]]:
     """Train one client -> what to upload, its new local row, its log."""
     directions, alpha = download.shared if round == 1 else _received(download.shared, own), None
+    given = own
     starts = config.starts_from_norms and not _has_trained(own)
     if round == 1:
         load_plain(recommender.model, directions)
@@ -226,7 +227,7 @@ def _update(
         alpha = _load_broadcast(recommender, config, download, own, client)
     trained = train_locally(recommender, client, round, alpha=alpha, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.log["finite"]:
-        return {**trained.adapters, **_flags(own)}, own, {**trained.log, **_weight_log("alpha", own["alpha"])}
+        return {**trained.adapters, **_flags(given)}, given, {**trained.log, **_weight_log("alpha", given["alpha"])}
     trained_alpha = own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client)
     pair = trained.adapters
     if config.merge:  # the own weight starts anew as well, so the pair takes up what it has become

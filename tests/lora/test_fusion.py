@@ -14,8 +14,10 @@ from fedecider.lora.adapters import adapter_parameters, base_hash, read_adapters
 from fedecider.lora.fusion import (
     _LowRank,
     client_order,
+    frozen_factors,
     fused_factors,
     fused_layers,
+    joined,
     load_fusion,
     load_plain,
     scale_update,
@@ -217,7 +219,7 @@ def test_product_of_sums_is_the_formula_with_its_cross_terms():
     assert (model(**batch()).logits - logits).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("kind", ["plain", "separate", "product of sums", "per layer"])
+@pytest.mark.parametrize("kind", ["plain", "separate", "product of sums", "per layer", "merged"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
     model = adapted()
@@ -225,7 +227,8 @@ def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
         load_plain(model, random_adapters(model, 1))
     else:
         alpha = ALPHA if kind != "per layer" else torch.stack([ALPHA + row for row in range(len(fused_layers(model)))])
-        load_fusion(model, random_stack(model, 3), OWN, alpha, separate=kind != "product of sums")
+        merged = take_row(random_stack(model, 4), 3) if kind == "merged" else None
+        load_fusion(model, random_stack(model, 3), OWN, alpha, merged=merged, separate=kind != "product of sums")
     whole = {name: layer.get_delta_weight("default") for name, layer in fused_layers(model).items()}
     logits = model(**batch()).logits
     scale_update(model, share)
@@ -236,6 +239,35 @@ def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
     if share == 0.0:
         with model.disable_adapter():
             torch.testing.assert_close(model(**batch()).logits, adapted()(**batch()).logits, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [ALPHA, ALPHA.repeat(len(fused_layers(adapted())), 1)])
+@pytest.mark.parametrize("rank", [RANK, RANK + 2, 1])
+def test_a_merged_pair_of_any_rank_is_added_as_it_is_and_does_not_learn(alpha, rank):
+    model = adapted()
+    stack, merged = random_stack(model, 3), take_row(random_stack(adapted(rank=rank), 4), 3)
+    parameter = load_fusion(model, stack, OWN, alpha, merged=merged)
+    assert parameter.shape == alpha.shape
+    updates = dense_updates(stack, ALPHA)
+    below = {name: merged[f"{name}.lora_b"] @ merged[f"{name}.lora_a"] for name in updates}
+    dense = with_dense(model, {name: update + below[name] for name, update in updates.items()})
+    torch.testing.assert_close(gradients(model).logits, dense(**batch()).logits, rtol=0, atol=1e-5)
+    assert parameter.grad.shape == alpha.shape
+    assert parameter.grad.abs().min() > 0
+    frozen = frozen_factors(model)
+    own = read_adapters(model)
+    for name, update in updates.items():
+        own_update = ALPHA[OWN] * own[f"{name}.lora_b"] @ own[f"{name}.lora_a"]
+        found = frozen[f"{name}.lora_b"] @ frozen[f"{name}.lora_a"]
+        torch.testing.assert_close(found, update + below[name] - own_update, rtol=1e-4, atol=1e-5)
+
+
+def test_a_joined_update_is_the_sum_of_two():
+    left, right = (random_adapters(adapted(rank=rank), seed) for rank, seed in ((2, 1), (3, 2)))
+    found = joined(left, right)
+    for name in fused_layers(adapted()):
+        total = sum(tree[f"{name}.lora_b"] @ tree[f"{name}.lora_a"] for tree in (left, right))
+        torch.testing.assert_close(found[f"{name}.lora_b"] @ found[f"{name}.lora_a"], total)
 
 
 def test_product_of_sums_with_one_client_and_weight_one_is_plain_lora():

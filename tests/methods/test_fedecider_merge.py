@@ -1,9 +1,11 @@
 """``merge``: what a round brought stays in the model, and every local training starts from a new pair."""
 
+import functools
+
 import pytest
 import torch
 from slow import slow
-from toy_recommender import blocks, run, toy_recommender
+from toy_recommender import blocks, catalogue_recommender, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
@@ -11,9 +13,11 @@ from fedecider.lora.adapters import module_names, stack_trees, without_prefix
 from fedecider.lora.directions import normalise, projection_weights, update_norms
 from fedecider.lora.fusion import client_order, fused_factors, fused_layers, load_fusion
 from fedecider.lora.truncation import compact
+from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.fedecider import fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally
+from fedecider.testing import LLM_CONTRACT, LlmBench
 
 MERGE = {"alpha_init": "auto", "own_slot": "raw", "alpha_per": "module", "alpha_peers": 1.0, "merge": True}
 
@@ -176,6 +180,17 @@ def test_what_is_kept_has_one_shape_in_every_round():
     assert {key: tensor.shape for key, tensor in start.items()} == {key: tensor.shape for key, tensor in after.items()}
     merged = take_row(without_prefix(after, "merged"), 0)
     assert compact(merged).keys() == merged.keys()
+
+
+@functools.cache
+def bench():
+    settings = FedeciderConfig(alpha_learning_rate=0.02, **MERGE, first_fusion="projected,1")
+    return LlmBench(METHODS["fedecider"], settings, toy_recommender, catalogue_recommender)
+
+
+@pytest.mark.parametrize("part", LLM_CONTRACT, ids=lambda part: part.__name__)
+def test_contract(part):
+    part(bench())
 
 
 @pytest.mark.parametrize(

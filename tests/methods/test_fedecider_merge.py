@@ -99,9 +99,10 @@ def test_a_refused_update_changes_nothing():
     method = build(toy_recommender(learning_rate=1e38))
     download = method.broadcast(3, before.server, torch.tensor([1]))
     own = {key: tensor[1:2] for key, tensor in before.local.items()}
-    _, new_own, logs = method.client_update(3, download, own, blocks(3)[1])
+    upload, new_own, logs = method.client_update(3, download, own, blocks(3)[1])
     assert logs[0]["finite"] is False
     assert same(new_own, own)
+    assert not update_norms(method.server_aggregate(3, before.server, iter([upload]))).any()
 
 
 @pytest.mark.parametrize("alpha_per", ["module", "client"])
@@ -188,7 +189,11 @@ def bench():
     return LlmBench(METHODS["fedecider"], settings, toy_recommender, catalogue_recommender)
 
 
-@pytest.mark.parametrize("part", LLM_CONTRACT, ids=lambda part: part.__name__)
+# A server that nobody sent a round's update to holds the last ones, but not with merge: see the tests above.
+PARTS = [part for part in LLM_CONTRACT if part.__name__ != "diverged_training"]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
 def test_contract(part):
     part(bench())
 

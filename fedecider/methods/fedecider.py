@@ -41,12 +41,12 @@ from fedecider.lora.directions import (
     cosine_matrix,
     geometric_mean_norm,
     normalise,
-    projection_weights,
     update_norms,
 )
 from fedecider.lora.fusion import client_order, frozen_factors, fused_factors, joined, load_fusion, load_plain
 from fedecider.lora.truncation import compact, least_rank, load_factors
 from fedecider.methods.fedecider_config import SUM, FedeciderConfig
+from fedecider.methods.fedecider_start import absorbed, fused_start, initial_alpha, started, times
 from fedecider.methods.fusion_weights import FusionWeights
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
@@ -73,7 +73,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
     paper: untrained and non-finite updates are handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that
     the first broadcast changes nothing there; ``alpha_init auto``, ``first_fusion``, ``alpha_per`` and ``skip_below``
     are ours. With ``auto`` the first training of every client is plain LoRA, also where it comes in a later round;
-    after it the client sets its weights from the norms of its own update (`_started`), for which nothing is sent. Until
+    after it the client sets its weights from the norms of its own update (`started`), for which nothing is sent. Until
     then its model is the shared student. A skipped direction stays away for good: while it is absent its weight has no
     gradient, so nothing could tell that it is wanted again. Uploads are bounded around the common start; with noise on
     them a client normalises after it.
@@ -83,7 +83,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
 
     def init() -> tuple[Tree, Tree]:
         server = stack_trees([start] * num_clients)
-        local = {"alpha": _initial_alpha(config, num_clients)}
+        local = {"alpha": initial_alpha(config, num_clients)}
         if config.alpha_per == "module":
             local["alpha"] = local["alpha"][:, None].repeat(1, len(module_names(start)), 1)
         local.update(with_prefix(server, "own"))
@@ -231,14 +231,14 @@ def _update(
     trained_alpha = own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client)
     pair = trained.adapters
     if config.merge:  # the own weight starts anew as well, so the pair takes up what it has become
-        pair = _times(pair, trained_alpha[..., client])
+        pair = times(pair, trained_alpha[..., client])
     stacked = stack_trees([pair])
     norm_M = update_norms(stacked)[0]
     next_alpha = trained_alpha.clone()
-    if starts or config.merge:
-        next_alpha = _started(config, trained_alpha, norm_M, client)
+    if starts and not config.merge:
+        next_alpha = started(config, trained_alpha, norm_M, client)
     elif config.own_slot == "absorb":
-        next_alpha = _absorbed(trained_alpha, norm_M, client)
+        next_alpha = absorbed(trained_alpha, norm_M, client)
     new_own = {
         "alpha": next_alpha,
         **with_prefix(pair, "own"),
@@ -301,29 +301,18 @@ def _has_trained(own: Tree) -> bool:
     return any(bool(tensor.any()) for key, tensor in without_prefix(own, "own").items() if key.endswith(".lora_b"))
 
 
-def _started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
-    """Weights like ``alpha`` as they start with ``auto``: the own one ``g``, the others ``alpha_peers g``.
-
-    ``g`` is the geometric mean of the own norms, or with weights per layer each layer's own norm (that mean where a
-    layer is untrained): the own direction times ``g`` is the own update again, exactly so per layer. With ``own_slot
-    raw`` the own slot keeps its size by itself, so its weight is 1.
-    """
-    mean = geometric_mean_norm(norm_M)
-    size_M = torch.full((), mean) if alpha.dim() == 1 else torch.where(norm_M < EPSILON, mean, norm_M).to(alpha)
-    started = (config.alpha_peers * size_M[..., None]).expand_as(alpha).clone()
-    started[..., client] = 1.0 if config.own_slot == "raw" else size_M
-    return started
-
-
 def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int) -> Tree:
     """The local row as the first entry of ``first_fusion`` makes it, or the one to which it gives way on the client's
     validation items (`first_not_beaten`).
 
-    Chosen once, when there is a first update of another client; with ``merge`` at every broadcast that brings one, and
-    the entry taken last stands first then. Directions of the same rows and layers add up to more than any of them
-    meant: four companies of one catalogue with many events a user leave nothing of a model that takes each at the size
-    of the own update.
+    Chosen once, when there is a first update of another client; with ``merge``, where weights start anew with every
+    round's directions, at every broadcast that brings one, and the entry taken last stands first then. Directions of
+    the same rows and layers add up to more than any of them meant: four companies of one catalogue with many events a
+    user leave nothing of a model that takes each at the size of the own update.
     """
+    if config.merge and _has_trained(own):
+        norm_M = update_norms(stack_trees([without_prefix(own, "own")]))[0]
+        own = {**own, "alpha": started(config, own["alpha"], norm_M, client)}
     if "fitted" not in own or (own["fitted"] >= 0 and not config.merge):
         return own
     received = _received(download.shared, own)
@@ -332,7 +321,7 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
         return own
     places = sorted(range(len(config.first_fusions)), key=lambda place: (place != own["fitted"], place))
     starts = [
-        {**_fused_start(config, own, received, client, config.first_fusions[place]), "fitted": torch.tensor(place)}
+        {**fused_start(config, own, received, client, config.first_fusions[place]), "fitted": torch.tensor(place)}
         for place in places
     ]
     gains = []
@@ -340,65 +329,6 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
         _load_broadcast(recommender, config, download, start, client)
         gains.append([user_metrics(recommender.positions(client, "valid"))["ndcg@10"].numpy()])
     return starts[first_not_beaten(gains, errors=2.0)]
-
-
-def _fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int, fusion: float | str) -> Tree:
-    """The local row ``own`` as `_started` made it, with weights that are an entry of ``first_fusion``.
-
-    The own part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
-    """
-    if fusion == SUM:
-        return own
-    alpha, pair = own["alpha"], without_prefix(own, "own")
-    if isinstance(fusion, str):
-        pairs_K = {
-            key: torch.cat([all_K[:client], pair[key][None], all_K[client + 1 :]]) for key, all_K in received.items()
-        }
-        share_MK = projection_weights(pairs_K).to(alpha)
-    else:
-        num_clients = alpha.shape[-1]
-        share_MK = alpha.new_full((len(module_names(pair)), num_clients), fusion / num_clients)
-        share_MK[:, client] = 1.0 - fusion * (num_clients - 1) / num_clients
-    if alpha.dim() == 1:
-        share_MK = share_MK.mean(0, keepdim=True).expand_as(share_MK)
-    factor_MK = share_MK / config.alpha_peers
-    factor_MK[:, client] = share_MK[:, client]
-    if config.own_slot == "raw":
-        factor_MK[:, client], pair = 1.0, _times(pair, share_MK[:, client])
-    alpha = alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)
-    return {**own, **with_prefix(pair, "own"), "alpha": alpha}
-
-
-def _times(pair: Tree, factor: Tensor) -> Tree:
-    """One client's ``pair`` with every layer's update times a number, () or (M,)."""
-    names = module_names(pair)
-    scaled = zip(names, factor.expand(len(names)), strict=True)
-    return {**pair, **{f"{name}.lora_b": pair[f"{name}.lora_b"] * by for name, by in scaled}}
-
-
-def _absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
-    """``alpha`` with the norms that normalising takes from the own pair: their geometric mean, or each layer's own."""
-    next_alpha = alpha.clone()
-    if alpha.dim() == 1:
-        next_alpha[client] *= geometric_mean_norm(norm_M)
-    else:
-        next_alpha[:, client] *= torch.where(norm_M < EPSILON, 1.0, norm_M).to(alpha)
-    return next_alpha
-
-
-def _initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
-    """(K, K): ``alpha_init``, 1/K without personal weights; own weights 1 where the own pair keeps its size.
-
-    With ``auto`` the own pair alone, until the client has trained.
-    """
-    if config.ablation == "wo_per":
-        return torch.full((num_clients, num_clients), 1.0 / num_clients)
-    if isinstance(config.alpha_init, str):
-        return torch.eye(num_clients)
-    alpha_KK = torch.full((num_clients, num_clients), config.alpha_init)
-    if config.own_slot != "normalized":
-        alpha_KK.fill_diagonal_(1.0)
-    return alpha_KK
 
 
 def _weight_log(name: str, alpha: Tensor) -> dict[str, Any]:

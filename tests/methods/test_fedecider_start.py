@@ -12,8 +12,9 @@ from fedecider.llm.results import fusion_over_rounds
 from fedecider.lora.adapters import module_names, without_prefix
 from fedecider.lora.directions import geometric_mean_norm, update_norms
 from fedecider.lora.fusion import fused_factors, fused_layers, load_plain
-from fedecider.methods.fedecider import FUSION_WEIGHTS, _fitted, _started, fedecider, load_view
+from fedecider.methods.fedecider import FUSION_WEIGHTS, _fitted, fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.fedecider_start import started
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 
@@ -71,9 +72,9 @@ def test_weights_per_module_are_the_norms_of_the_modules():
 def test_an_untrained_module_starts_from_the_mean_of_the_others():
     norm_M = torch.tensor([2.0, 0.0, 8.0], dtype=torch.float64)
     config = FedeciderConfig(**AUTO, alpha_peers=0.5, alpha_per="module")
-    started = _started(config, torch.zeros(3, 2), norm_M, 1)
-    torch.testing.assert_close(started, torch.tensor([[1.0, 2.0], [2.0, 4.0], [4.0, 8.0]]))
-    torch.testing.assert_close(_started(config, torch.zeros(2), norm_M, 0), torch.tensor([4.0, 2.0]))
+    start = started(config, torch.zeros(3, 2), norm_M, 1)
+    torch.testing.assert_close(start, torch.tensor([[1.0, 2.0], [2.0, 4.0], [4.0, 8.0]]))
+    torch.testing.assert_close(started(config, torch.zeros(2), norm_M, 0), torch.tensor([4.0, 2.0]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Where FeDecider's fusion weights start: before a first training, from the own norm, with the others' directions.
+
+Shape legend: K clients, M modules.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.method import Tree
+from fedecider.lora.adapters import module_names, with_prefix, without_prefix
+from fedecider.lora.directions import EPSILON, geometric_mean_norm, projection_weights
+from fedecider.methods.fedecider_config import SUM, FedeciderConfig
+
+
+def initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
+    """(K, K): ``alpha_init``, 1/K without personal weights; own weights 1 where the own pair keeps its size.
+
+    With ``auto`` the own pair alone, until the client has trained.
+    """
+    if config.ablation == "wo_per":
+        return torch.full((num_clients, num_clients), 1.0 / num_clients)
+    if isinstance(config.alpha_init, str):
+        return torch.eye(num_clients)
+    alpha_KK = torch.full((num_clients, num_clients), config.alpha_init)
+    if config.own_slot != "normalized":
+        alpha_KK.fill_diagonal_(1.0)
+    return alpha_KK
+
+
+def started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
+    """Weights like ``alpha`` as they start with ``auto``: the own one ``g``, the others ``alpha_peers g``.
+
+    ``g`` is the geometric mean of the own norms, or with weights per layer each layer's own norm (that mean where a
+    layer is untrained): the own direction times ``g`` is the own update again, exactly so per layer. With ``own_slot
+    raw`` the own slot keeps its size by itself, so its weight is 1.
+    """
+    mean = geometric_mean_norm(norm_M)
+    size_M = torch.full((), mean) if alpha.dim() == 1 else torch.where(norm_M < EPSILON, mean, norm_M).to(alpha)
+    started = (config.alpha_peers * size_M[..., None]).expand_as(alpha).clone()
+    started[..., client] = 1.0 if config.own_slot == "raw" else size_M
+    return started
+
+
+def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int, fusion: float | str) -> Tree:
+    """The local row ``own`` as `started` made it, with weights that are an entry of ``first_fusion``.
+
+    The own part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
+    """
+    if fusion == SUM:
+        return own
+    alpha, pair = own["alpha"], without_prefix(own, "own")
+    if isinstance(fusion, str):
+        pairs_K = {
+            key: torch.cat([all_K[:client], pair[key][None], all_K[client + 1 :]]) for key, all_K in received.items()
+        }
+        share_MK = projection_weights(pairs_K).to(alpha)
+    else:
+        num_clients = alpha.shape[-1]
+        share_MK = alpha.new_full((len(module_names(pair)), num_clients), fusion / num_clients)
+        share_MK[:, client] = 1.0 - fusion * (num_clients - 1) / num_clients
+    if alpha.dim() == 1:
+        share_MK = share_MK.mean(0, keepdim=True).expand_as(share_MK)
+    factor_MK = share_MK / config.alpha_peers
+    factor_MK[:, client] = share_MK[:, client]
+    if config.own_slot == "raw":
+        factor_MK[:, client], pair = 1.0, times(pair, share_MK[:, client])
+    alpha = alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)
+    return {**own, **with_prefix(pair, "own"), "alpha": alpha}
+
+
+def times(pair: Tree, factor: Tensor) -> Tree:
+    """One client's ``pair`` with every layer's update times a number, () or (M,)."""
+    names = module_names(pair)
+    scaled = zip(names, factor.expand(len(names)), strict=True)
+    return {**pair, **{f"{name}.lora_b": pair[f"{name}.lora_b"] * by for name, by in scaled}}
+
+
+def absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
+    """``alpha`` with the norms that normalising takes from the own pair: their geometric mean, or each layer's own."""
+    next_alpha = alpha.clone()
+    if alpha.dim() == 1:
+        next_alpha[client] *= geometric_mean_norm(norm_M)
+    else:
+        next_alpha[:, client] *= torch.where(norm_M < EPSILON, 1.0, norm_M).to(alpha)
+    return next_alpha

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray], errors: float = 1.0) -> bool:
-    """Whether the first figures are higher than the second ones by more than so many standard errors.
+def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray]) -> bool:
+    """Whether the first figures are higher than the second ones by more than one standard error.
 
     Both hold a figure of every user, client by client, and the same users stand in the same places. The difference is
     the mean over clients of the mean over their users, its standard error ``sqrt(sum_k s_k^2 / U_k) / K`` with the
@@ -23,7 +23,7 @@ def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray
         return False
     mean = np.mean([one_U.mean() for one_U in difference_KU])
     variance = np.sum([one_U.var(ddof=1) / len(one_U) for one_U in difference_KU]) / len(difference_KU) ** 2
-    return bool(mean > errors * np.sqrt(variance))
+    return bool(mean > np.sqrt(variance))
 
 
 def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
@@ -35,14 +35,12 @@ def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
     return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gain_NKU[number]]), default=0)
 
 
-def first_not_beaten(gain_NKU: Sequence[Sequence[np.ndarray]], errors: float) -> int:
+def first_not_beaten(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
     """Number of the choice that is left when each of N, in order of preference, gives way to a later one only where
     that is `clearly_above` it.
-
-    For many who choose among several, with two ``errors``: with one, every sixth comparison of equals moves something.
     """
     held = 0
     for number in range(1, len(gain_NKU)):
-        if clearly_above(gain_NKU[number], gain_NKU[held], errors):
+        if clearly_above(gain_NKU[number], gain_NKU[held]):
             held = number
     return held

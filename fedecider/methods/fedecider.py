@@ -328,7 +328,7 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     for start in starts if len(starts) > 1 else []:
         _load_broadcast(recommender, config, download, start, client)
         gains.append([user_metrics(recommender.positions(client, "valid"))["ndcg@10"].numpy()])
-    return starts[first_not_beaten(gains, errors=2.0)]
+    return starts[first_not_beaten(gains)]
 
 
 def _weight_log(name: str, alpha: Tensor) -> dict[str, Any]:

@@ -29,8 +29,8 @@ class FedeciderConfig:
             1 - t (K - 1) / K of the own update and t / K of its norm for each of the others, so that 0 is the client
             alone and 1 the mean of all K. projected: in every layer those that make the fusion as large as the own
             update along each direction, a sum of directions that have nothing in common and a mean of equal ones.
-            Several, separated by commas, stand in order of preference: one gives way to
-            a later one that ranks the client's own validation items better by two standard errors.
+            Several, separated by commas, stand in order of preference: one gives way to a later one that ranks the
+            client's own validation items better by a standard error.
         merge: If true, what a client has trained and taken in stays in its model with the weights that it had then, and
             every local training starts from a new pair: a direction is what one round brought, and the weights are
             those of that round (the restarts of ReLoRA, Lialin et al., 2024, and FLoRA, Wang et al., 2024).

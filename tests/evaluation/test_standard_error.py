@@ -43,15 +43,6 @@ def test_users_must_be_the_same():
         clearly_above([np.ones(5)], [np.ones(5), np.ones(5)])
 
 
-def test_more_errors_ask_for_more():
-    """Mean .5 is 1.73 errors."""
-    first_U = np.array([1.0, 0.0, 0.0, 1.0])
-    assert clearly_above([first_U], [ZERO], errors=1.7)
-    assert not clearly_above([first_U], [ZERO], errors=1.8)
-    assert first_not_beaten([[ZERO], [first_U]], errors=1.7) == 1
-    assert first_not_beaten([[ZERO], [first_U]], errors=1.8) == 0
-
-
 def test_the_best_of_those_that_are_clearly_above_the_first():
     better_U, best_U, unsure_U = np.full(4, 0.2), np.full(4, 0.3), np.array([4.0, -4.0, 4.0, -2.0])
     assert clearly_best([[ZERO], [better_U], [best_U], [unsure_U]]) == 2
@@ -63,7 +54,7 @@ def test_an_earlier_choice_gives_way_only_to_what_is_clearly_above_it():
     """The last is the best by its mean, and clearly above the first, but not above the second, which is preferred."""
     bad_U, good_U, better_U = np.zeros(4), np.array([1.0, 0.9, 1.1, 1.0]), np.array([2.0, 0.1, 1.9, 0.2])
     assert better_U.mean() > good_U.mean()
-    assert first_not_beaten([[bad_U], [good_U], [better_U]], errors=1.0) == 1
-    assert first_not_beaten([[bad_U], [good_U], [good_U + 0.5]], errors=1.0) == 2
-    assert first_not_beaten([[good_U], [bad_U]], errors=1.0) == 0
-    assert first_not_beaten([[bad_U]], errors=1.0) == 0
+    assert first_not_beaten([[bad_U], [good_U], [better_U]]) == 1
+    assert first_not_beaten([[bad_U], [good_U], [good_U + 0.5]]) == 2
+    assert first_not_beaten([[good_U], [bad_U]]) == 0
+    assert first_not_beaten([[bad_U]]) == 0

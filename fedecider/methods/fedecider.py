@@ -310,14 +310,17 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     the same rows and layers add up to more than any of them meant: four companies of one catalogue with many events a
     user leave nothing of a model that takes each at the size of the own update.
     """
-    if config.merge and _has_trained(own):
-        norm_M = update_norms(stack_trees([without_prefix(own, "own")]))[0]
-        own = {**own, "alpha": started(config, own["alpha"], norm_M, client)}
-    if "fitted" not in own or (own["fitted"] >= 0 and not config.merge):
+    if not config.merge and ("fitted" not in own or own["fitted"] >= 0):
         return own
     received = _received(download.shared, own)
-    is_peer_K = torch.arange(recommender.num_clients) != client
-    if not (update_norms(received)[is_peer_K] >= EPSILON).any():
+    came_KM = update_norms(received) >= EPSILON
+    if config.merge and _has_trained(own):
+        norm_M = update_norms(stack_trees([without_prefix(own, "own")]))[0]
+        alpha = started(config, own["alpha"], norm_M, client)
+        came_KM[client] = True
+        came = came_KM.T if alpha.dim() == 2 else came_KM.any(1)
+        own = {**own, "alpha": torch.where(came, alpha, 0.0)}  # what brought nothing has no weight
+    if "fitted" not in own or not came_KM[torch.arange(recommender.num_clients) != client].any():
         return own
     places = sorted(range(len(config.first_fusions)), key=lambda place: (place != own["fitted"], place))
     starts = [

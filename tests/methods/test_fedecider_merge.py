@@ -90,6 +90,11 @@ def test_who_does_not_take_part_is_not_merged_twice():
     norm_KM = update_norms(state.server)
     for client in range(3):
         assert bool(norm_KM[client].any()) == (client in came)
+    before = {log["client"] for log in records[-2]["clients"]}
+    for client in came:
+        weight_MK = state.local["alpha"][client]
+        for peer in {0, 1, 2} - {client}:
+            assert bool(weight_MK[:, peer].any()) == (peer in before)  # in the round that the weights are of
     kept, _ = run(fedecider(toy_recommender(), FedeciderConfig(**{**MERGE, "merge": False})), 3, 6, participation=0.4)
     assert update_norms(kept.server).all()  # without merge the last direction stays
 

@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import torch
-from slow import slow
 from toy_recommender import blocks, catalogue_recommender, run, toy_recommender
 
 from fedecider.federation.method import Download
@@ -167,18 +166,6 @@ def test_every_broadcast_is_chosen_anew_and_seen_by_the_view():
     assert third.local["fitted"].tolist() == [0, 0, 0]
     mean = loaded(recommender, first, "post_broadcast", 1, **settings)
     assert any((mean[name] - alone[name]).abs().max() > 1e-3 for name in mean)
-
-
-@pytest.mark.parametrize("settings", [{"first_fusion": "projected,1,0"}, slow({})])
-def test_blocks_and_resuming_change_nothing(settings, tmp_path):
-    single, alone = run(build(**settings), 3, 3)
-    run(build(**settings), 3, 2, checkpoints=tmp_path)
-    resumed, _ = run(build(**settings), 3, 3, checkpoints=tmp_path, resume=True)
-    together, records = run(build(**settings), 3, 3, block_size=3)
-    for other in (resumed, together):
-        assert same(single.server, other.server)
-        assert same(single.local, other.local)
-    assert [record["valid"] for record in alone] == [record["valid"] for record in records]
 
 
 def test_what_is_kept_has_one_shape_in_every_round():

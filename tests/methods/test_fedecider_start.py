@@ -244,6 +244,8 @@ VARIANTS = [
     slow({"alpha_per": "module", "normalize_at": "client"}),
     slow({"own_slot": "absorb", "alpha_per": "module", "alpha_peers": 0.25}),
     slow({"own_slot": "raw"}),
+    {"own_slot": "raw", "alpha_per": "module", "alpha_peers": 1.0, "merge": True, "first_fusion": "projected,1,0"},
+    slow({"own_slot": "raw", "merge": True}),
 ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedecider.federation.method import Tree
 from fedecider.lora.adapters import module_names, with_prefix, without_prefix
-from fedecider.lora.directions import EPSILON, geometric_mean_norm, projection_weights
+from fedecider.lora.directions import EPSILON, geometric_mean_norm, projection_weights, update_norms
 from fedecider.methods.fedecider_config import SUM, FedeciderConfig
 
 
@@ -46,7 +46,8 @@ def started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int)
 def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int, fusion: float | str) -> Tree:
     """The local row ``own`` as `started` made it, with weights that are an entry of ``first_fusion``.
 
-    The own part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
+    A mean is over the directions that hold anything in a layer: in a table, of the clients that share items. The own
+    part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
     """
     if fusion == SUM:
         return own
@@ -57,9 +58,11 @@ def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int,
         }
         share_MK = projection_weights(pairs_K).to(alpha)
     else:
-        num_clients = alpha.shape[-1]
-        share_MK = alpha.new_full((len(module_names(pair)), num_clients), fusion / num_clients)
-        share_MK[:, client] = 1.0 - fusion * (num_clients - 1) / num_clients
+        came_KM = update_norms(received) >= EPSILON
+        came_KM[client] = True
+        num_M = came_KM.sum(0).to(alpha)
+        share_MK = (fusion / num_M)[:, None].repeat(1, len(came_KM))
+        share_MK[:, client] = 1.0 - fusion * (num_M - 1) / num_M
     if alpha.dim() == 1:
         share_MK = share_MK.mean(0, keepdim=True).expand_as(share_MK)
     factor_MK = share_MK / config.alpha_peers

@@ -71,12 +71,12 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
     scalars). Download: K directions, of tables only rows of the own catalogue; in round 1 the common start. Views:
     ``post_broadcast`` (the paper's final model) and ``pre_upload``, the model as it was trained. Differs from the
     paper: untrained and non-finite updates are handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that
-    the first broadcast changes nothing there; ``alpha_init auto``, ``first_fusion``, ``alpha_per`` and ``skip_below``
-    are ours. With ``auto`` the first training of every client is plain LoRA, also where it comes in a later round;
-    after it the client sets its weights from the norms of its own update (`started`), for which nothing is sent. Until
-    then its model is the shared student. A skipped direction stays away for good: while it is absent its weight has no
-    gradient, so nothing could tell that it is wanted again. Uploads are bounded around the common start; with noise on
-    them a client normalises after it.
+    the first broadcast changes nothing there; ``alpha_init auto``, ``first_fusion``, ``merge``, ``alpha_per`` and
+    ``skip_below`` are ours. With ``auto`` the first training of every client is plain LoRA, also where it comes in a
+    later round; after it the client sets its weights from the norms of its own update (`started`), for which nothing is
+    sent. Until then its model is the shared student. A skipped direction stays away for good: while it is absent its
+    weight has no gradient, so nothing could tell that it is wanted again. Uploads are bounded around the common start;
+    with noise on them a client normalises after it.
     """
     num_clients = recommender.num_clients
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
@@ -115,9 +115,8 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         return Upload(block.clients, torch.ones(len(rows)), stack_trees(pairs)), stack_trees(rows), logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        directions = {
-            key: torch.zeros_like(tensor) if config.merge else tensor.clone() for key, tensor in server.items()
-        }
+        # who sends nothing keeps the last direction, but what everybody has merged may not come twice
+        directions = {key: torch.zeros_like(one) if config.merge else one.clone() for key, one in server.items()}
         for upload in uploads:
             kept_C = finite_clients(upload)
             if not kept_C.any():

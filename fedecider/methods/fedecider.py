@@ -36,13 +36,7 @@ from fedecider.lora.adapters import (
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.directions import (
-    EPSILON,
-    cosine_matrix,
-    geometric_mean_norm,
-    normalise,
-    update_norms,
-)
+from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
 from fedecider.lora.fusion import client_order, frozen_factors, fused_factors, joined, load_fusion, load_plain
 from fedecider.lora.truncation import compact, least_rank, load_factors
 from fedecider.methods.fedecider_config import SUM, FedeciderConfig

@@ -1,5 +1,6 @@
 """Rows with a memory in a comparison: shown, tested and chosen beside the models that they stand on."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -20,15 +21,17 @@ USERS = [f"u{number}" for number in range(NUM_USERS)]
 BASELINES = ["zero-shot student", "popularity", "memory", "memoriser"]
 # row -> share of the users whose item stands first
 HITS = {"model": 0.3, "mixed": 0.6, "memory": 0.4, "zero-shot student": 0.2, "popularity": 0.1, "memoriser": 0.0}
+OF_SILOS = {"own mixed": 0.5, "own memory": 0.35}
 
 
 def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: float = 0.0) -> Run:
-    """A run of two domains, written by hand."""
+    """A run of two domains, written by hand; ``memory`` "silos" is that of clients that have siblings."""
     folder = RunFolder(tmp_path / f"{label}-{seed}")
     folder.root.mkdir()
-    names = {"model": f"{method} (own)", "mixed": f"{method} + memory"}
-    shown = [name for name in HITS if memory == "mixture" or name not in ("mixed", "memory")]
-    shares = {names.get(name, name): HITS[name] + bonus * (name in names) for name in shown}
+    names = {"model": f"{method} (own)", "mixed": f"{method} + memory", "own mixed": f"{method} + own memory"}
+    hits = {**HITS, **OF_SILOS} if memory == "silos" else HITS
+    shown = [name for name in hits if memory != "none" or name not in ("mixed", "memory")]
+    shares = {names.get(name, name): hits[name] + bonus * (name in names) for name in shown}
     records = []
     for domain in ("crime", "comics"):
         for row, share in shares.items():
@@ -49,7 +52,8 @@ def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: f
     sent = {"clients": [0, 1], "up": {"B": 10}, "header_up": 1, "down": {"B": 10}, "header_down": 1}
     record = {"round": 1, "clients": [0, 1], "train_s": 1.0, "score": 0.3, "traffic": [sent]}
     folder.rounds.write_text(json.dumps(record) + "\n")
-    words = ["--data", str(tmp_path), "--domains", "crime,comics", "--method", method, "--memory.kind", memory]
+    words = ["--data", str(tmp_path), "--domains", "crime,comics", "--method", method]
+    words += ["--memory.kind", "none" if memory == "none" else "mixture"]
     return Run(label, seed, {}, parse_settings("", words), folder)
 
 
@@ -111,7 +115,7 @@ def test_pooled_data_with_a_memory_are_no_choice_either(tmp_path, config, domain
 
 def test_rows_without_a_memory_are_as_they_were(tmp_path, config, domains):
     methods = rows_of(tmp_path, ours=("fedecider", "none", 0.0), local=("local", "mixture", 0.1))
-    assert [shown_as(row) for row in methods] == [["ours"], ["local", "local + memory"]]
+    assert [list(shown_as(row).values()) for row in methods] == [["ours"], ["local", "local + memory"]]
     found = collect(config, methods, domains)
     labels = [row.label for row in found.rows]
     assert labels == ["ours", "local", "local + memory", *BASELINES], "the memory of the first row that has one"
@@ -120,6 +124,19 @@ def test_rows_without_a_memory_are_as_they_were(tmp_path, config, domains):
         "bare",
         *(label for label in BASELINES if label != "memory"),
     ]
+
+
+def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, config, domains):
+    methods = rows_of(tmp_path, ours=("fedecider", "silos", 0.0), local=("local", "silos", 0.0))
+    config = dataclasses.replace(config, baselines=[*BASELINES, "own memory"], against=["ours + own memory"])
+    found = collect(config, methods, domains)
+    means = {row.label: row.values["macro"]["hit@10"].mean for row in found.rows}
+    expected = {"ours": 0.3, "ours + memory": 0.6, "ours + own memory": 0.5, "own memory": 0.35}
+    assert {label: means[label] for label in expected} == pytest.approx(expected)
+    assert found.valid["ours + own memory"] == pytest.approx(0.5)
+    assert {one.first for one in found.comparisons} == {"ours + own memory"}
+    evidence = comparison_evidence(config, methods, found, "ours + memory")
+    assert list(evidence.without_exchange) == ["local", "local + own memory"], "a sum of counts is an exchange"
 
 
 def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, domains, monkeypatch):
@@ -146,6 +163,9 @@ def test_a_test_against_a_memory_that_no_row_has_is_refused(tmp_path, monkeypatc
     rows = {"fedavg": {"memory.kind": "none"}, "local": {}}
     config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + memory"])
     with pytest.raises(ValueError, match=r"got 'fedavg \+ memory' in against, but fedavg is run with memory.kind none"):
+        plan(config)
+    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + own memory"])
+    with pytest.raises(ValueError, match=r"got 'fedavg \+ own memory' in against, but fedavg is run with memory.kind"):
         plan(config)
     with pytest.raises(ValueError, match="got against"):
         CompareConfig(rows=rows, seeds=1, against=["other + memory"])

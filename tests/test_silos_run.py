@@ -326,3 +326,23 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
     assert "public users is empty" not in (run / "report.html").read_text()
     assert main("evaluate", "--run", "runs/foreign") == 0
     assert main("report", "--run", "runs/foreign") == 0
+
+
+def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = ("--config", "toy.yaml", "--domains", "crime.*", "--method", "local", "--num_rounds", "1")
+    words += ("--memory.kind", "mixture", "--memory.max_contexts", "200")
+    assert main("federate", *words, "--output", "runs/summed") == 0
+    assert main("federate", *words, "--memory.sources", "own,public", "--output", "runs/kept") == 0
+    summed, kept = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("summed", "kept"))
+    for name, domain in kept["domains"].items():
+        for split in ("valid", "test"):
+            found = summed["domains"][name][split]
+            assert found["local + own memory"] == domain[split]["local + memory"]
+            assert found["own memory"] == domain[split]["memory"]
+            assert "own memory" not in domain[split], "there is nothing to leave out"
+    rows = summed["macro"]["test"]
+    assert rows["memory"] != rows["own memory"]
+    beside = {one["second"] for one in summed["comparisons"]}
+    assert {"local + own memory", "memory"} <= beside
+    assert "with counts of its own alone" in Path("runs/summed/report.html").read_text()

@@ -24,7 +24,7 @@ from fedecider.federation.record import read_json, write_json
 from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
 from fedecider.llm.item_texts import encoded_texts, encoder_digest
-from fedecider.llm.memories import MEMORY_ROW
+from fedecider.llm.memories import MEMORY_ROW, OWN_MEMORY_ROW
 from fedecider.report.rows import CANARY
 from fedecider.running.progress import say
 from fedecider.running.stages import as_plain, cached_stage
@@ -34,8 +34,9 @@ from idgen.text_vectors import item_vectors
 SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
 WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, MEMORY_ROW, SASREC, SASREC_TEXT, CANARY)
 """All but the two of SASRec are views in ``per_user.parquet`` of every run; a memory of every run that has one."""
-BASELINES = (*WITHOUT_ROUNDS, *ID_METHODS)
-"""Besides, ID-based methods (`fedecider.comparison.id_rows`)."""
+BASELINES = (*WITHOUT_ROUNDS, OWN_MEMORY_ROW, *ID_METHODS)
+"""Besides, what a company alone has of counts and texts, where there are siblings, and ID-based methods
+(`fedecider.comparison.id_rows`)."""
 
 
 class TextStart(NamedTuple):

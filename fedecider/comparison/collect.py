@@ -24,7 +24,7 @@ from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import TEXT, TEXT_AND_COUNTS
-from fedecider.llm.memories import MEMORY_ROW, with_memory
+from fedecider.llm.memories import MEMORY_ROW, OWN_MEMORY_ROW
 from fedecider.llm.run_words import valid_means
 from fedecider.report.costs import mean_bytes, near_round
 from fedecider.report.rows import CANARY, COMPARED, ResultRow, result_rows, view_of
@@ -72,11 +72,10 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
     for row in methods:
         of_views = _positions(row.runs)
         metrics = [read_json(run.folder.metrics) for run in row.runs]
-        reported[row.label] = of_views.pop(metrics[0]["reported"])
+        for name, label in shown_as(row).items():
+            reported[label] = of_views.pop(name)
+            valid[label] = statistics.mean(valid_means(one, "ndcg@10")[name] for one in metrics)
         valid[row.label] = statistics.mean(one["best_valid_ndcg@10"] for one in metrics)
-        if (mixed := with_memory(row.method)) in of_views:
-            reported[with_memory(row.label)] = of_views.pop(mixed)
-            valid[with_memory(row.label)] = statistics.mean(valid_means(one, "ndcg@10")[mixed] for one in metrics)
         others.update({f"{row.label}: {view_of(view)}": v for view, v in of_views.items() if view not in BASELINES})
     id_rows = _id_rows(config, methods, domains)
     baselines = _baselines(config, methods, domains, id_rows)
@@ -138,7 +137,7 @@ def _baselines(
         if name in encoders
         else found[name]
         for name in config.baselines
-        if name != MEMORY_ROW or name in found
+        if name not in (MEMORY_ROW, OWN_MEMORY_ROW) or name in found
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from fedecider.comparison.baselines import SASREC, SASREC_TEXT
@@ -11,7 +11,7 @@ from fedecider.comparison.plan import CompareConfig, RowRuns, shown_as
 from fedecider.evaluation.metrics import MACRO
 from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.llm.baselines import STUDENT, UNTRAINED
-from fedecider.llm.memories import MEMORY_ROW, with_memory
+from fedecider.llm.memories import MEMORY_ROW, OWN_MEMORY_ROW, with_memory
 from fedecider.llm.run_warnings import canary_alarms
 from fedecider.llm.run_words import valid_means
 from fedecider.methods import METHODS
@@ -52,7 +52,7 @@ def comparison_evidence(
     config: CompareConfig, methods: Sequence[RowRuns], collected: Collected, chosen: str
 ) -> Evidence:
     """What the runs say about the row ``chosen``."""
-    of_chosen = next(row for row in methods if chosen in shown_as(row))
+    of_chosen = next(row for row in methods if chosen in shown_as(row).values())
     runs = of_chosen.runs
     metrics = [read_object(run.folder.metrics) for run in runs]
     *domains, scope = shown_domains(collected.rows)
@@ -71,10 +71,10 @@ def comparison_evidence(
         protocol=settings.protocol,
         tests=[one for one in comparisons_data(collected.comparisons) if one["domain"] == scope],
         beside=beside,
-        without_exchange={label: WITHOUT_EXCHANGE for row in methods if row.method == LOCAL for label in shown_as(row)},
+        without_exchange={label: WITHOUT_EXCHANGE for row in methods if row.method == LOCAL for label in _alone(row)},
         before_rounds={STUDENT: BEFORE_ROUNDS},
         domains={name: rows_data(collected.rows, name) for name in domains},
-        valid=_valid([valid_means(one) for one in metrics], metrics[0]["reported"], of_chosen),
+        valid=_valid([valid_means(one) for one in metrics], shown_as(of_chosen)),
         num_seeds=config.seeds,
         num_clients=len(metrics[0]["domains"]),
         chance=fmean(domain["chance_hit@10"] for domain in metrics[0]["domains"].values()),
@@ -84,7 +84,14 @@ def comparison_evidence(
 
 
 def _labels(methods: Sequence[RowRuns]) -> list[str]:
-    return [label for row in methods for label in shown_as(row)]
+    return [label for row in methods for label in shown_as(row).values()]
+
+
+def _alone(row: RowRuns) -> list[str]:
+    """Labels of ``row`` whose memory, if any, counts nothing of siblings."""
+    labels = list(shown_as(row).values())
+    counted = with_memory(row.label) if with_memory(row.label, OWN_MEMORY_ROW) in labels else ""
+    return [label for label in labels if label != counted]
 
 
 def _choices(methods: Sequence[RowRuns]) -> list[str]:
@@ -92,9 +99,8 @@ def _choices(methods: Sequence[RowRuns]) -> list[str]:
     return _labels([row for row in methods if not METHODS[row.method].pooled])
 
 
-def _valid(per_seed: Sequence[dict[str, float]], reported: str, row: RowRuns) -> dict[str, float]:
+def _valid(per_seed: Sequence[dict[str, float]], names: Mapping[str, str]) -> dict[str, float]:
     """Means over the seeds; the models of the runs go by the names of their rows."""
-    names = {reported: row.label, with_memory(row.method): with_memory(row.label)}
     common = set.intersection(*(set(one) for one in per_seed))
     return {names.get(label, label): fmean(one[label] for one in per_seed) for label in common}
 

@@ -60,7 +60,7 @@ def _examples(
     """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
     best = chosen_row(methods, collected)  # examples are those of a model, whatever memory stands beside it
     files = {row.label: row.runs[0].folder.root / EXAMPLES_FILE for row in methods}
-    chosen = next((row.label for row in methods if best in shown_as(row)), methods[0].label)
+    chosen = next((row.label for row in methods if best in shown_as(row).values()), methods[0].label)
     other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
     shown = (label for label in (chosen, *other) if files[label].is_file())
     return example_sections({label: read_object(files[label]) for label in shown})

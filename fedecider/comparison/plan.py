@@ -26,7 +26,7 @@ from fedecider.data.encoders import load_encoder
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import TEACHER
 from fedecider.llm.commands import parse_settings
-from fedecider.llm.memories import with_memory
+from fedecider.llm.memories import MEMORY_ROW, OWN_MEMORY_ROW, with_memory
 from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
 from fedecider.running.damage import damage_names, read_object
@@ -61,7 +61,8 @@ class CompareConfig:
         rows: Name of a row -> its options; without ``method`` the name is the method. A row with no other option is
             tuned, one with options of its own is run as it is given.
         baselines: Rows that are not federated; they see the public pool and the clients' train parts of a domain.
-        against: Rows that every other row is tested against; ``fedecider + memory`` is that row with its memory.
+        against: Rows that every other row is tested against; ``fedecider + memory`` is that row with its memory, ``+ own
+            memory`` with what it has of own counts, where there are siblings.
         analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
             and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.
@@ -121,7 +122,7 @@ class CompareConfig:
             raise ValueError(f"got analysed {list(self.analysed)}, expected two rows, or none")
         if self.encoder not in ("auto", "tfidf") and self.analysed:
             load_encoder(self.encoder)  # a name that is not known should not come out after the last run
-        rows = (*self.rows, *map(with_memory, self.rows))
+        rows = (*self.rows, *map(with_memory, self.rows), *(with_memory(row, OWN_MEMORY_ROW) for row in self.rows))
         for name, known in (("baselines", BASELINES), ("against", rows), ("analysed", self.rows)):
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown:
@@ -160,10 +161,15 @@ class RowRuns(NamedTuple):
     runs: list[Run]
 
 
-def shown_as(row: RowRuns) -> list[str]:
-    """Labels under which the table shows ``row``: its model and, where it has one, the model with its memory."""
-    with_one = row.runs[0].settings.run.memory.kind != "none"
-    return [row.label, with_memory(row.label)] if with_one else [row.label]
+def shown_as(row: RowRuns) -> dict[str, str]:
+    """What the runs of ``row`` call its model, alone and with memories -> the labels under which the table shows it."""
+    path = row.runs[0].folder.metrics
+    content = read_object(path)
+    with damage_names(path):
+        views = next(iter(content["domains"].values()))["test"]
+        names = {content["reported"]: row.label}
+    names |= {with_memory(row.method, one): with_memory(row.label, one) for one in (MEMORY_ROW, OWN_MEMORY_ROW)}
+    return {name: label for name, label in names.items() if name in views}
 
 
 def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
@@ -184,8 +190,9 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
         if not hashes:
             hashes = _hashes(first)
         settings: Sequence[Setting] = ({},)
-        if with_memory(label) in config.against and first.run.memory.kind == "none":
-            raise ValueError(f"got {with_memory(label)!r} in against, but {label} is run with memory.kind none")
+        asked = [one for row in (MEMORY_ROW, OWN_MEMORY_ROW) if (one := with_memory(label, row)) in config.against]
+        if asked and first.run.memory.kind == "none":
+            raise ValueError(f"got {asked[0]!r} in against, but {label} is run with memory.kind none")
         if _is_tuned(options):
             search = _search(first)
             check_budget(search, config.tune)

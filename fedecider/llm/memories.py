@@ -5,6 +5,7 @@ Shape legend: U users of a client.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ from idgen.samples import Split
 
 MEMORY_ROW = "memory"
 """Name of the row of the memory without the model."""
+OWN_MEMORY_ROW = "own memory"
+"""The same without what siblings count: what a client has that sends no counts, with the model where it does that."""
 
 
 class Memories(NamedTuple):
@@ -49,9 +52,30 @@ class Memories(NamedTuple):
     """Domain -> bytes up and down of the secure sum; clients without siblings are left out."""
 
 
-def with_memory(method: str) -> str:
-    """Name of the row of the model with the memory."""
-    return f"{method} + memory"
+def with_memory(method: str, row: str = MEMORY_ROW) -> str:
+    """Name of the row of the model with the memory that is alone in ``row``."""
+    return f"{method} + {row}"
+
+
+def every_memory(
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    recommender: ClientModels,
+    state: RunState,
+    shares: Shares,
+    others: Mapping[str, Counts] | None = None,
+) -> dict[str, Memories]:
+    """Row of the memory alone -> the memories: those that are handed over, and what clients would have who keep their
+    counts, where some get counts of others. ``others``: see `client_counts`."""
+    config, asked = settings.run.memory, (method, foundation, recommender, state, shares)
+    found = {MEMORY_ROW: build_memories(settings, *asked, others)}
+    kept = [name for name in config.source_names if name != "others"]
+    if kept and (others if others is not None else siblings(foundation.domains, config)):
+        alone = dataclasses.replace(config, sources=",".join(kept))
+        own_settings = settings._replace(run=dataclasses.replace(settings.run, memory=alone))
+        found[OWN_MEMORY_ROW] = build_memories(own_settings, *asked, {})
+    return found
 
 
 def build_memories(
@@ -145,8 +169,10 @@ def memory_rows(
     memories: Memories,
     shares: Shares,
     split: Split,
+    row: str = MEMORY_ROW,
 ) -> dict[str, Positions]:
-    """Positions of the reported model with the memory, and of the memory alone; of the users that the model ranks."""
+    """Positions of the reported model with the memory, and of the memory alone (``row``); of the users that the model
+    ranks."""
     both: dict[str, Tensor] = {}
     alone: dict[str, Tensor] = {}
     for name, memory in memories.clients.items():
@@ -154,7 +180,7 @@ def memory_rows(
         load_reported(settings, method, recommender, state, client, shares[name])
         asked = ranked_sequences(recommender, client, split)
         both[name], alone[name] = memory_positions(memory, asked, split, scores_of(recommender, client))
-    return {with_memory(method.name): both, MEMORY_ROW: alone}
+    return {with_memory(method.name, row): both, row: alone}
 
 
 def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> list[Sequence[int]]:

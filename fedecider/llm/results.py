@@ -22,7 +22,7 @@ from fedecider.llm.alternatives import alternatives_notes
 from fedecider.llm.baselines import COUNTS, TEACHER, UNTRAINED, Positions, counting_positions, zero_shot
 from fedecider.llm.hand_over import hand_over
 from fedecider.llm.loading import Shares, chosen_shares, load_reported
-from fedecider.llm.memories import Memories, build_memories, memories_data, memory_rows, save_memories
+from fedecider.llm.memories import MEMORY_ROW, Memories, every_memory, memories_data, memory_rows, save_memories
 from fedecider.llm.privacy import privacy_data, privacy_notes
 from fedecider.llm.run_report import finish_report
 from fedecider.llm.run_words import beside, switched_on
@@ -115,11 +115,13 @@ def write_models(
                 found[reported][name] = recommender.positions(client, split)
     memories = None
     if settings.run.memory.kind != "none":
-        memories = build_memories(settings, method, foundation, recommender, state, shares, others)
+        every = every_memory(settings, method, foundation, recommender, state, shares, others)
+        memories = every[MEMORY_ROW]
         save_memories(memories, foundation.domains, folder)
-        asked = (settings, method, recommender, state, memories, shares)
-        methods |= memory_rows(*asked, "test")
-        valid_methods |= memory_rows(*asked, "valid")
+        for row, one in every.items():
+            asked = (settings, method, recommender, state, one, shares)
+            methods |= memory_rows(*asked, "test", row)
+            valid_methods |= memory_rows(*asked, "valid", row)
     models = {**methods, **zero_shot(settings, foundation, recommender, launch.device)}
     counts = counting_positions(settings, foundation)
     rows = result_rows(models, counts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import STUDENT, UNTRAINED
-from fedecider.llm.memories import MEMORY_ROW, with_memory
+from fedecider.llm.memories import MEMORY_ROW, OWN_MEMORY_ROW, with_memory
 from fedecider.report.page import Opening
 from fedecider.report.verdict import BEFORE_ROUNDS, Evidence, opening
 
@@ -54,6 +54,7 @@ def beside(reported: str) -> dict[str, str]:
     """Rows that say where the result comes from -> what each is."""
     return {
         reported: "the model without its memory",
+        with_memory(reported.partition(" (")[0], OWN_MEMORY_ROW): "the same with counts of its own alone",
         MEMORY_ROW: "the memory without a model",
         STUDENT: BEFORE_ROUNDS,
     }

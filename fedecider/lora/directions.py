@@ -93,9 +93,11 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
 
 def module_cosines(adapters: Tree, others: Tree) -> tuple[Tensor, Tensor]:
     """(M, C, C') float64 cosines module by module, 0 where one of the two is untrained, and bool where neither is."""
-    cosine_MCC = torch.stack([_module_cosines(adapters, others, name) for name in module_names(adapters)])
-    trained_MC, others_MC = update_norms(adapters).T >= EPSILON, update_norms(others).T >= EPSILON
-    both_MCC = trained_MC[:, :, None] & others_MC[:, None, :]
+    norm_MC = update_norms(adapters).T
+    others_MC = norm_MC if others is adapters else update_norms(others).T
+    both_MCC = (norm_MC >= EPSILON)[:, :, None] & (others_MC >= EPSILON)[:, None, :]
+    inner_MCC = torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
+    cosine_MCC = inner_MCC / (norm_MC[:, :, None] * others_MC[:, None, :]).clamp(min=EPSILON**2)
     return torch.where(both_MCC, cosine_MCC, 0.0), both_MCC
 
 
@@ -129,22 +131,35 @@ def thin_svd(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def _norm(factor_a: Tensor, factor_b: Tensor) -> float:
+    if not factor_b.any() and torch.isfinite(factor_a).all():
+        return 0.0  # at once: most rows of others are in no catalogue of this client
     a, b = factor_a.detach().cpu().double().contiguous(), factor_b.detach().cpu().double().contiguous()
     square = float(((a @ a.T) * (b.T @ b)).sum())
     return math.sqrt(max(square, 0.0)) if math.isfinite(square) else math.nan
 
 
-def _module_cosines(adapters: Tree, others: Tree, name: str) -> Tensor:
-    left_a, left_b = adapters[f"{name}.lora_a"].double(), adapters[f"{name}.lora_b"].double()
-    right_a, right_b = others[f"{name}.lora_a"].double(), others[f"{name}.lora_b"].double()
-    inner = (torch.einsum("cri,dsi->cdrs", left_a, right_a) * torch.einsum("cor,dos->cdrs", left_b, right_b)).sum(
-        (2, 3)
-    )
-    left, right = (
-        torch.tensor([_norm(a, b) for a, b in zip(*pair, strict=True)], dtype=torch.float64)
-        for pair in ((left_a, left_b), (right_a, right_b))
-    )
-    return inner / (left[:, None] * right[None, :]).clamp(min=EPSILON**2)
+def _inner_products(adapters: Tree, others: Tree, name: str) -> Tensor:
+    """(C, C') float64 ``<B_c A_c, B_d A_d>`` of a module: as ``tr((A_c A_d^T)(B_d^T B_c))``, or of the (O, I) products
+    where that is less work, as it is for ranks near the width of a layer. Clients whose B is 0 cost nothing."""
+    inner = torch.zeros(len(adapters[f"{name}.lora_b"]), len(others[f"{name}.lora_b"]), dtype=torch.float64)
+    left_C, left_a, left_b = _nonzero(adapters, name)
+    right_C, right_a, right_b = (left_C, left_a, left_b) if others is adapters else _nonzero(others, name)
+    rank, in_features, size = left_a.shape[1], left_a.shape[2], left_a.shape[2] * left_b.shape[1]
+    num_pairs, ranks = len(left_C) * len(right_C), len(left_C) * rank + len(right_C) * right_a.shape[1]
+    if num_pairs * rank * right_a.shape[1] * (in_features + left_b.shape[1]) > size * (ranks + num_pairs):
+        left = (left_b @ left_a).flatten(1)
+        found = left @ (left if others is adapters else (right_b @ right_a).flatten(1)).T
+    else:
+        of_a, of_b = torch.einsum("cri,dsi->cdrs", left_a, right_a), torch.einsum("cor,dos->cdrs", left_b, right_b)
+        found = (of_a * of_b).sum((2, 3))
+    inner[left_C[:, None], right_C] = found
+    return inner
+
+
+def _nonzero(adapters: Tree, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Which clients have a B that is not 0, and their float64 factors."""
+    kept_C = adapters[f"{name}.lora_b"].flatten(1).any(1).nonzero().flatten().cpu()
+    return kept_C, *(adapters[f"{name}.lora_{factor}"][kept_C].cpu().double() for factor in "ab")
 
 
 def _unit_pair(

@@ -5,9 +5,9 @@ modules. The model therefore stays an ordinary ``PeftModel`` (merge, disable and
 work is done in the forward of the module itself it is also done under any generation loop, which a hook of
 ``PeftModel.forward`` would miss. A model without a bank of peers is plain LoRA, the degenerate case.
 
-Shape legend: N tokens of a batch, I in features, O out features, R own rank, P peers, S = P + 1 slots, K clients.
-Slot order is own first, then the peers by client number, so that two clients that hold the same numbers do the same
-arithmetic.
+Shape legend: N tokens of a batch, I in features, O out features, R own rank, P peers whose direction is not 0, S = P + 1
+slots, K clients. Slot order is own first, then the peers by client number, so that two clients that hold the same
+numbers do the same arithmetic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Bank(NamedTuple):
     peer_bt: Tensor
     """(P * R, O) frozen, transposed factors."""
     alpha: nn.Parameter
-    """(S,) shared by all layers, or (M, S) with one row per layer; fp32; slot order."""
+    """(K,) shared by all layers, or (M, K) with one row per layer; fp32; slot order."""
     row: int
     """Row of this layer in an (M, S) alpha."""
     separate: bool
@@ -46,9 +46,12 @@ class Bank(NamedTuple):
     """At most one: the dense update, by versions of what it was made of (`FusedLinear.dense_update`)."""
     num_merged: int = 0
     """The last of the P slots that are no peers, but a part of the model: their weight is 1 and does not learn."""
+    weighed: Tensor | None = None
+    """Which of the weights belong to the slots, where not all do: directions that are 0 in this layer have none."""
 
     def weight_S(self) -> Tensor:
         weights = self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
+        weights = weights if self.weighed is None else weights[self.weighed]
         return F.pad(weights, (0, self.num_merged), value=1.0) if self.num_merged else weights
 
     @torch.no_grad()
@@ -278,7 +281,9 @@ def load_fusion(
         if own_pair is not None:
             source_a, source_b = own_pair[f"{name}.lora_a"], own_pair[f"{name}.lora_b"]
         _write_pair(layer, source_a, source_b)
-        peer_a, peer_b, num_merged = stacked_a[peers], stacked_b[peers], 0
+        kept, num_merged = _nonzero(stacked_b, peers) if separate else peers, 0
+        peer_a, peer_b = stacked_a[kept], stacked_b[kept]
+        weighed = None if kept == peers else torch.tensor([0, *(1 + peers.index(peer) for peer in kept)], device=device)
         if merged is not None:
             merged_a, merged_b = slots_of_rank(len(source_a), merged[f"{name}.lora_a"], merged[f"{name}.lora_b"])
             peer_a, peer_b, num_merged = torch.cat([peer_a, merged_a]), torch.cat([peer_b, merged_b]), len(merged_a)
@@ -291,8 +296,15 @@ def load_fusion(
             kept=[],
             whole={},
             num_merged=num_merged,
+            weighed=weighed,
         )
     return alpha
+
+
+def _nonzero(stacked_b: Tensor, peers: list[int]) -> list[int]:
+    """Of ``peers`` those whose direction is not 0: of a table, whose rows are not all of other catalogues."""
+    trained = stacked_b.flatten(1).any(1).tolist()
+    return [peer for peer in peers if trained[peer]]
 
 
 def slots_of_rank(rank: int, factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -337,23 +349,29 @@ def scale_update(model: nn.Module, share: float) -> None:
 
 
 def fused_factors(model: nn.Module) -> Tree:
-    """What the loaded model adds to its base, as one LoRA pair per layer (rank K*r, weights folded into B), on CPU."""
-    tree: Tree = {}
-    for name, layer in fused_layers(model).items():
-        factor_a, factor_b = layer.factors()
-        tree[f"{name}.lora_a"] = factor_a.cpu().contiguous()
-        tree[f"{name}.lora_b"] = factor_b.cpu().contiguous()
-    return tree
+    """What the loaded model adds to its base, as one LoRA pair per layer (rank S*r of the layer with most slots, weights
+    folded into B), on CPU."""
+    return _of_one_rank({name: layer.factors() for name, layer in fused_layers(model).items()})
 
 
 def frozen_factors(model: nn.Module) -> Tree:
-    """What the loaded model adds beside its own pair, as one LoRA pair per layer (rank P*r), on CPU."""
-    tree: Tree = {}
+    """What the loaded model adds beside its own pair, as one LoRA pair per layer of one rank, on CPU."""
+    beside = {}
     for name, layer in fused_layers(model).items():
-        rank = len(layer.own_pair()[0])
         factor_a, factor_b = layer.factors()
-        tree[f"{name}.lora_a"] = factor_a[rank:].cpu().contiguous()
-        tree[f"{name}.lora_b"] = factor_b[:, rank:].cpu().contiguous()
+        rank = len(layer.own_pair()[0])
+        beside[name] = factor_a[rank:], factor_b[:, rank:]
+    return _of_one_rank(beside)
+
+
+def _of_one_rank(pairs: dict[str, tuple[Tensor, Tensor]]) -> Tree:
+    """``pairs`` by layer as one tree, zero-padded to the largest rank among them."""
+    rank = max(len(factor_a) for factor_a, _ in pairs.values())
+    tree: Tree = {}
+    for name, (factor_a, factor_b) in pairs.items():
+        missing = rank - len(factor_a)
+        tree[f"{name}.lora_a"] = F.pad(factor_a.cpu(), (0, 0, 0, missing)).contiguous()
+        tree[f"{name}.lora_b"] = F.pad(factor_b.cpu(), (0, missing)).contiguous()
     return tree
 
 

@@ -414,7 +414,8 @@ def test_memories_of_silos_are_those_of_the_simulated_run(tmp_path):
         site = read(tmp_path / "out" / name / "metrics.json")
         assert site["memory"] == {name: simulated["memory"][name]}
         expected, found = simulated["domains"][name]["test"], site["domains"][name]["test"]
-        for row in ("fedecider + memory", "memory"):
+        own = ("fedecider + own memory", "own memory") if name in silos else ()
+        for row in ("fedecider + memory", "memory", *own):
             assert found[row]["ndcg@10"]["mean"] == pytest.approx(expected[row]["ndcg@10"]["mean"], abs=1e-12)
         assert (tmp_path / "out" / name / "counted.json").is_file() == (name in silos)
     wire = read(tmp_path / "out" / "server" / "wire.json")

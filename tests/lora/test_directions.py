@@ -247,6 +247,20 @@ def test_cosine_with_an_untrained_update_is_zero():
     tree = pair(4)
     tree["m.lora_b"][1] = 0.0
     assert cosine_matrix(tree).tolist() == [[pytest.approx(1.0), 0.0], [0.0, 0.0]]
+    untrained = {"m.lora_a": torch.ones(2, 3, 4), "m.lora_b": torch.zeros(2, 5, 3)}
+    assert cosine_matrix(untrained).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+def test_cosines_of_low_and_of_full_rank_are_those_of_dense_updates(seed, clients, peers, rank, width):
+    """Ranks below the width go over the factors, others over the products."""
+    sizes = {"in_features": width, "out_features": 10, "rank": rank}
+    tree, others = pair(seed, clients, **sizes), pair(seed + 1, peers, **sizes)
+    others["m.lora_b"][0] = 0.0
+    first, second = product(tree).double().flatten(1), product(others).double().flatten(1)
+    expected = torch.nn.functional.normalize(first, dim=1) @ torch.nn.functional.normalize(second, dim=1).T
+    torch.testing.assert_close(cosine_matrix(tree, others), expected, rtol=0, atol=1e-5)
 
 
 def rows(*vectors):

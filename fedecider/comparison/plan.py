@@ -61,8 +61,8 @@ class CompareConfig:
         rows: Name of a row -> its options; without ``method`` the name is the method. A row with no other option is
             tuned, one with options of its own is run as it is given.
         baselines: Rows that are not federated; they see the public pool and the clients' train parts of a domain.
-        against: Rows that every other row is tested against; ``fedecider + memory`` is that row with its memory, ``+ own
-            memory`` with what it has of own counts, where there are siblings.
+        against: Rows that every other row is tested against; ``fedecider + memory`` is that row with its memory,
+            ``fedecider + own memory`` with a memory without the counts of siblings.
         analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
             and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.

@@ -158,8 +158,9 @@ def _inner_products(adapters: Tree, others: Tree, name: str) -> Tensor:
 
 def _nonzero(adapters: Tree, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Which clients have a B that is not 0, and their float64 factors."""
-    kept_C = adapters[f"{name}.lora_b"].flatten(1).any(1).nonzero().flatten().cpu()
-    return kept_C, *(adapters[f"{name}.lora_{factor}"][kept_C].cpu().double() for factor in "ab")
+    factor_a, factor_b = adapters[f"{name}.lora_a"], adapters[f"{name}.lora_b"]
+    kept_C = factor_b.flatten(1).any(1).nonzero().flatten()
+    return kept_C.cpu(), factor_a[kept_C].cpu().double(), factor_b[kept_C].cpu().double()
 
 
 def _unit_pair(

@@ -5,9 +5,9 @@ modules. The model therefore stays an ordinary ``PeftModel`` (merge, disable and
 work is done in the forward of the module itself it is also done under any generation loop, which a hook of
 ``PeftModel.forward`` would miss. A model without a bank of peers is plain LoRA, the degenerate case.
 
-Shape legend: N tokens of a batch, I in features, O out features, R own rank, P peers whose direction is not 0, S = P + 1
-slots, K clients. Slot order is own first, then the peers by client number, so that two clients that hold the same
-numbers do the same arithmetic.
+Shape legend: N tokens of a batch, I in features, O out features, R own rank, P peers with a direction that is not 0,
+S = P + 1 slots, K clients. Slot order is own first, then the peers by client number, so that two clients that hold the
+same numbers do the same arithmetic.
 """
 
 from __future__ import annotations
@@ -349,8 +349,10 @@ def scale_update(model: nn.Module, share: float) -> None:
 
 
 def fused_factors(model: nn.Module) -> Tree:
-    """What the loaded model adds to its base, as one LoRA pair per layer (rank S*r of the layer with most slots, weights
-    folded into B), on CPU."""
+    """What the loaded model adds to its base, as one LoRA pair per layer on CPU, the weights folded into B.
+
+    Its rank is S*r of the layer with most slots.
+    """
     return _of_one_rank({name: layer.factors() for name, layer in fused_layers(model).items()})
 
 

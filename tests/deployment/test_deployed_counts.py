@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from test_deployed import MOST, exchange_with, site_of
 from test_project import deploy_playground, few, read, write_playground
 
@@ -28,6 +29,7 @@ from fedecider.memory import others
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.counts import no_counts
 
+CONFIGS = Path(__file__).resolve().parents[2] / "fedecider" / "configs"
 RUN = RunConfig(seed=5, memory=MemoryConfig(kind="mixture"))
 NAMES = list(SHOPS)
 BOOKS = NAMES[:3]
@@ -404,13 +406,21 @@ def test_whoever_makes_a_project_is_told_what_siblings_learn():
 
 
 @pytest.mark.slow
-def test_memories_of_silos_are_those_of_the_simulated_run(tmp_path):
+def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
+    """Adapters that stay in the model and memories with counts of siblings, as configs/amazon_silos_cpu.yaml has them."""
+    silo_settings = yaml.safe_load((CONFIGS / "amazon_silos_cpu.yaml").read_text())
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
     silos = share_out({"crime": sample["crime"]}, 2, None, 0)
-    write_playground(tmp_path, {**silos, "comics": sample["comics"]})
+    more = {name: silo_settings[name] for name in ("fedecider", "patience", "memory", "update_shares", "softmax")}
+    more |= {"num_rounds": 3, "learning_rate": 0.01}  # so that few steps change something
+    write_playground(tmp_path, {**silos, "comics": sample["comics"]}, **more)
     deploy_playground(tmp_path)
     simulated = read(tmp_path / "runs" / "simulated" / "metrics.json")
+    assert simulated["memory"]
     for name in (*silos, "comics"):
+        adapter = Path("adapters") / name / "adapter_model.safetensors"
+        twin = tmp_path / "runs" / "simulated" / adapter
+        assert (tmp_path / "out" / name / adapter).read_bytes() == twin.read_bytes()
         site = read(tmp_path / "out" / name / "metrics.json")
         assert site["memory"] == {name: simulated["memory"][name]}
         expected, found = simulated["domains"][name]["test"], site["domains"][name]["test"]

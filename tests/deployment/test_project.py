@@ -40,8 +40,8 @@ def federate(*words: str) -> None:
     assert runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"](list(words)) == 0
 
 
-def toy_settings(names) -> str:
-    """The demo, made small."""
+def toy_settings(names, **more) -> str:
+    """The demo, made small, with ``more`` options."""
     content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": ",".join(names), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
     content |= {"num_eval_users": 0, "encoder": "tfidf", "lora_targets": "attention,table", "num_threads": 1}
@@ -49,17 +49,17 @@ def toy_settings(names) -> str:
     content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
     content["pretrain"]["train"] |= {"max_steps": 4}
     content["distill"] |= {"epochs": 1}
-    return yaml.safe_dump(content)
+    return yaml.safe_dump(content | more)
 
 
-def write_playground(folder, domains) -> None:
+def write_playground(folder, domains, **more) -> None:
     """``all/`` as a simulation reads it, ``site-<name>/`` with one company's users each, ``public/`` with nobody's; the
     simulated run and the project."""
     save_domains(domains, folder / "all")
     save_domains({name: without_users(domain) for name, domain in domains.items()}, folder / "public")
     for name, domain in domains.items():
         save_domains({name: domain}, folder / f"site-{name}")
-    (folder / "toy.yaml").write_text(toy_settings(domains))
+    (folder / "toy.yaml").write_text(toy_settings(domains, **more))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         federate("--config", "toy.yaml", "--data", "all", "--output", "runs/simulated", "--cache", "cache")

@@ -49,6 +49,11 @@ def update_norms(adapters: Tree) -> Tensor:
     return torch.tensor(norms, dtype=torch.float64)
 
 
+def hold_anything(adapters: Tree) -> Tensor:
+    """(C, M) bool: whose updates are not 0, where B is what an untrained module has zeros in; costs no product."""
+    return torch.stack([adapters[f"{name}.lora_b"].flatten(1).any(1) for name in module_names(adapters)], 1).cpu()
+
+
 def normalise(adapters: Tree, *, balanced: bool = False, epsilon: float = EPSILON) -> Directions:
     """Split stacked updates into directions and magnitudes.
 
@@ -93,10 +98,12 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
 
 def module_cosines(adapters: Tree, others: Tree) -> tuple[Tensor, Tensor]:
     """(M, C, C') float64 cosines module by module, 0 where one of the two is untrained, and bool where neither is."""
-    norm_MC = update_norms(adapters).T
-    others_MC = norm_MC if others is adapters else update_norms(others).T
-    both_MCC = (norm_MC >= EPSILON)[:, :, None] & (others_MC >= EPSILON)[:, None, :]
     inner_MCC = torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
+    if others is adapters:
+        norm_MC = others_MC = inner_MCC.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt()
+    else:
+        norm_MC, others_MC = update_norms(adapters).T, update_norms(others).T
+    both_MCC = (norm_MC >= EPSILON)[:, :, None] & (others_MC >= EPSILON)[:, None, :]
     cosine_MCC = inner_MCC / (norm_MC[:, :, None] * others_MC[:, None, :]).clamp(min=EPSILON**2)
     return torch.where(both_MCC, cosine_MCC, 0.0), both_MCC
 

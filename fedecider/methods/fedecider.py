@@ -36,7 +36,14 @@ from fedecider.lora.adapters import (
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.directions import EPSILON, cosine_matrix, geometric_mean_norm, normalise, update_norms
+from fedecider.lora.directions import (
+    EPSILON,
+    cosine_matrix,
+    geometric_mean_norm,
+    hold_anything,
+    normalise,
+    update_norms,
+)
 from fedecider.lora.fusion import client_order, frozen_factors, fused_factors, joined, load_fusion, load_plain
 from fedecider.lora.truncation import compact, least_rank, load_factors
 from fedecider.methods.fedecider_config import SUM, FedeciderConfig
@@ -279,7 +286,7 @@ def _received(shared: Tree, own: Tree) -> Tree:
 def _away(config: FedeciderConfig, own: Tree, alpha: Tensor, directions: Tree, client: int) -> Tensor:
     """(K,) bool: peers that are not downloaded from now on; those that had no update yet get their chance later."""
     size_K = alpha.abs() if alpha.dim() == 1 else alpha.abs().amax(0)
-    has_update_K = (update_norms(directions) >= EPSILON).any(1)
+    has_update_K = hold_anything(directions).any(1)
     away_K = own["away"] | ((size_K < config.skip_below) & has_update_K)
     away_K[client] = False
     return away_K
@@ -306,7 +313,7 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     if not config.merge and ("fitted" not in own or own["fitted"] >= 0):
         return own
     received = _received(download.shared, own)
-    came_KM = update_norms(received) >= EPSILON
+    came_KM = hold_anything(received)
     if config.merge and _has_trained(own):
         norm_M = update_norms(stack_trees([without_prefix(own, "own")]))[0]
         alpha = started(config, own["alpha"], norm_M, client)

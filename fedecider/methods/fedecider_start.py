@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedecider.federation.method import Tree
 from fedecider.lora.adapters import module_names, with_prefix, without_prefix
-from fedecider.lora.directions import EPSILON, geometric_mean_norm, projection_weights, update_norms
+from fedecider.lora.directions import EPSILON, geometric_mean_norm, hold_anything, projection_weights
 from fedecider.methods.fedecider_config import SUM, FedeciderConfig
 
 
@@ -58,7 +58,7 @@ def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int,
         }
         share_MK = projection_weights(pairs_K).to(alpha)
     else:
-        came_KM = update_norms(received) >= EPSILON
+        came_KM = hold_anything(received)
         came_KM[client] = True
         num_M = came_KM.sum(0).to(alpha)
         share_MK = (fusion / num_M)[:, None].repeat(1, len(came_KM))

@@ -11,6 +11,7 @@ from fedecider.lora.directions import (
     MAX_SCALE,
     cosine_matrix,
     geometric_mean_norm,
+    hold_anything,
     normalise,
     projection_weights,
     update_norms,
@@ -247,8 +248,10 @@ def test_cosine_with_an_untrained_update_is_zero():
     tree = pair(4)
     tree["m.lora_b"][1] = 0.0
     assert cosine_matrix(tree).tolist() == [[pytest.approx(1.0), 0.0], [0.0, 0.0]]
+    assert hold_anything(tree).tolist() == [[True], [False]]
     untrained = {"m.lora_a": torch.ones(2, 3, 4), "m.lora_b": torch.zeros(2, 5, 3)}
     assert cosine_matrix(untrained).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert not hold_anything(untrained).any()
 
 
 @settings(max_examples=30, deadline=None)

@@ -167,9 +167,9 @@ def shown_as(row: RowRuns) -> dict[str, str]:
     content = read_object(path)
     with damage_names(path):
         views = next(iter(content["domains"].values()))["test"]
-        names = {content["reported"]: row.label}
-    names |= {with_memory(row.method, one): with_memory(row.label, one) for one in (MEMORY_ROW, OWN_MEMORY_ROW)}
-    return {name: label for name, label in names.items() if name in views}
+        reported = content["reported"]
+    memories = {with_memory(row.method, one): with_memory(row.label, one) for one in (MEMORY_ROW, OWN_MEMORY_ROW)}
+    return {reported: row.label, **{name: label for name, label in memories.items() if name in views}}
 
 
 def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:

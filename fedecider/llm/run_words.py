@@ -34,7 +34,7 @@ def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: 
         simple=UNTRAINED,
         protocol=metrics["protocol"],
         tests=metrics.get("comparisons", ()),  # runs of before have none
-        beside={label: what for label, what in beside(metrics["reported"]).items() if label != STUDENT},
+        beside={one: what for one, what in beside(metrics["reported"]).items() if one in rows and one != STUDENT},
         before_rounds={STUDENT: BEFORE_ROUNDS},
         domains=tests if len(tests) > 1 else {},
         valid=valid_means(metrics),

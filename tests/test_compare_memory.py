@@ -135,6 +135,9 @@ def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, conf
     assert {label: means[label] for label in expected} == pytest.approx(expected)
     assert found.valid["ours + own memory"] == pytest.approx(0.5)
     assert {one.first for one in found.comparisons} == {"ours + own memory"}
+    assert not any("no run has such a row" in note for note in found.notes)
+    whole = collect(config, rows_of(tmp_path, whole=("fedecider", "mixture", 0.0)), domains)  # nobody has siblings
+    assert "not tested against, since no run has such a row: ours + own memory" in whole.notes
     evidence = comparison_evidence(config, methods, found, "ours + memory")
     assert list(evidence.without_exchange) == ["local", "local + own memory"], "a sum of counts is an exchange"
 

@@ -94,7 +94,7 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         valid=valid,
         curves={row.label: _curve(row.runs) for row in methods},
         positions=everything,
-        notes=_notes(config, methods, persons),
+        notes=_notes(config, methods, reported, persons),
     )
 
 
@@ -167,7 +167,10 @@ def _curve(runs: Sequence[Run]) -> list[list[float]]:
     return [[number, statistics.mean(one[number] for one in per_run)] for number in rounds]
 
 
-def _notes(config: CompareConfig, methods: Sequence[RowRuns], persons: Persons | None) -> list[str]:
+def _notes(
+    config: CompareConfig, methods: Sequence[RowRuns], reported: Mapping[str, Positions], persons: Persons | None
+) -> list[str]:
+    absent = [label for label in config.against if label not in reported]
     missing = [label for label in config.rows if label not in {row.label for row in methods}]
     notes = [f"{config.seeds} seeds; a tuned row is the best of at most {config.tune} settings on validation at seed 0"]
     if persons is not None:
@@ -178,4 +181,5 @@ def _notes(config: CompareConfig, methods: Sequence[RowRuns], persons: Persons |
     if {TEXT, TEXT_AND_COUNTS, SASREC_TEXT} & set(config.baselines):
         encoder = encoder_label(methods[0].runs[0].settings.run.pretrain.text_encoder)
         notes.append(f"rows with text: item texts as vectors of {encoder}")
+    notes += [f"not tested against, since no run has such a row: {', '.join(absent)}"] if absent else []
     return [*notes, *([f"left out, since a run failed: {', '.join(missing)}"] if missing else [])]

@@ -190,6 +190,33 @@ def test_a_zero_direction_gives_alpha_no_gradient_there():
     assert float(alpha.grad[0]) != 0.0
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_direction_that_is_zero_in_some_layers_has_no_slot_there(per_layer):
+    """Outputs and gradients are those of a direction of tiny size; what is read out has one rank for all layers."""
+    model = adapted()
+    stack = random_stack(model, 3)
+    names = list(fused_layers(model))
+    alpha = ALPHA.repeat(len(names), 1) if per_layer else ALPHA
+    zero, tiny = ({key: tensor.clone() for key, tensor in stack.items()} for _ in range(2))
+    for place, name in enumerate(names):
+        for peer in [(0,), (2,), (0, 2), ()][place % 4]:
+            zero[f"{name}.lora_b"][peer] = 0.0
+            tiny[f"{name}.lora_b"][peer] *= 1e-12
+    found = []
+    for directions in (zero, tiny):
+        weights = load_fusion(model, directions, OWN, alpha)
+        slots = [len(layer.bank.peer_a) // RANK for layer in fused_layers(model).values()]
+        output = gradients(model)
+        own = [parameter.grad.clone() for parameter in adapter_parameters(model)]
+        found.append((slots, output.logits.detach(), weights.grad, own, fused_factors(model)))
+    assert found[0][0] == [[1, 1, 0, 2][place % 4] for place in range(len(names))]
+    assert set(found[1][0]) == {2}
+    torch.testing.assert_close(found[0][1:4], found[1][1:4], rtol=1e-5, atol=1e-7)
+    for name in names:
+        dense = [one[4][f"{name}.lora_b"] @ one[4][f"{name}.lora_a"] for one in found]
+        torch.testing.assert_close(*dense, rtol=1e-5, atol=1e-7)
+
+
 def test_weights_zero_but_own_one_is_plain_lora():
     model, plain = adapted(), adapted()
     stack = random_stack(model, 3)

@@ -211,10 +211,10 @@ def test_a_direction_that_is_zero_in_some_layers_has_no_slot_there(per_layer):
         found.append((slots, output.logits.detach(), weights.grad, own, fused_factors(model)))
     assert found[0][0] == [[1, 1, 0, 2][place % 4] for place in range(len(names))]
     assert set(found[1][0]) == {2}
-    torch.testing.assert_close(found[0][1:4], found[1][1:4], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found[0][1:4], found[1][1:4], rtol=1e-4, atol=1e-5)
     for name in names:
         dense = [one[4][f"{name}.lora_b"] @ one[4][f"{name}.lora_a"] for one in found]
-        torch.testing.assert_close(*dense, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(*dense, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_zero_but_own_one_is_plain_lora():

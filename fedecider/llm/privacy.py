@@ -10,7 +10,7 @@ from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
 from fedecider.llm.setup import Settings
 from fedecider.methods import METHODS
 from fedecider.methods.private_training import user_epsilon, user_report
-from fedecider.methods.recommender import ClientModels
+from fedecider.methods.recommender import ClientModels, LocalTraining
 
 SENDS_NOTHING = ("local", "centralised")
 
@@ -54,6 +54,11 @@ def check_privacy(settings: Settings) -> None:
         if config.placement == "data":
             raise ValueError(
                 "got user_privacy with placement data, expected clients: users are drawn and bounded one by one"
+            )
+        if settings.training.adam_epsilon != LocalTraining.adam_epsilon:
+            raise ValueError(
+                f"got user_privacy with adam_epsilon {settings.training.adam_epsilon}, expected "
+                f"{LocalTraining.adam_epsilon}: steps would depend on the size of a gradient, and so on the number of users"
             )
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
         if reason:

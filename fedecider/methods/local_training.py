@@ -54,9 +54,9 @@ def train_locally(
     The loss is the model's token cross-entropy over labels that are not -100. Sample order, prompt templates and
     dropout draw from streams keyed by the domain's name, the round and the epoch. ``alpha`` trains beside the factors
     with its own rate when it requires gradients. Only ``factors`` of the pairs are trained. ``pull`` adds ``strength *
-    (theta - anchor)`` to their gradients, before clipping; the logged loss is without it. With ``user_privacy`` steps
-    go over users (`fedecider.methods.private_training`). Decay is 0 since it would pull weights and directions towards
-    0. Processes that share a client each take their rows of every batch and add up gradients, so that all of them take
+    (theta - anchor)`` to their gradients, before clipping; the logged loss is without it. ``adam_epsilon`` holds for
+    the factors, fusion weights keep AdamW's own. With ``user_privacy`` steps go over users
+    (`fedecider.methods.private_training`). Decay is 0 since it would pull weights and directions towards 0. Processes that share a client each take their rows of every batch and add up gradients, so that all of them take
     the step of the whole batch, to rounding; dropout is drawn by each. Differs from the paper: it names learning rates,
     batch size and epochs only; the rest is ours.
     """
@@ -66,7 +66,7 @@ def train_locally(
     named = named_factors(model, factors)
     trained = list(named.values())
     groups: list[dict[str, Any]] = [
-        {"params": [named[name] for name in names], "lr": settings.learning_rate * rate}
+        {"params": [named[name] for name in names], "lr": settings.learning_rate * rate, "eps": settings.adam_epsilon}
         for rate, names in groupby(named, lambda name: settings.output_rate if _rows_of_output(name) else 1.0)
     ]
     if alpha is not None and alpha.requires_grad:

@@ -85,6 +85,8 @@ class LocalTraining:
             zero. What is sent has then settled.
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
+        adam_epsilon: What AdamW adds to the root of the squared gradients. At 1e-8 a number moves as fast on a faint
+            gradient as on a strong one: in a table of items, rows that nobody has bought as far as any.
         softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
             item IDs are one token each. Then adapters of the output have no part in other catalogues, of which
             no rows travel.
@@ -101,6 +103,7 @@ class LocalTraining:
     learning_rate: Positive = 1e-3
     schedule: Schedule = "constant"
     output_rate: Positive = 1.0
+    adam_epsilon: Positive = 1e-8
     softmax: Literal["vocabulary", "catalogue"] = "vocabulary"
     clip_norm: PositiveOrInfinite = 1.0
     precision: Precision = "fp32"

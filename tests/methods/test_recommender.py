@@ -165,6 +165,19 @@ def test_rows_of_the_output_have_a_rate_of_their_own(parts):
     assert moved[1.0]["lm_head.lora_b"] < 1.1e-3 * steps
 
 
+def test_epsilon_holds_rows_with_faint_gradients(parts):
+    """At 1e-8 the row of a token that no sample asks for moves as far as that of a target."""
+    least = {}
+    for epsilon in (1e-8, 1e-2):
+        recommender = recommender_of(parts, targets=("output",))
+        training = replace(recommender.training, learning_rate=1e-3, adam_epsilon=epsilon)
+        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
+        moved_V = train_locally(recommender._replace(training=training), 0, 1).adapters["lm_head.lora_b"].norm(dim=1)
+        least[epsilon] = float(moved_V.min() / moved_V.max())
+    assert least[1e-8] > 0.5
+    assert least[1e-2] < 0.1 * least[1e-8]
+
+
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
     """Of every group: layers, rows of the output and fusion weights."""
@@ -173,11 +186,12 @@ def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
 
     def spy(self, *args, **kwargs):
         seen.append([group["lr"] for group in self.param_groups])
+        assert [group["eps"] for group in self.param_groups] == [1e-5, 1e-5, 1e-8]  # the weights keep AdamW's own
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     recommender = recommender_of(parts, targets=("attention", "output"))
-    training = replace(recommender.training, schedule=schedule, local_epochs=2, output_rate=3.0)
+    training = replace(recommender.training, schedule=schedule, local_epochs=2, output_rate=3.0, adam_epsilon=1e-5)
     alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
     trained = train_locally(recommender._replace(training=training), 0, 1, alpha=alpha, alpha_learning_rate=0.5)
     progress = torch.arange(len(seen)) / len(seen)

@@ -134,7 +134,7 @@ def test_what_may_not_choose(folder, monkeypatch):
     with pytest.raises(ValueError, match="got user_privacy with several entries of first_fusion"):
         check_privacy(parse_settings("", words))
     words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--adam_epsilon", "0.0001"]
-    with pytest.raises(ValueError, match="got user_privacy with adam_epsilon 0.0001, expected 1e-08"):
+    with pytest.raises(ValueError, match=r"got user_privacy with adam_epsilon 0\.0001, expected 1e-08"):
         check_privacy(parse_settings("", words))
 
 

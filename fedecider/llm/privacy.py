@@ -58,7 +58,7 @@ def check_privacy(settings: Settings) -> None:
         if settings.training.adam_epsilon != LocalTraining.adam_epsilon:
             raise ValueError(
                 f"got user_privacy with adam_epsilon {settings.training.adam_epsilon}, expected "
-                f"{LocalTraining.adam_epsilon}: steps would depend on the size of a gradient, and so on the number of users"
+                f"{LocalTraining.adam_epsilon}: else the size of a gradient, so the number of users, is in the steps"
             )
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
         if reason:

@@ -56,9 +56,10 @@ def train_locally(
     with its own rate when it requires gradients. Only ``factors`` of the pairs are trained. ``pull`` adds ``strength *
     (theta - anchor)`` to their gradients, before clipping; the logged loss is without it. ``adam_epsilon`` holds for
     the factors, fusion weights keep AdamW's own. With ``user_privacy`` steps go over users
-    (`fedecider.methods.private_training`). Decay is 0 since it would pull weights and directions towards 0. Processes that share a client each take their rows of every batch and add up gradients, so that all of them take
-    the step of the whole batch, to rounding; dropout is drawn by each. Differs from the paper: it names learning rates,
-    batch size and epochs only; the rest is ours.
+    (`fedecider.methods.private_training`). Decay is 0 since it would pull weights and directions towards 0. Processes
+    that share a client each take their rows of every batch and add up gradients, so that all of them take the step of
+    the whole batch, to rounding; dropout is drawn by each. Differs from the paper: it names learning rates, batch size
+    and epochs only; the rest is ours.
     """
     settings, started = recommender.training, time.perf_counter()
     model, name = recommender.model, recommender.names[client]

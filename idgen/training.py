@@ -57,8 +57,6 @@ class BackboneTraining:
         final_share: The share of the learning rate that is left at the end of "linear" and "cosine".
         weight_decay: The decoupled weight decay; norms and biases have none.
         beta2: AdamW's decay rate of the squared gradients; 0.98 adapts faster in short runs.
-        adam_epsilon: What AdamW adds to the root of the squared gradients; a larger one holds rows of the table that
-            hardly any sample asks for.
         dropout: The dropout while training; if not given, it is the model's own.
         label_smoothing: The share of the target probability that is spread over the vocabulary.
         clip_norm: The largest gradient norm over all parameters; 0 for no clipping.
@@ -79,7 +77,6 @@ class BackboneTraining:
     final_share: Share = 0.0
     weight_decay: NotNegative = 0.01
     beta2: ShareBelow1 = 0.999
-    adam_epsilon: Positive = 1e-6
     dropout: ShareBelow1 | None = None
     label_smoothing: Share = 0.0
     clip_norm: NotNegative = 1.0
@@ -196,12 +193,12 @@ def set_rates(optimizer: Any, factor: float) -> None:
 
 
 def make_optimizer(groups: Sequence[dict[str, Any]], config: BackboneTraining) -> torch.optim.AdamW:
-    """AdamW; a group may bring its own ``lr`` and ``weight_decay``."""
+    """AdamW with eps 1e-6; a group may bring its own ``lr`` and ``weight_decay``."""
     optimizer = torch.optim.AdamW(
         list(groups),
         lr=config.learning_rate,
         betas=(0.9, config.beta2),
-        eps=config.adam_epsilon,
+        eps=1e-6,
         weight_decay=config.weight_decay,
         fused=True,
     )

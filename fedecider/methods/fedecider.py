@@ -4,9 +4,10 @@ State. Server: one direction per client (K rows). Local, per client: ``alpha`` (
 raw pair at the last upload, ``whole.*`` everything that the model added to the student then, peers included, as one
 pair per layer of the least rank that holds it (`compact`). That is the model before the upload; only the own pair
 leaves. With ``alpha_per module`` the weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row
-i the flags that client i uploaded last, and each client the same flags as ``away`` (K,). With a ``first_fusion``
-other than sum ``fitted`` () is the number of the entry that a client has taken, -1 before. With ``merge`` every client
-keeps ``merged.*``, what its model holds below the own pair and the directions, as one pair per layer.
+i the flags that client i uploaded last, and each client the same flags as ``away`` (K,); with ``send_norms`` ``norms``
+(K, M), what its directions were divided by. With a ``first_fusion`` other than sum ``fitted`` () is the number of the
+entry that a client has taken, -1 before. With ``merge`` every client keeps ``merged.*``, what its model holds below the
+own pair and the directions, as one pair per layer.
 
 Shape legend: K clients of the run, C clients of a block, M modules.
 """
@@ -56,6 +57,8 @@ from fedecider.tuning.space import OneOf, Real, Space
 VIEWS = ("post_broadcast", "pre_upload")
 UNWANTED = "unwanted"
 """Flags of the directions that a client does not download: in its upload (K,), at the server (K, K); uint8."""
+NORMS = "norms"
+"""With ``send_norms``, at the server and in a download: (K, M) what the directions were divided by; float32."""
 GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": "auto"}, {"alpha_init": "auto", "alpha_peers": 0.3})
 """What to choose from on validation, the paper's settings first: the start of the weights decides how far the first
 fusion moves the model (``docs/papers.md``)."""
@@ -96,12 +99,14 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         if config.skip_below:
             local["away"] = torch.zeros(num_clients, num_clients, dtype=torch.bool)
             server[UNWANTED] = local["away"].to(torch.uint8)
+        if config.send_norms:
+            server[NORMS] = torch.zeros(num_clients, len(module_names(start)))
         return server, local
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         directions = {key: tensor for key, tensor in server.items() if key != UNWANTED}
         if round == 1:
-            return Download(take_row(directions, 0))
+            return Download(take_row({key: directions[key] for key in start}, 0))
         if UNWANTED not in server:
             return Download(directions)
         return Download(directions, sent_rows=dict.fromkeys(directions, server[UNWANTED][clients] == 0))
@@ -125,7 +130,10 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
             pairs = {key: tensor[kept_C] for key, tensor in upload.tensors.items()}
             flags = {UNWANTED: pairs.pop(UNWANTED)} if UNWANTED in pairs else {}
             if config.normalises and config.normalize_at == "server":
-                pairs = normalise(pairs, balanced=config.balanced).tree
+                found = normalise(pairs, balanced=config.balanced)
+                pairs = found.tree
+                if config.send_norms:
+                    flags[NORMS] = found.norm_CM.to(directions[NORMS])
             for key, tensor in {**pairs, **flags}.items():
                 directions[key][upload.clients[kept_C]] = tensor
         return directions
@@ -276,10 +284,11 @@ def _normalised(config: FedeciderConfig, upload: Upload) -> Upload:
 
 def _received(shared: Tree, own: Tree) -> Tree:
     """All K slots of a client: those that it did not ask for are empty, whatever the server holds there."""
+    directions = {key: tensor for key, tensor in shared.items() if key != NORMS}
     if "away" not in own or not own["away"].any():
-        return shared
+        return directions
     return {
-        key: tensor.masked_fill(own["away"].to(tensor.device)[:, None, None], 0.0) for key, tensor in shared.items()
+        key: tensor.masked_fill(own["away"].to(tensor.device)[:, None, None], 0.0) for key, tensor in directions.items()
     }
 
 
@@ -316,7 +325,7 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     came_KM = hold_anything(received)
     if config.merge and _has_trained(own):
         norm_M = update_norms(stack_trees([without_prefix(own, "own")]))[0]
-        alpha = started(config, own["alpha"], norm_M, client)
+        alpha = started(config, own["alpha"], norm_M, client, download.shared.get(NORMS))
         came_KM[client] = True
         came = came_KM.T if alpha.dim() == 2 else came_KM.any(1)
         own = {**own, "alpha": torch.where(came, alpha, 0.0)}  # what brought nothing has no weight

@@ -48,6 +48,9 @@ class FedeciderConfig:
             local training is never downloaded by that client again; 0 (paper) downloads all.
         normalize_at: Where directions are normalised, server (paper) or client; both give the same bits, but the server
             then never sees norms.
+        send_norms: If true, the server sends with every direction the norms that it took from it, one number a layer,
+            and with merge the weight of a peer starts from that norm, not from the receiver's: a mean of directions is
+            then the mean of the updates, however unequal clients are in size.
         balanced: If true, canonical factors are broadcast that depend on the product only.
         ablation: What is left out: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep
             combines factors first, (sum alpha B)(sum alpha A).
@@ -64,6 +67,7 @@ class FedeciderConfig:
     own_slot: Literal["normalized", "absorb", "raw"] = "normalized"
     skip_below: NotNegative = 0.0
     normalize_at: Literal["server", "client"] = "server"
+    send_norms: bool = False
     balanced: bool = False
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
     sep_factors: Literal["raw", "normalized"] = "raw"
@@ -97,6 +101,11 @@ class FedeciderConfig:
             raise ValueError(
                 f"got merge with alpha_init {self.alpha_init}, own_slot {self.own_slot} and skip_below "
                 f"{self.skip_below}, expected auto, raw and 0: weights of a round start from that round's own update"
+            )
+        if self.send_norms and not (self.merge and self.normalize_at == "server"):
+            raise ValueError(
+                f"got send_norms with merge {self.merge} and normalize_at {self.normalize_at}, expected true and "
+                "server: weights start anew there, and the server knows the norms"
             )
         if self.skip_below and not self.learns_alpha:
             raise ValueError(

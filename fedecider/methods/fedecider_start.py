@@ -29,18 +29,29 @@ def initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
     return alpha_KK
 
 
-def started(config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
+def started(
+    config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int, norm_KM: Tensor | None = None
+) -> Tensor:
     """Weights like ``alpha`` as they start with ``auto``: the own one ``g``, the others ``alpha_peers g``.
 
     ``g`` is the geometric mean of the own norms, or with weights per layer each layer's own norm (that mean where a
     layer is untrained): the own direction times ``g`` is the own update again, exactly so per layer. With ``own_slot
-    raw`` the own slot keeps its size by itself, so its weight is 1.
+    raw`` the own slot keeps its size by itself, so its weight is 1. With ``norm_KM``, the norms of all, each of the
+    others' is its own ``g``.
     """
-    mean = geometric_mean_norm(norm_M)
-    size_M = torch.full((), mean) if alpha.dim() == 1 else torch.where(norm_M < EPSILON, mean, norm_M).to(alpha)
-    started = (config.alpha_peers * size_M[..., None]).expand_as(alpha).clone()
+    size_M = _sizes(alpha, norm_M)
+    size_KM = size_M.expand(alpha.shape[-1], *size_M.shape)
+    if norm_KM is not None:
+        size_KM = torch.stack([_sizes(alpha, one_M) for one_M in norm_KM])
+    started = config.alpha_peers * size_KM.movedim(0, -1)
     started[..., client] = 1.0 if config.own_slot == "raw" else size_M
     return started
+
+
+def _sizes(alpha: Tensor, norm_M: Tensor) -> Tensor:
+    """() or (M,): the geometric mean of one client's norms, or with weights per layer each (the mean if untrained)."""
+    mean = geometric_mean_norm(norm_M)
+    return torch.tensor(mean).to(alpha) if alpha.dim() == 1 else torch.where(norm_M < EPSILON, mean, norm_M).to(alpha)
 
 
 def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int, fusion: float | str) -> Tree:

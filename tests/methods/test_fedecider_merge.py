@@ -142,6 +142,35 @@ def test_projected_is_as_large_as_the_own_update_along_every_direction(alpha_per
                 torch.testing.assert_close(along_K, norm_K, rtol=0.03, atol=0.0)
 
 
+@pytest.mark.parametrize("alpha_per", ["module", "client"])
+def test_with_norms_a_mean_of_directions_is_that_of_the_updates(alpha_per):
+    recommender = toy_recommender()
+    settings = {**MERGE, "alpha_per": alpha_per, "first_fusion": "1"}
+    sent, plain = FedeciderConfig(**settings, send_norms=True), FedeciderConfig(**settings)
+    state, _ = run(fedecider(recommender, sent), 3, 2)
+    own = without_prefix(state.local, "own")
+    norm_KM = update_norms(own)
+    torch.testing.assert_close(state.server["norms"], norm_KM.float())
+    if alpha_per == "client":
+        norm_KM = norm_KM.log().mean(1, keepdim=True).exp().expand_as(norm_KM)
+    for client in range(3):
+        row = take_row(state.local, client)
+        models = []
+        for config in (sent, plain):
+            shared = {key: state.server[key] for key in (own if config is plain else state.server)}
+            load_view(recommender, config, "post_broadcast", Download(shared), row, client)
+            models.append(products(fused_factors(recommender.model)))
+        found, other = models
+        below = products(without_prefix(row, "merged"))
+        for module, name in enumerate(module_names(own)):
+            update_K = own[f"{name}.lora_b"] @ own[f"{name}.lora_a"]
+            direction_K = state.server[f"{name}.lora_b"] @ state.server[f"{name}.lora_a"]
+            part_K = norm_KM[:, module, None, None].float() * direction_K
+            part_K[client] = update_K[client]
+            torch.testing.assert_close(found[name], below[name] + part_K.mean(0), rtol=1e-3, atol=1e-5)
+            assert (found[name] - other[name]).abs().max() > 1e-4  # the receiver's size is another
+
+
 def test_every_broadcast_is_chosen_anew_and_seen_by_the_view():
     """With a taste for the mean first and for nobody else later, the choice follows, and the view shows it."""
     liked = {"weight": 0.0}
@@ -196,6 +225,8 @@ def test_contract(part):
         ({"alpha_init": 2.0, "alpha_peers": 0.0}, "got merge with alpha_init 2.0"),
         ({"own_slot": "absorb"}, "got merge with alpha_init auto, own_slot absorb"),
         ({"skip_below": 0.1}, "got merge with .* skip_below 0.1"),
+        ({"send_norms": True, "normalize_at": "client"}, "got send_norms with merge True and normalize_at client"),
+        ({"send_norms": True, "merge": False}, "got send_norms with merge False"),
         ({"first_fusion": "projected,1,projected"}, "got first_fusion 'projected,1,projected'"),
     ],
 )

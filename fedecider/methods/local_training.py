@@ -48,8 +48,8 @@ def train_locally(
     factors: Collection[str] = FACTORS,
     pull: Pull | None = None,
 ) -> Trained:
-    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, rates by ``schedule``, no weight decay, global
-    clipping.
+    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, rates by ``schedule`` and times ``round_decay **
+    (round - 1)``, no weight decay, global clipping.
 
     The loss is the model's token cross-entropy over labels that are not -100. Sample order, prompt templates and
     dropout draw from streams keyed by the domain's name, the round and the epoch. ``alpha`` trains beside the factors
@@ -87,7 +87,7 @@ def train_locally(
             batches = _batches(recommender, client, round, epoch)
             for place, batch in enumerate(batches):
                 factor = decay(settings.schedule, (epoch + place / len(batches)) / settings.local_epochs)
-                total += step(batch, factor)
+                total += step(batch, factor * settings.round_decay ** (round - 1))
             losses.append(float(total) / max(len(batches), 1))
             steps += len(batches)
     model.eval()

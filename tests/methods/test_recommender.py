@@ -208,6 +208,26 @@ def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
     torch.testing.assert_close(factor, shapes[schedule], rtol=1e-5, atol=1e-6)
 
 
+def test_rates_fall_from_round_to_round(parts, monkeypatch):
+    """Of every group, by the same factor, and not before the second round."""
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def spy(self, *args, **kwargs):
+        seen.append([group["lr"] for group in self.param_groups])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    recommender = recommender_of(parts, targets=("attention", "output"))
+    training = replace(recommender.training, round_decay=0.5, local_epochs=1, output_rate=3.0)
+    alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
+    for round in (1, 3):
+        train_locally(recommender._replace(training=training), 0, round, alpha=alpha, alpha_learning_rate=0.5)
+    first, third = (seen[at] for at in (0, -1))
+    assert sorted(first) == pytest.approx([1e-2, 3e-2, 0.5])
+    assert third == pytest.approx([rate / 4 for rate in first])
+
+
 def test_users_who_are_left_out_train_nothing_and_are_ranked(parts):
     tokenizer, (task, other) = parts
     domain, gone = make_domain("crime", 15, [5, 9, 4, 7], 2), [1, 3]

@@ -77,6 +77,17 @@ def test_what_is_no_better_changes_nothing(run):
     assert recorded_settings(kept).training.learning_rate == 1e-3
 
 
+def test_each_is_judged_by_its_better_round_alone(run):
+    tried = read_json(run("wrecks", "taken", others=[LAYERS]) / "alternatives.json")["tried"]
+    best = []
+    for one, config in zip(tried, ("wrecks", "learns"), strict=True):
+        alone = run(config, f"{config}-alone", "--method", "local", "--num_rounds", "2")
+        scores = [record["score"] for record in read_records(alone / "rounds.jsonl")]
+        assert one["valid"] == pytest.approx(max(scores), abs=1e-9)
+        best.append(scores.index(max(scores)))
+    assert 1 in best, "else the first round alone would do"
+
+
 def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, monkeypatch):
     run("wrecks", "taken", others=[LAYERS])
     trained: list[tuple[str, ...]] = []
@@ -90,7 +101,7 @@ def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, mon
     local = run("wrecks", "local", "--method", "local", others=[LAYERS])
     assert trained == []
     pooled = run("wrecks", "centralised", "--method", "centralised", others=[LAYERS])
-    assert trained == [("pooled",)] * 2
+    assert trained == [("pooled",)] * 2 * alternatives.ROUNDS
     assert read_json(local / "alternatives.json") == read_json(Path("runs/taken/alternatives.json"))
     assert read_json(pooled / "alternatives.json")["taken"] == LAYERS
 

@@ -1,9 +1,9 @@
 """Settings of local training among which the clients' validation items choose before the first round.
 
 Few events a user want layers that stay as they are and a table that learns, many events want both to learn; which of
-the two the data are is seen when every client has trained alone for a round. The choice is one for all clients, since
-adapters of one shape are exchanged; each of them needs to tell two numbers for it
-(`fedecider.evaluation.standard_error`).
+the two the data are is seen when every client has trained alone for two rounds: layers take up in one what a table
+needs two for, and may stop lower. The choice is one for all clients, since adapters of one shape are exchanged; each of
+them needs to tell two numbers a round for it (`fedecider.evaluation.standard_error`).
 
 Shape legend: U users of a client.
 """
@@ -36,6 +36,8 @@ from fedecider.running.run_folder import RunFolder
 from fedecider.running.stages import as_plain, cached_stage
 
 METRIC = "ndcg@10"
+ROUNDS = 2
+"""Every setting is judged by the better one of so many rounds of local training alone."""
 TARGETS = "lora_targets"
 CHANGEABLE = (TARGETS, *(field.name for field in fields(LocalTraining) if field.name != "user_privacy"))
 
@@ -75,12 +77,12 @@ def choices(settings: Settings) -> list[Settings]:
 
 
 def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settled:
-    """The alternative that ranks the clients' validation items best after a round of local training alone, where it is
-    clearly better than the settings as given; tried once, kept beside the other stages and alike for all methods but
-    those that pool.
+    """The alternative that ranks the clients' validation items best after `ROUNDS` rounds of local training alone, or
+    one of them, where it is clearly better than the settings as given; tried once, kept beside the other stages and
+    alike for all methods but those that pool.
 
     An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error;
-    of several the best one. The test items are not looked at, and the clients' models start anew in the first round.
+    of several the best one. Each stands for itself at its better round, the same one for all clients. The test items are not looked at, and the clients' models start anew in the first round.
     """
     offered = choices(settings)
     if len(offered) == 1:
@@ -95,8 +97,7 @@ def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settle
     gains = read_json(stage.folder / "gains.json")
     taken = clearly_best([[np.array(gain_U) for gain_U in one.values()] for one in gains])
     changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.alternatives)]
-    valid = [float(np.mean([np.mean(gain_U) for gain_U in one.values()])) for one in gains]
-    tried = [{"changes": one, "valid": score} for one, score in zip(changes, valid, strict=True)]
+    tried = [{"changes": one, "valid": _macro(gain)} for one, gain in zip(changes, gains, strict=True)]
     settled = Settled(offered[taken], changes[taken], tried)
     if launch.is_main:
         say(told_choice(settled.taken, tried))
@@ -123,22 +124,25 @@ def as_taken(settings: Settings, folder: RunFolder) -> Settings:
 
 
 def _gains(settings: Settings, foundation: Foundation, launch: Launch) -> dict[str, list[float]]:
-    """Client -> ndcg@10 of each of its validation users, when it has trained alone for a round.
+    """Client -> ndcg@10 of each of its validation users after the best of `ROUNDS` rounds of training alone.
 
     A method that pools trains on all clients' data together.
     """
     recommender = make_recommender(settings, foundation, launch.device)
     pools = METHODS[settings.run.method].pooled
-    if pools:
+    gains_R: list[dict[str, list[float]]] = [{} for _ in range(ROUNDS)]
+    for clients in [range(recommender.num_clients)] if pools else [[one] for one in range(recommender.num_clients)]:
         load_student(recommender)
-        train_locally(pooled_recommender(recommender), 0, 1)
-    gains = {}
-    for client, name in enumerate(recommender.names):
-        if not pools:
-            load_student(recommender)
-            train_locally(recommender, client, 1)
-        gains[name] = user_metrics(recommender.positions(client, "valid"))[METRIC].tolist()
-    return gains
+        for number, gains in enumerate(gains_R, 1):
+            train_locally(pooled_recommender(recommender) if pools else recommender, clients[0], number)
+            for client in clients:
+                positions_U = recommender.positions(client, "valid")
+                gains[recommender.names[client]] = user_metrics(positions_U)[METRIC].tolist()
+    return max(gains_R, key=_macro)
+
+
+def _macro(gains: Mapping[str, Sequence[float]]) -> float:
+    return float(np.mean([np.mean(gain_U) for gain_U in gains.values()]))
 
 
 def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundation, launch: Launch) -> dict[str, Any]:
@@ -148,6 +152,7 @@ def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundat
         "student": foundation.distilled.folder.name,
         "data": {name: domain.content_hash() for name, domain in foundation.domains.items()},
         "pooled": METHODS[run.method].pooled,
+        "rounds": ROUNDS,
         "choices": [[one.run.lora_targets, as_plain(one.training)] for one in offered],
         "ranking": as_plain(settings.ranking),
         "memory": as_plain(run.memory),

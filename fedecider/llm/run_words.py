@@ -85,4 +85,4 @@ def told_choice(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) ->
     """What `fedecider.llm.alternatives` came to, in one sentence."""
     words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
     scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
-    return f"settings of local training, by validation ndcg@10 of one round alone ({scores}): {words}"
+    return f"settings of local training, by validation ndcg@10 of two rounds alone ({scores}): {words}"

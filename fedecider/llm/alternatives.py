@@ -77,12 +77,13 @@ def choices(settings: Settings) -> list[Settings]:
 
 
 def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settled:
-    """The alternative that ranks the clients' validation items best after `ROUNDS` rounds of local training alone, or
-    one of them, where it is clearly better than the settings as given; tried once, kept beside the other stages and
-    alike for all methods but those that pool.
+    """The alternative that ranks the clients' validation items best within `ROUNDS` rounds of local training alone,
+    where it is clearly better than the settings as given; tried once, kept beside the other stages and alike for all
+    methods but those that pool.
 
     An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error;
-    of several the best one. Each stands for itself at its better round, the same one for all clients. The test items are not looked at, and the clients' models start anew in the first round.
+    of several the best one. Each is judged by its own best round, the same one for all clients. The test items are not
+    looked at, and the clients' models start anew in the first round.
     """
     offered = choices(settings)
     if len(offered) == 1:

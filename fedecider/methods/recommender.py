@@ -83,8 +83,8 @@ class LocalTraining:
         learning_rate: The learning rate of the LoRA factors (AdamW); the state is fresh in every round.
         schedule: The course of every learning rate in a round's local training: constant, or linear or cosine down to
             zero. What is sent has then settled.
-        round_decay: The factor on every learning rate from one round to the next. Below 1 the first rounds may take large
-            steps and late ones still settle, which takes fewer rounds, so less is sent.
+        round_decay: The factor on every learning rate from one round to the next. Below 1 the first rounds may take
+            large steps and late ones still settle, which takes fewer rounds, so less is sent.
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
         adam_epsilon: What AdamW adds to the root of the squared gradients. At 1e-8 a number moves as fast on a faint

@@ -1,4 +1,4 @@
-"""The same run between machines: python scripts/deploy.py provision | simulate | start | submit | status | collect."""
+"""The same run between machines: python scripts/deploy.py --help lists the commands."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same run between machines: python scripts/deploy.py provision | simulate | start | submit | status | collect."""
+"""The same run between machines: python scripts/deploy.py, whose commands are below."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from fedecider.commands.federate import taken_name
 from fedecider.running.cli import peek, run
 
 COMMANDS = {
+    "publish": "prepare the catalogue and public users of companies that sell the same items, from tables",
     "provision": "make the project folder that all parties share, and a startup kit with certificates for each",
+    "prepare": "prepare a site's own users from a table, with the catalogue and public users of the project",
     "simulate": "run every party as a process of this machine; options of federate.py",
     "start": "become the server or a site: start with a startup kit and a file that says where things lie",
     "submit": "start the rounds, or go on with them, as the administrator",
     "status": "show who is connected and what runs, as the administrator",
     "collect": "print the table and the bytes of a finished run, on the server's machine",
 }
+OF_TABLES = ("publish", "prepare")
+"""Commands that do without FLARE."""
 
 
 def usage() -> str:
@@ -34,6 +38,11 @@ def work_of(words: Sequence[str]) -> Callable[[], None]:
         raise ValueError(f"got the command {command!r}, expected one of {', '.join(COMMANDS)}")
     if reason := taken_name(peek(options, "method")):
         raise ValueError(reason)
+    if command in OF_TABLES:
+        from fedecider.deployment import tables
+
+        of_tables: Callable[[Sequence[str]], None] = getattr(tables, command)
+        return lambda: of_tables(options)
     try:
         from fedecider.deployment import commands
     except ImportError as error:

@@ -1,11 +1,13 @@
-"""Readers, prepared domains and the embedded sample; own tables come in by :func:`from_events`."""
+"""Readers, prepared domains and the embedded sample; own tables come in by :func:`from_events`, or where every party
+prepares its own, by :func:`publish` and :func:`own_users`."""
 
+from importlib import import_module
 from typing import Any
+
+_TABLES = {"from_events": "frames", "publish": "sites", "own_users": "sites"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "from_events":  # only when it is asked for: the readers do without tables in memory
-        from fedecider.data.frames import from_events
-
-        return from_events
+    if name in _TABLES:  # only when it is asked for: the readers do without tables in memory
+        return getattr(import_module(f"fedecider.data.{_TABLES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,12 +5,12 @@ Shape legend: E events, U users, I items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Events
 from fedecider.data.dropped import Size
 from fedecider.data.readers.table import RawEvents
 
@@ -140,6 +140,34 @@ def take(sequences: Sequences, kept_E: np.ndarray) -> Sequences:
 def filter_core(sequences: Sequences, min_user: int, min_item: int) -> Sequences:
     """``k_core`` on ordered events."""
     return take(sequences, k_core(user_rows(sequences), sequences.item_E, min_user, min_item))
+
+
+UserRow = tuple[str, list[int], list[int]]
+"""A user's key, items and times, oldest first."""
+
+
+def rows_of(sequences: Sequences, chosen: Collection[str], max_length: int | None) -> list[UserRow]:
+    """The rows of the ``chosen`` users; of each the newest ``max_length`` events, None: all."""
+    rows = []
+    for u, user in enumerate(sequences.users):
+        if user in chosen:
+            start, end = int(sequences.start_U[u]), int(sequences.start_U[u + 1])
+            if max_length is not None:
+                start = max(start, end - max_length)
+            rows.append((user, sequences.item_E[start:end].tolist(), sequences.time_E[start:end].tolist()))
+    return rows
+
+
+def numbered(rows: list[UserRow], number_of: Mapping[int, int]) -> Events:
+    """The rows with the catalogue's numbers of items in the place of those that :class:`Sequences` has."""
+    if not rows:
+        return NO_EVENTS
+    known = any(time != UNKNOWN_TIME for _, _, times in rows for time in times)
+    return Events(
+        users=[user for user, _, _ in rows],
+        sequences=[[number_of[item] for item in items] for _, items, _ in rows],
+        timestamps=[times for _, _, times in rows] if known else None,
+    )
 
 
 def user_rows(sequences: Sequences) -> np.ndarray:

@@ -7,7 +7,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 
 from fedecider.bounds import Seed, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
-from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Domain, Events, check_public_disjoint
+from fedecider.data.domain import Domain, check_public_disjoint
 from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import (
     Sequences,
@@ -25,7 +25,9 @@ from fedecider.data.filtering import (
     filter_core,
     first_occurrences,
     k_core,
+    numbered,
     order_events,
+    rows_of,
     take,
 )
 from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions
@@ -143,6 +145,8 @@ def amazon2018_d3(raw: str, output: str, users_per_domain: int = 1000, seed: int
     )
 
 
+Share = Callable[[Mapping[str, Domain]], dict[str, Domain]]
+"""Whole domains -> those of companies with their catalogues."""
 CORE = "below k_core or min_length"
 REPEATS = "repeats"
 NO_TEXT = "items without text"
@@ -164,11 +168,14 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
     return domains
 
 
-def prepare_domains(config: PrepareConfig, tell: Tell | None = None, read: Read | None = None) -> dict[str, Domain]:
+def prepare_domains(
+    config: PrepareConfig, tell: Tell | None = None, read: Read | None = None, share: Share | None = None
+) -> dict[str, Domain]:
     """The prepared domains in memory, silos in the place of those that are shared out.
 
     A user who is a client in any domain is public in none.
-    ``tell`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``.
+    ``tell`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``, and
+    ``share`` for the dealing out among ``config.silos``.
     """
     read = read or SOURCES[config.source]
     names = [*config.domain_names, *config.public_names]
@@ -183,16 +190,20 @@ def prepare_domains(config: PrepareConfig, tell: Tell | None = None, read: Read 
     for name, one in filtered.items():
         public = _choose_public(config, name, one.sequences, ranked[name], client_anywhere)
         domains[name] = _build_domain(config, name, one, clients[name], public)
-    if config.silos > 1:
-        from fedecider.data.silos import share_out  # only here: --help does without torch
-
+    if share or config.silos > 1:
         whole = {name: domains.pop(name) for name in config.domain_names}
-        domains = {**share_out(whole, config.silos, config.silo_skew, config.seed), **domains}
+        domains = {**(share(whole) if share else _deal_out(config, whole)), **domains}
     shared = overlaps(domains)
     for name, domain in domains.items():
         domain.card["overlap"] = shared[name]
     check_public_disjoint(domains)
     return domains
+
+
+def _deal_out(config: PrepareConfig, whole: Mapping[str, Domain]) -> dict[str, Domain]:
+    from fedecider.data.silos import share_out  # only here: --help does without torch
+
+    return share_out(whole, config.silos, config.silo_skew, config.seed)
 
 
 class _Filtered(NamedTuple):
@@ -349,7 +360,7 @@ def _build_domain(
 ) -> Domain:
     chosen_U = np.array([user in clients or user in public for user in one.sequences.users], dtype=bool)
     chosen = take(one.sequences, np.repeat(chosen_U, np.diff(one.sequences.start_U)))
-    rows = {group: _rows(config, chosen, users) for group, users in (("c", clients), ("p", public))}
+    rows = {group: rows_of(chosen, users, config.max_length) for group, users in (("c", clients), ("p", public))}
     used = {item for group in rows.values() for _, items, _ in group for item in items}
     keys = sorted(chosen.items[item] for item in used)
     number_of = {key: number for number, key in enumerate(keys)}
@@ -360,8 +371,8 @@ def _build_domain(
         item_keys=keys,
         titles=[display_title(item) or _text(config, item)[:80] for item in fields],
         item_texts=[_text(config, item) for item in fields],
-        clients=_events(rows["c"], renumber),
-        public=_events(rows["p"], renumber),
+        clients=numbered(rows["c"], renumber),
+        public=numbered(rows["p"], renumber),
         card={},
     )
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
@@ -371,30 +382,6 @@ def _build_domain(
     settings, dropped = _settings(config), one.dropped.plain()
     domain.card.update(make_card(domain, one.raw, catalogue_records=counts, dropped=dropped, settings=settings))
     return domain
-
-
-def _rows(
-    config: PrepareConfig, sequences: Sequences, chosen: Collection[str]
-) -> list[tuple[str, list[int], list[int]]]:
-    rows = []
-    for u, user in enumerate(sequences.users):
-        if user in chosen:
-            start, end = int(sequences.start_U[u]), int(sequences.start_U[u + 1])
-            if config.max_length is not None:
-                start = max(start, end - config.max_length)
-            rows.append((user, sequences.item_E[start:end].tolist(), sequences.time_E[start:end].tolist()))
-    return rows
-
-
-def _events(rows: list[tuple[str, list[int], list[int]]], renumber: Mapping[int, int]) -> Events:
-    if not rows:
-        return NO_EVENTS
-    known = any(time != UNKNOWN_TIME for _, _, times in rows for time in times)
-    return Events(
-        users=[user for user, _, _ in rows],
-        sequences=[[renumber[item] for item in items] for _, items, _ in rows],
-        timestamps=[times for _, _, times in rows] if known else None,
-    )
 
 
 def _settings(config: PrepareConfig) -> dict[str, object]:

@@ -5,7 +5,7 @@ Shape legend: I items, U client users of a domain, D dimensions, S silos.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedecider.federation.streams import derive_seed
 
 NUM_CLUSTERS = 8
 """Taste clusters of a domain's users, where silos are skewed."""
+BY_COMPANY = "by company"
 
 
 def share_out(domains: Mapping[str, Domain], num_silos: int, skew: float | None, seed: int) -> dict[str, Domain]:
@@ -43,8 +44,26 @@ def share_out(domains: Mapping[str, Domain], num_silos: int, skew: float | None,
         else:
             _deal_clusters(domain.clients.users, cluster_U, number_of, num_silos, skew, rng)
         silo_U = np.array([number_of[user] for user in domain.clients.users])
-        silos[name] = _split(domain, silo_U, cluster_U, num_silos, skew)
+        numbers = [str(number + 1) for number in range(num_silos)]
+        how = "uniformly" if skew is None else f"by taste clusters, Dirichlet({skew:g})"
+        silos[name] = _split(domain, silo_U, numbers, how, None if skew is None else cluster_U)
     return {silo.name: silo for name in domains for silo in silos[name]}
+
+
+def share_by(domains: Mapping[str, Domain], company_of: Callable[[str], str]) -> dict[str, Domain]:
+    """``movies`` -> ``movies.north``, ``movies.south``, ...: the client users of each company, everything else alike.
+
+    A company without client users of a domain has no silo of it.
+
+    Raises:
+        ValueError: a company has one client user in a domain.
+    """
+    silos: list[Domain] = []
+    for domain in domains.values():
+        owners = [company_of(user) for user in domain.clients.users]
+        companies = sorted(set(owners))
+        silos += _split(domain, np.array([companies.index(one) for one in owners]), companies, BY_COMPANY)
+    return {silo.name: silo for silo in silos}
 
 
 def taste_clusters(domain: Domain, seed: int) -> np.ndarray:
@@ -90,24 +109,26 @@ def _deal_clusters(
 
 
 def _split(
-    domain: Domain, silo_U: np.ndarray, cluster_U: np.ndarray, num_silos: int, skew: float | None
+    domain: Domain, silo_U: np.ndarray, labels: Sequence[str], how: str, cluster_U: np.ndarray | None = None
 ) -> list[Domain]:
-    names = [f"{domain.name}.{number + 1}" for number in range(num_silos)]
-    small = [
-        (name, count) for name, count in zip(names, np.bincount(silo_U, minlength=num_silos), strict=True) if count < 2
-    ]
+    """Silo s, ``<domain>.<labels[s]>``, has the client users u with ``silo_U[u] == s``."""
+    names = [f"{domain.name}.{label}" for label in labels]
+    count_S = np.bincount(silo_U, minlength=len(names)).tolist()
+    small = [(name, count) for name, count in zip(names, count_S, strict=True) if count < 2]
     if small:
+        dealt = how != BY_COMPANY
         raise ValueError(
             f"got {small[0][1]} client users in the silo {small[0][0]} of {len(silo_U)} in {domain.name!r}, expected "
-            f"at least 2. Give more users, fewer silos{'' if skew is None else ', a larger silo_skew'} or another seed."
+            f"at least 2. Give more users{', fewer silos' if dealt else ' of this company, or leave it out'}"
+            f"{'' if cluster_U is None else ', a larger silo_skew'}{' or another seed' if dealt else ''}."
         )
     return [
-        _silo(domain, names, number, np.flatnonzero(silo_U == number), cluster_U, skew) for number in range(num_silos)
+        _silo(domain, names, number, np.flatnonzero(silo_U == number), how, cluster_U) for number in range(len(names))
     ]
 
 
 def _silo(
-    domain: Domain, names: list[str], number: int, place_U: np.ndarray, cluster_U: np.ndarray, skew: float | None
+    domain: Domain, names: list[str], number: int, place_U: np.ndarray, how: str, cluster_U: np.ndarray | None
 ) -> Domain:
     users, sequences, times = domain.clients
     places = place_U.tolist()
@@ -122,9 +143,9 @@ def _silo(
         "siblings": [name for name in names if name != silo.name],
         "users": len(places),
         "users_of_all_siblings": len(users),
-        "shared_out": "uniformly" if skew is None else f"by taste clusters, Dirichlet({skew:g})",
+        "shared_out": how,
     }
-    if skew is not None:
+    if cluster_U is not None:
         facts["users_by_cluster"] = np.bincount(cluster_U[place_U], minlength=int(cluster_U.max()) + 1).tolist()
     card = make_card(silo)
     silo.card.update(domain.card | card | {"items": domain.card["items"] | card["items"], "silo": facts})

@@ -260,14 +260,18 @@ def test_what_cannot_be_read_is_told_in_a_sentence(case, tmp_path):
 
 def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    orders = [{"customer": row["customer"], "sku": row["sku"], "bought_at": row["when"]} for row in events(60) * 2]
+    names = {"customer": "customer", "sku": "sku", "when": "bought_at"}
+    orders = [{names[column]: value for column, value in row.items()} for row in events(60) * 2]
+    orders = [{**row, "seller": "north" if row["customer"] % 2 else "south"} for row in orders]
     pa.parquet.write_table(pa.Table.from_pylist(orders), "orders.parquet")
     pd.DataFrame([{"sku": row["sku"], "label": row["title"]} for row in items()]).to_csv("products.csv", index=False)
     text = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "from_events" in block)
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "from_events" in block]
     found: dict = {}
-    exec(code, found)
+    for block in blocks:
+        exec(block, found)
     assert load_domains("data/shop")["shop"].content_hash() == found["domains"]["shop"].content_hash()
+    assert list(load_domains("data/shops")) == list(found["companies"]) == ["shop.north", "shop.south"]
 
 
 def test_a_file_as_output_is_told_before_the_work(tmp_path):

@@ -1,0 +1,103 @@
+"""From tables to a deployment: one party publishes the catalogue, each company prepares its own users."""
+
+import json
+import sys
+
+import pandas as pd
+import pytest
+from test_project import CPU, federate, toy_settings
+
+from fedecider.commands.deploy import main
+from fedecider.data.sample import sample_domains
+from fedecider.deployment.project import make_project, own_domain, party, read_project
+from fedecider.llm.commands import parse_settings
+
+COLUMNS = ("--user", "customer", "--item", "sku", "--time", "at")
+NAMES = ("shop.north", "shop.south")
+
+
+def table(events, keys, users):
+    rows = [
+        (user, keys[item], time)
+        for user, items, times in list(zip(*events, strict=True))[users]
+        for item, time in zip(items, times, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["customer", "sku", "at"])
+
+
+@pytest.fixture(scope="module")
+def shops(tmp_path_factory):
+    """Published, made a project, prepared: each by its command."""
+    folder, whole = tmp_path_factory.mktemp("shops"), sample_domains(["crime"])["crime"]
+    keys = whole.item_keys
+    table(whole.public, keys, slice(20)).to_csv(folder / "disclosed.csv", index=False)
+    table(whole.clients, keys, slice(0, 30)).to_parquet(folder / "north.parquet")
+    table(whole.clients, keys, slice(30, 50)).to_parquet(folder / "south.parquet")
+    things = pd.DataFrame({"sku": keys, "label": whole.titles, "blurb": whole.item_texts})
+    things.to_csv(folder / "products.csv", index=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        texts = ("--texts", "title=label,description=blurb")
+        words = ("--events", "disclosed.csv", "--items", "products.csv", "--companies", "north,south", *texts)
+        assert main(["publish", *words, *COLUMNS, "--output", "public"]) == 0
+        (folder / "toy.yaml").write_text(toy_settings(NAMES))
+        make_project(parse_settings("", ["--config", "toy.yaml"]), folder / "project", CPU, quiet=True)
+        for name in NAMES:
+            words = ("--project", "project", "--client", name, "--events", f"{name.partition('.')[2]}.parquet")
+            assert main(["prepare", *words, *COLUMNS, "--output", "prepared"]) == 0
+    return folder
+
+
+def test_what_sites_prepare_is_what_the_project_expects(shops):
+    project = read_project(shops / "project")
+    assert project.names == list(NAMES)
+    for name, num_users in zip(NAMES, (30, 20), strict=True):
+        own = own_domain(str(shops / "prepared"), name)
+        assert len(own.clients.users) == num_users
+        ready = party(project, {name: own}, CPU)
+        assert list(ready.foundation.domains) == [name]
+        assert len(ready.foundation.ids[name].items.texts) == 299  # bought by a public user or not
+
+
+def test_they_train_together(shops, monkeypatch):
+    monkeypatch.chdir(shops)
+    federate("--config", "toy.yaml", "--data", "prepared", "--output", "runs/shops", "--num_rounds", "1")
+    metrics = json.loads((shops / "runs" / "shops" / "metrics.json").read_text())
+    assert list(metrics["domains"]) == list(NAMES)
+
+
+def test_a_site_cannot_take_another_catalogue(shops, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(shops)
+    other = pd.read_parquet("north.parquet").assign(sku=lambda rows: "x" + rows.sku)
+    other.to_parquet(tmp_path / "other.parquet")
+    words = ("--project", "project", "--client", "shop.north", "--events", str(tmp_path / "other.parquet"))
+    assert main(["prepare", *words, *COLUMNS, "--output", str(tmp_path / "own")]) == 2
+    assert "got 0 users of shop.north" in capsys.readouterr().err
+    assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("publish", "--companies", "a,b"), "the following arguments are required"),
+        (
+            ("publish", "--events", "e.csv", "--items", "i.csv", "--companies", "a,b", "--output", "o", "--texts", "x"),
+            "got texts 'x', expected field=column",
+        ),
+        (
+            ("prepare", "--project", "nowhere", "--client", "a", "--events", "e.csv", "--output", "o"),
+            "no prepared data",
+        ),
+    ],
+)
+def test_wrong_words_are_told(words, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert expected in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_tables_commands_need_no_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "nvflare", None)
+    assert main(["prepare", "--project", "nowhere", "--client", "a", "--events", "e.csv", "--output", "o"]) == 2
+    assert "no prepared data" in capsys.readouterr().err

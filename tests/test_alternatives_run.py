@@ -17,6 +17,7 @@ from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import read_json, read_records
 from fedecider.llm import alternatives
 from fedecider.llm.commands import parse_settings, recorded_settings
+from fedecider.llm.config import RunConfig
 from fedecider.llm.privacy import check_privacy
 
 LAYERS = {"lora_targets": "table,attention", "learning_rate": 1e-3, "output_rate": 2.0}
@@ -86,6 +87,12 @@ def test_each_is_judged_by_its_better_round_alone(run):
         assert one["valid"] == pytest.approx(max(scores), abs=1e-9)
         best.append(scores.index(max(scores)))
     assert 1 in best, "else the first round alone would do"
+
+
+def test_the_help_says_how_many_rounds_judge():
+    told = " ".join((RunConfig.__doc__ or "").split())
+    assert alternatives.ROUNDS == 2
+    assert "trains alone for two rounds as given and with each block, each judged by its better round" in told
 
 
 def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, monkeypatch):

@@ -135,8 +135,9 @@ class RunConfig:
             feed_forward, output (the table of the tokens as it is read at the end) and table (the same, and the
             embeddings that are tied to it), or the ends of layers' names.
         alternatives: A list of blocks of other settings for local training, each with lora_targets or options such as
-            learning_rate. Before the first round every client trains alone for a round as given and with each block;
-            what then ranks the clients' validation items clearly best is taken. If empty, all is as given.
+            learning_rate. Before the first round every client trains alone for two rounds as given and with each block,
+            each judged by its better round; what ranks the clients' validation items clearly best is taken. If empty,
+            all is as given.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.

@@ -128,7 +128,8 @@ class FedeciderConfig:
         """As they are tried: `SUM`, and numbers from 0 to 1."""
         words = [word.strip() for word in self.first_fusion.split(",")]
         named = [word for word in words if word in (SUM, PROJECTED)]
-        numbers = shares_of(",".join(word for word in words if word not in named) or "0", "first_fusion")
+        others = [word for word in words if word not in named]
+        numbers = shares_of(",".join(others), "first_fusion") if others else []
         if len(set(named)) < len(named):
             raise ValueError(f"got first_fusion {self.first_fusion!r}, expected different entries")
         return [word if word in named else numbers.pop(0) for word in words]

@@ -254,6 +254,11 @@ LINE = {
         ("--run", RUN, "--domain", "../adapters/crime", "--history", "x"),
         "found ['crime']",
     ),
+    "phases without an ID generator": (
+        "federate",
+        ("--config", "tiny.yaml", "--pretrain.alternating.num_phases", "1"),
+        "alternating phases with id_source keywords",
+    ),
     "no run": ("evaluate", ("--run", "runs/none"), "no run in"),
     "no option": ("evaluate", (), "run"),
 }

@@ -104,6 +104,11 @@ class PretrainConfig:
                 "got alternating phases with a decoder, expected none: gradients reach the ID generator through the "
                 "encoder of a T5. Set alternating.num_phases to 0"
             )
+        if self.alternating.num_phases > 0 and self.id_source == "keywords":
+            raise ValueError(
+                "got alternating phases with id_source keywords, expected generator: there is no ID generator to train. "
+                "Set alternating.num_phases to 0"
+            )
 
     @property
     def needs_item_vectors(self) -> bool:

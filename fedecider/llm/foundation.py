@@ -298,8 +298,7 @@ def _alternate(
     device: torch.device,
     quiet: bool,
 ) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
-    if generator is None:
-        raise ValueError("got alternating phases with id_source keywords, expected generator: nothing to train")
+    assert generator is not None  # else the settings are refused
     settings = config.pretrain
     near = {domain.catalogue: found for name, domain in domains.items() if (found := ids[name].neighbours) is not None}
     with progress("alternating training", not quiet) as on_step:

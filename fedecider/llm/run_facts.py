@@ -28,13 +28,12 @@ def run_facts(run: RunFolder, domain: str) -> dict[str, Any]:
     with damage_names(run.record):
         config = record["config"]["run"]
         settings = {"lora_rank": int(config["lora_rank"]), "seed": int(config["seed"])}
-        clients = [name.strip() for name in str(config["domains"]).split(",")]
     with damage_names(run.metrics):
         method, found = str(metrics["method"]), metrics["domains"][domain]
         wanted = (str(metrics["reported"]), with_memory(method), MEMORY_ROW, *COMPARED)
         return {
             "method": method,
-            "clients": clients,
+            "clients": list(metrics["domains"]),
             "protocol": str(metrics["stamp"]),
             "round": int(metrics["best_round"]),
             **settings,

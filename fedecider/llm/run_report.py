@@ -96,11 +96,13 @@ def report(config: ReportConfig) -> Path:
 def cached_user_texts(record: Mapping[str, Any]) -> dict[str, list[str]]:
     """Textual user IDs from the stage in the cache that the run was built on; empty where it is not there any more."""
     run = record["config"]["run"]
-    wanted = (run["pretrain"], run["seed"], [list(pair) for pair in record["data"].items()])
+    scenario = {"faults"} if run.get("faults") else set()  # its hash stands among those of the domains
+    domains = {name: digest for name, digest in record["data"].items() if name not in scenario}
+    wanted = (run["pretrain"], run["seed"], [list(pair) for pair in domains.items()])
     for path in sorted(Path(run["cache"]).glob("pretrain-*/inputs.json")):
         inputs = read_json(path)
         if (inputs["pretrain"], inputs["seed"], inputs["domains"]) == wanted:
-            ids = {name: read_json(path.parent / "ids" / f"{name}.json")["clients"] for name in record["data"]}
+            ids = {name: read_json(path.parent / "ids" / f"{name}.json")["clients"] for name in domains}
             return {name: clients["texts"] for name, clients in ids.items() if clients}
     return {}
 

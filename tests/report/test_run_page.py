@@ -276,6 +276,10 @@ def test_user_texts_come_from_the_stage_that_fits(tmp_path):
         (tmp_path / name / "ids" / "crime.json").write_text(json.dumps({"clients": {"texts": [name]}}))
     assert cached_user_texts(record) == {"crime": ["pretrain-2"]}
     assert cached_user_texts({**record, "data": {"crime": "other"}}) == {}
+    with_faults = {"run": {**record["config"]["run"], "faults": "scenario.yaml"}}
+    faulty = {"config": with_faults, "data": {"crime": "aa", "faults": "bb"}}
+    assert cached_user_texts(faulty) == {"crime": ["pretrain-2"]}
+    assert cached_user_texts({**faulty, "config": record["config"]}) == {}  # there it is a domain
 
 
 def test_the_end_of_a_run_survives_analyses_that_fail(folder, capsys):

@@ -263,7 +263,8 @@ def fingerprint(record: dict[str, Any]) -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, commit and kind of machine; nothing that names a person, a host or a path."""
+    """Versions, commit and kind of machine, and the command as it was given, paths included; nothing else names a
+    person, a host or a path."""
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {
         "python": platform.python_version(),

@@ -261,6 +261,8 @@ LINE = {
     ),
     "no run": ("evaluate", ("--run", "runs/none"), "no run in"),
     "no option": ("evaluate", (), "run"),
+    "a tolerance below 0": ("evaluate", ("--run", RUN, "--tolerance", "-1"), "got tolerance -1.0, expected 0 or more"),
+    "no number as tolerance": ("evaluate", ("--run", RUN, "--tolerance", ".nan"), "got tolerance nan"),
 }
 
 

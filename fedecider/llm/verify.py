@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from fedecider.bounds import NotNegative, check
 from fedecider.data.domain import clients_of
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
@@ -45,8 +46,11 @@ class EvaluateConfig:
 
     run: str
     split: Literal["test", "valid"] = "test"
-    tolerance: float = 1e-6
+    tolerance: NotNegative = 1e-6
     data: str = ""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class Verified(NamedTuple):

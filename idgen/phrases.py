@@ -30,13 +30,14 @@ def unique_phrases(
     places = sorted((domain, key, item) for domain, keys in item_keys.items() for item, key in enumerate(keys))
     texts = [item_texts[domain][item] for domain, _, item in places]
     used = set(taken)
+    free: dict[str, int] = {}  # base -> the least number that may be free: those below it are taken for good
     chosen: dict[str, list[str]] = {domain: [""] * len(keys) for domain, keys in item_keys.items()}
     for (domain, _, item), candidates in zip(places, keyword_candidates(texts, keywords), strict=True):
-        base = candidates[-1] if candidates else "item"
-        numbered = (f"{base} {number}" for number in count(2))
-        phrase = next((text for text in candidates if text not in used), None) or next(
-            text for text in numbered if text not in used
-        )
+        phrase = next((text for text in candidates if text not in used), None)
+        if phrase is None:
+            base = candidates[-1] if candidates else "item"
+            free[base] = next(number for number in count(free.get(base, 2)) if f"{base} {number}" not in used)
+            phrase = f"{base} {free[base]}"
         used.add(phrase)
         chosen[domain][item] = phrase
     return chosen

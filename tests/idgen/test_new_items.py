@@ -70,6 +70,16 @@ def test_a_phrase_that_is_there_is_not_chosen_again():
         with_phrases(tokenizer(), ["ledger", "ledger"])
 
 
+@pytest.mark.timeout(20)  # every one of them counting from 2 took more than a minute
+def test_many_equal_texts_get_the_first_free_numbers_in_the_order_of_their_keys():
+    keys = [f"k{number:05d}" for number in range(20_000)]
+    texts = ["title: last ledger"] * len(keys)
+    taken = ["last ledger 3", "last ledger 5"]
+    (chosen,) = unique_phrases({"shop": keys}, {"shop": texts}, KeywordConfig(2, 3, "title"), taken).values()
+    numbers = [number for number in range(2, len(keys) + 3) if number not in (3, 5)]
+    assert chosen == ["last ledger", *(f"last ledger {number}" for number in numbers)]
+
+
 def test_a_tokenizer_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="kind BPE"):
         with_phrases(byte_level_tokenizer(TEXTS), ["ledger"])

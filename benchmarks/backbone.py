@@ -108,7 +108,7 @@ def row(name: str, settings: Settings) -> str:
     stage = pretrain_stage(settings.run, domains, device, quiet=True)
     tokenizer = load_tokenizer(stage.folder / "backbone")
     model = load_backbone(stage.folder / "backbone", tokenizer)
-    ids = {domain: load_ids(stage.folder, data, settings.run.pretrain) for domain, data in domains.items()}
+    ids = load_ids(stage.folder, domains, settings.run.pretrain)
     drop_seen = get_protocol(settings.run.protocol).drop_seen
     cells = []
     for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):

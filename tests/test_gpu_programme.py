@@ -161,7 +161,7 @@ def test_all_stages_run_on_the_device(name, tmp_path):
     first = pretrain_stage(config, domains, device, quiet=True)
     second = distill_stage(config, first, domains, device, quiet=True)
     tokenizer = load_tokenizer(second.folder / "backbone")
-    ids = {name: load_ids(first.folder, domain, pretrain) for name, domain in domains.items()}
+    ids = load_ids(first.folder, domains, pretrain)
     tasks = client_tasks(domains, ids, tokenizer, pretrain)
     model = attach_lora(load_backbone(second.folder / "backbone", tokenizer), LoraSettings(rank=4))
     training = LocalTraining(local_epochs=1, precision="bf16")

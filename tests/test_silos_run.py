@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from slow import slow
 
 from fedecider.baselines.counts import popularity
@@ -20,7 +21,7 @@ from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.llm import foundation
+from fedecider.llm import domain_ids, foundation
 from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.domain_ids import load_ids
 from fedecider.llm.recommender import Recommender
@@ -39,6 +40,7 @@ from idgen.keywords import KeywordConfig
 from idgen.ranking_config import RankingConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.training import BackboneTraining
+from idgen.walks import nearest_items as near
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -151,13 +153,26 @@ def prompts_by_user(task, domain) -> dict[str, tuple]:
     return found
 
 
-def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path):
+def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, monkeypatch):
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
     stage = foundation.pretrain_stage(config, SILOS, CPU, quiet=True)
     assert foundation.pretrain_stage(config, SILOS, CPU).reused
-    one, other = (load_ids(stage.folder, SILOS[name], DECODER) for name in ("crime.1", "crime.2"))
+    sizes: list[int] = []
+    monkeypatch.setattr(domain_ids, "nearest_items", lambda vector_ID: sizes.append(len(vector_ID)) or near(vector_ID))
+    ids = load_ids(stage.folder, SILOS, DECODER)
+    one, other = ids["crime.1"], ids["crime.2"]
     assert one.items == other.items
-    assert (one.neighbours.item_IK == other.neighbours.item_IK).all()
+    assert one.neighbours is other.neighbours
+    assert sizes == [len(WHOLE[name].item_keys) for name in ("crime", "comics")], "once per catalogue"
+    vectors = load_file(stage.folder / domain_ids.ITEM_VECTORS)
+    for name, domain in SILOS.items():
+        for found, expected in zip(ids[name].neighbours, near(vectors[domain.catalogue]), strict=True):
+            assert (found == expected).all()
+    sizes.clear()
+    of_one = load_ids(stage.folder, SILOS, DECODER, walks_of=["comics.2"])
+    assert [name for name, found in of_one.items() if found.neighbours is not None] == ["comics.1", "comics.2"]
+    assert all(one.neighbours is None for one in load_ids(stage.folder, SILOS, DECODER, walks_of=()).values())
+    assert sizes == [len(WHOLE["comics"].item_keys)]
     student = foundation.distill_stage(config, stage, SILOS, CPU, quiet=True)
     report = json.loads((student.folder / "report.json").read_text())
     assert list(report["metrics"]["student"]) == list(SILOS)

@@ -178,7 +178,7 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
             )
     everyone = {name: own.get(name, domain) for name, domain in public.items()}
     pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
-    ids = {name: load_ids(pretrained.folder, domain, settings.run.pretrain) for name, domain in public.items()}
+    ids = load_ids(pretrained.folder, public, settings.run.pretrain, walks_of=own)
     foundation = Foundation(dict(own), ids, pretrained, distilled, everyone)
     recommender = make_recommender(settings, foundation, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)

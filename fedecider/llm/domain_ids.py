@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,12 +105,32 @@ def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, Doma
         write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
 
 
-def load_ids(foundation: Path, domain: Domain, config: PretrainConfig) -> DomainIds:
-    """IDs of one domain, with its neighbours where ``config`` asks for catalogue walks.
+def load_ids(
+    foundation: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
+) -> dict[str, DomainIds]:
+    """IDs of every domain, with its neighbours where ``config`` asks for catalogue walks; those of a catalogue are
+    worked out once. ``walks_of``: the domains whose walks are drawn, all by default; others go without neighbours.
 
     Raises:
-        ValueError: they were assigned to another catalogue, or the file is damaged.
+        ValueError: they were assigned to another catalogue, or a file is damaged.
     """
+    found = {name: _load_texts(foundation, domain) for name, domain in domains.items()}
+    if config.samples.walk_share == 0.0:
+        return found
+    asked = [domain.catalogue for name, domain in domains.items() if walks_of is None or name in walks_of]
+    near = _load_neighbours(foundation / ITEM_VECTORS, dict.fromkeys(asked))
+    return {name: one._replace(neighbours=near.get(domains[name].catalogue)) for name, one in found.items()}
+
+
+def _load_neighbours(path: Path, catalogues: Collection[str]) -> dict[str, Neighbours]:
+    if not catalogues:
+        return {}
+    with damage_names(path):
+        vectors = load_file(path)
+        return {name: nearest_items(vectors[name]) for name in catalogues}
+
+
+def _load_texts(foundation: Path, domain: Domain) -> DomainIds:
     path = foundation / "ids" / f"{domain.name}.json"
     content = read_object(path)
     if content.get("item_keys") != domain.item_keys:
@@ -126,12 +146,7 @@ def load_ids(foundation: Path, domain: Domain, config: PretrainConfig) -> Domain
         )
         if items is None:
             raise ValueError("no item IDs")
-    near = None
-    if config.samples.walk_share > 0.0:
-        path = foundation / ITEM_VECTORS
-        with damage_names(path):
-            near = nearest_items(load_file(path)[domain.catalogue])
-    return DomainIds(items, clients, public, near)
+    return DomainIds(items, clients, public)
 
 
 def _checked_ids(values: Mapping[str, Any], size: int) -> ItemIds:

@@ -216,7 +216,7 @@ def _distill(
 ) -> None:
     tokenizer = load_tokenizer(foundation.folder / "backbone")
     teacher = load_backbone(foundation.folder / "backbone", tokenizer)
-    ids = {name: load_ids(foundation.folder, domain, config.pretrain) for name, domain in domains.items()}
+    ids = load_ids(foundation.folder, domains, config.pretrain)
     tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
     clients = client_tasks(domains, ids, tokenizer, config.pretrain)
     with progress("distillation", not quiet) as on_step:

@@ -137,7 +137,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
         for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
             console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
     clients = clients_of(domains)
-    ids = {name: load_ids(pretrained.folder, domain, config.pretrain) for name, domain in clients.items()}
+    ids = load_ids(pretrained.folder, clients, config.pretrain)
     return Foundation(clients, ids, pretrained, distilled, {**clients, **domains})
 
 

@@ -85,7 +85,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
     foundation = pretrain_stage(settings.run, domains, device)
     tokenizer = load_tokenizer(folder.backbone)
-    ids = {name: load_ids(foundation.folder, domain, settings.run.pretrain) for name, domain in domains.items()}
+    ids = load_ids(foundation.folder, domains, settings.run.pretrain, walks_of=())
     found = []
     for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
         adapter = folder.adapters / task.name

@@ -14,7 +14,8 @@ class RankingConfig:
 
     Args:
         num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
-            history take beams too before they are dropped. A run needs at least 20, since it reports hit@20.
+            history take beams too before they are dropped. A run needs at least 20, since it reports hit@20, or as many
+            as the largest catalogue has items. Where item IDs are one token each, every item is ranked without beams.
         length_penalty: The score is log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
         prior_weight: The share of what a title has of probability whoever asks that is taken off its score; above 0 it
             keeps a pretrained model from recommending the titles that are common in general. The paper has 0.

@@ -111,6 +111,16 @@ class PretrainConfig:
             )
 
     @property
+    def tokenizer_source(self) -> str | None:
+        """The folder or hub name of the tokenizer; None or empty where one is trained."""
+        return self.tokenizer or self.backbone.name_or_path or self.id_generator.source
+
+    @property
+    def has_one_token_ids(self) -> bool:
+        """Whether item IDs are sure to be one token each that nothing closes: items are ranked without beams."""
+        return self.tokenizer_kind == "phrase" and self.samples.is_row and not self.tokenizer_source
+
+    @property
     def needs_item_vectors(self) -> bool:
         """Whether stage 1 reads vectors of the item texts."""
         text_start = self.backbone.name_or_path is None and self.backbone.embedding_init == "text"

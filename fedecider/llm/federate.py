@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from fedecider.data.domain import Domain, by_catalogue, clients_of
-from fedecider.evaluation.metrics import CUTOFFS, metrics_per_client
+from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
@@ -55,11 +55,6 @@ def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple
         ValueError: a setting that does not suit the data or another setting.
     """
     config, clients = settings.run, clients_of(domains)
-    if settings.ranking.num_beams < max(CUTOFFS):
-        least = max(CUTOFFS)
-        raise ValueError(
-            f"got num_beams {settings.ranking.num_beams}, expected at least {least}: hit@{least} is reported"
-        )
     check_limits(settings, clients)
     check_privacy(settings)
     hashes = {name: domain.content_hash() for name, domain in domains.items()}

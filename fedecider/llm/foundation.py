@@ -266,9 +266,8 @@ def _tokenizer(
     settings: PretrainConfig, catalogues: Domains, phrases: Mapping[str, list[str]]
 ) -> PreTrainedTokenizerBase:
     """Item texts are catalogue data, which every client publishes; no interaction is read."""
-    source = settings.tokenizer or settings.backbone.name_or_path or settings.id_generator.source
-    if source:
-        return load_tokenizer(source)
+    if settings.tokenizer_source:
+        return load_tokenizer(settings.tokenizer_source)
     texts = [text for domain in catalogues.values() for text in domain.item_texts]
     prompts = prompt_texts(settings.samples.templates, settings.samples.separator, list(catalogues))
     kind = "word" if settings.tokenizer_kind == "phrase" else settings.tokenizer_kind

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedecider.data.domain import Domain
+from fedecider.evaluation.metrics import CUTOFFS
 from fedecider.llm.setup import Settings, calibration
 from idgen.backbone import known_width
 
 
 def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
-    """``ValueError`` for more beams than items, adapters of a larger rank than the layers they adapt, and clients
-    with nobody to fit the weights of a memory on."""
-    most = max(len(domain.item_keys) for domain in domains.values())
-    if settings.ranking.num_beams > most:
-        raise ValueError(
-            f"got num_beams {settings.ranking.num_beams}, expected at most {most}, the items of the largest catalogue"
-        )
+    """``ValueError`` for more beams than items or too few for the metrics, adapters of a larger rank than the layers
+    they adapt, and clients with nobody to fit the weights of a memory on."""
+    if not settings.run.pretrain.has_one_token_ids:
+        _check_beams(settings.ranking.num_beams, max(len(domain.item_keys) for domain in domains.values()))
     width = known_width(settings.run.pretrain.backbone)
     if width is not None and settings.run.lora_rank > width:
         raise ValueError(
@@ -29,3 +27,12 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
                 calibration(domain, settings.run.memory, settings.run.seed)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+
+
+def _check_beams(num_beams: int, num_items: int) -> None:
+    """``num_items``: of the largest catalogue."""
+    if num_beams > num_items:
+        raise ValueError(f"got num_beams {num_beams}, expected at most {num_items}, the items of the largest catalogue")
+    least = min(max(CUTOFFS), num_items)
+    if num_beams < least:
+        raise ValueError(f"got num_beams {num_beams}, expected at least {least}: hit@{max(CUTOFFS)} is reported")

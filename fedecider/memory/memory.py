@@ -29,6 +29,10 @@ MODEL, CONSENSUS = "model", "consensus"
 """Consensus is proportional to the root of the model times the mixture without it. It sums over the whole catalogue, so
 there is none where IDs have several tokens."""
 FLOOR = "uniform"
+ALONE = (*EXPERTS, FLOOR)
+"""Experts of a mixture without a model, in their order."""
+BESIDE_MODEL = ((*EXPERTS, MODEL, FLOOR), (*EXPERTS, MODEL, CONSENSUS, FLOOR))
+"""Those of one beside a model, where IDs have several tokens and where they have one."""
 MAX_NUMBERS = 2**21
 """Entries of a (B, I) matrix: bounds memory, changes no result."""
 
@@ -116,7 +120,7 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Itera
     num_items = memory.counts.num_items
     for batch in _batches(contexts, num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
-        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in (*EXPERTS, FLOOR)}
+        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in ALONE}
         own_parts = _parts(mixture, found, own)
         prob_BI = _total(own_parts)
         item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
@@ -202,7 +206,7 @@ def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores
     found_N = []
     for batch in _batches(contexts, memory.counts.num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
-        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in (*EXPERTS, FLOOR)}
+        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in ALONE}
         alone_BI, every_BI = _total(_parts(memory.alone, found, own)), torch.arange(memory.counts.num_items)
         asked = (found.newest.unseen_BI, batch.histories, every_BI.expand(len(alone_BI), -1))
         model_BI = model_probs(model, *asked, memory.config.temperature).numpy()

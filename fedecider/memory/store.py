@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from fedecider.federation.record import write_json
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.counts import Counts
-from fedecider.memory.memory import Memory
+from fedecider.memory.memory import ALONE, BESIDE_MODEL, Memory
 from fedecider.memory.mixture import Mixture
 from fedecider.running.damage import check_tensors, damage_names, read_object
 
@@ -79,9 +79,9 @@ def load_memory(folder: Path, item_keys: Sequence[str]) -> Memory:
         counts, unit_ID = _checked(load_file(tensor_path), len(item_keys))
     with damage_names(path):
         config = MemoryConfig(**content["config"])
-        alone = _mixture(content["mixtures"]["alone"], config)
-        beside = content["mixtures"]["beside_model"]
-        return Memory(counts, unit_ID, alone, None if beside is None else _mixture(beside, config), config)
+        alone, beside = (content["mixtures"][name] for name in ("alone", "beside_model"))
+        mixture = None if beside is None else _mixture(beside, config, BESIDE_MODEL)
+        return Memory(counts, unit_ID, _mixture(alone, config, (ALONE,)), mixture, config)
 
 
 def catalogue_hash(item_keys: Sequence[str]) -> str:
@@ -110,8 +110,11 @@ def _checked(tensors: dict[str, np.ndarray], num_items: int) -> tuple[Counts, np
     return Counts(scipy.sparse.csr_array((count, item, start), shape=(num_items, num_items)), event_I), unit_ID
 
 
-def _mixture(data: dict[str, Any], config: MemoryConfig) -> Mixture:
+def _mixture(data: dict[str, Any], config: MemoryConfig, known: Sequence[tuple[str, ...]]) -> Mixture:
+    """``known``: the experts that it may have."""
     experts = tuple(str(name) for name in data["experts"])
+    if experts not in known:
+        raise ValueError(f"weights of the experts {', '.join(experts)}, not of {' or '.join(map(', '.join, known))}")
     cut_Q, weight_QE, mean_E = (np.array(data[name], np.float64) for name in ("cut_Q", "weight_QE", "mean_E"))
     shapes = ((config.num_buckets - 1,), (config.num_buckets, len(experts)), (len(experts),))
     if (cut_Q.shape, weight_QE.shape, mean_E.shape) != shapes:
@@ -119,5 +122,7 @@ def _mixture(data: dict[str, Any], config: MemoryConfig) -> Mixture:
     whole = np.abs(np.vstack([weight_QE, mean_E]).sum(1) - 1.0).max() < 1e-6 and weight_QE.min() >= 0
     if not whole or not np.isfinite(cut_Q).all():
         raise ValueError("weights that are no shares of 1")
+    if (np.diff(cut_Q) < 0).any():
+        raise ValueError("cuts that do not rise")
     likelihood, number = float(data["log_likelihood"]), int(data["num_contexts"])
     return Mixture(experts, cut_Q, weight_QE, mean_E, likelihood, number)

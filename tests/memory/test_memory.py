@@ -220,6 +220,32 @@ DAMAGE = {
         spoil_json(lambda content: content["mixtures"]["alone"].update(mean_E=[0.5, 0.5])),
         "do not fit",
     ),
+    "experts that nobody knows": (
+        spoil_json(lambda content: content["mixtures"]["alone"].update(experts=["a", "b", "c", "d"])),
+        "experts a, b, c, d, not of counts, text, agreement, uniform",
+    ),
+    "an expert twice": (
+        spoil_json(lambda content: content["mixtures"]["beside_model"]["experts"].__setitem__(0, "text")),
+        "experts text, text, agreement, model, consensus, uniform, not of",
+    ),
+    "a floor that is not the last": (
+        spoil_json(lambda content: content["mixtures"]["alone"]["experts"].reverse()),
+        "experts uniform, agreement, text, counts",
+    ),
+    "a model in the memory alone": (
+        spoil_json(lambda content: content["mixtures"].update(alone=content["mixtures"]["beside_model"])),
+        "not of counts, text, agreement, uniform",
+    ),
+    "cuts that fall": (
+        spoil_json(
+            lambda content: [
+                content["config"].update(num_buckets=3),
+                content["mixtures"].update(beside_model=None),
+                content["mixtures"]["alone"].update(cut_Q=[2.0, 1.0], weight_QE=[[0.25] * 4] * 3),
+            ]
+        ),
+        "cuts that do not rise",
+    ),
     "a cut that is no number": (
         spoil_json(lambda content: content["mixtures"]["alone"].update(cut_Q=[float("nan")])),
         "no shares of 1",

@@ -259,6 +259,31 @@ LINE = {
         ("--config", "tiny.yaml", "--pretrain.alternating.num_phases", "1"),
         "alternating phases with id_source keywords",
     ),
+    "a secure sum of single uploads": (
+        "federate",
+        ("--config", "tiny.yaml", "--domains", "crime,comics", "--secure_sum", "true"),
+        "got secure_sum with fedecider, whose server takes no mean over clients",
+    ),
+    "a median of single uploads": (
+        "federate",
+        ("--config", "tiny.yaml", "--domains", "crime,comics", "--robust_mean", "median"),
+        "got robust_mean median with fedecider, whose server takes no mean over clients",
+    ),
+    "a secure sum of one client": (
+        "federate",
+        ("--method", "fedavg", "--config", "tiny.yaml", "--secure_sum", "true"),
+        "got secure_sum with a cohort of 1 of 1 clients, expected two or more",
+    ),
+    "a secure sum of a cohort of one": (
+        "federate",
+        ("--method", "fedavg", "--domains", "crime,comics", "--secure_sum", "true", "--participation", "0.5"),
+        "got secure_sum with a cohort of 1 of 2 clients",
+    ),
+    "a part of pooled clients": (
+        "federate",
+        ("--method", "centralised", "--domains", "crime,comics", "--participation", "0.5"),
+        "got participation 0.5 with centralised, expected 1",
+    ),
     "no run": ("evaluate", ("--run", "runs/none"), "no run in"),
     "no option": ("evaluate", (), "run"),
     "a tolerance below 0": ("evaluate", ("--run", RUN, "--tolerance", "-1"), "got tolerance -1.0, expected 0 or more"),

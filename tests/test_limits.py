@@ -140,5 +140,16 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
         check_limits(with_beams(one_token, num_beams), domains)
 
 
+def test_a_client_with_nothing_to_train_on_is_told():
+    users = Events(["a", "b"], [[0, 1, 2], [3, 4, 5]], None)  # the last two of each are held out
+    keys = [f"i{number:02d}" for number in range(30)]
+    domain = Domain("brief", keys, keys, keys, users, Events([], [], None), {})
+    settings = parse_settings("", ["--memory.kind", "none"])
+    with pytest.raises(ValueError, match="got no user of brief with two training events, expected one at least"):
+        check_limits(settings, {"brief": domain})
+    longer = users._replace(sequences=[[0, 1, 2], [3, 4, 5, 6]])
+    check_limits(settings, {"brief": dataclasses.replace(domain, clients=longer)})
+
+
 def with_beams(settings, num_beams):
     return settings._replace(ranking=dataclasses.replace(settings.ranking, num_beams=num_beams))

@@ -20,7 +20,7 @@ from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundS
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.llm.alternatives import keep, settle
-from fedecider.llm.limits import check_limits
+from fedecider.llm.limits import check_limits, check_uploads
 from fedecider.llm.privacy import check_privacy, check_shared_noise
 from fedecider.llm.results import write_results
 from fedecider.llm.setup import Foundation, Settings, build_foundation, load_data, make_recommender
@@ -57,6 +57,7 @@ def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple
     config, clients = settings.run, clients_of(domains)
     check_limits(settings, clients)
     check_privacy(settings)
+    check_uploads(settings, len(clients))
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
     faults = read_faults(load_yaml(Path(config.faults)), list(clients), config.faults) if config.faults else []
     if faults:

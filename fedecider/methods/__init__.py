@@ -53,6 +53,9 @@ class Method(NamedTuple):
     enough, or what does not go together with it; empty for a method that can hide single users."""
     fusion_weights: FusionWeights | None = None
     """Where its fusion weights are found; None for a method without."""
+    takes_mean: bool = True
+    """False: the server takes no mean over uploads (`FederatedMethod.takes_mean`), which a run that asks for a robust
+    one or a secure sum is then told before anything is built."""
 
     def build(self, recommender: ClientModels, config: Any) -> FederatedMethod:
         """The method; of tables only rows of the own catalogue travel, where training changes no others."""
@@ -74,8 +77,9 @@ BUILT_IN = {
         fedecider.GRID,
         fedecider.SPACE,
         fusion_weights=fedecider.FUSION_WEIGHTS,
+        takes_mean=False,
     ),
-    "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars),
+    "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars, takes_mean=False),
     "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view, fedavg.scalars),
     "ditto": Method(
         ditto.DittoConfig, ditto.ditto, ditto.load_view, ditto.scalars, ditto.GRID, ditto.SPACE, beside_training=PULL
@@ -109,9 +113,16 @@ BUILT_IN = {
         fellrec.GRID,
         fellrec.SPACE,
         beside_training="the training loss is uploaded",
+        takes_mean=False,
     ),
     "lora_sim": Method(
-        lora_sim.LoraSimConfig, lora_sim.lora_sim, lora_sim.load_view, lora_sim.scalars, lora_sim.GRID, lora_sim.SPACE
+        lora_sim.LoraSimConfig,
+        lora_sim.lora_sim,
+        lora_sim.load_view,
+        lora_sim.scalars,
+        lora_sim.GRID,
+        lora_sim.SPACE,
+        takes_mean=False,
     ),
     "centralised": Method(
         centralised.CentralisedConfig,
@@ -120,6 +131,7 @@ BUILT_IN = {
         centralised.scalars,
         pooled=True,
         beside_training="the data of all clients are pooled",
+        takes_mean=False,
     ),
 }
 METHODS: Registry[Method] = Registry(LLM_METHODS, Method, BUILT_IN)

@@ -75,6 +75,11 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_it_is_known_beforehand_whose_server_takes_a_mean(name):
+    assert METHODS[name].takes_mean == build(name).takes_mean
+
+
 @methods_one_fast
 def test_training_lowers_the_loss(name):
     recommender = toy_recommender(local_epochs=6 if toys.BACKBONE == "t5" else 12, learning_rate=3e-2)

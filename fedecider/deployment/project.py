@@ -30,8 +30,9 @@ from fedecider.llm.commands import settings_from_plain
 from fedecider.llm.domain_ids import load_ids
 from fedecider.llm.foundation import distill_stage, pretrain_stage
 from fedecider.llm.item_texts import encoded_texts
+from fedecider.llm.limits import check_sizes, check_uploads
 from fedecider.llm.privacy import check_privacy
-from fedecider.llm.setup import Foundation, Settings, make_recommender, without_users
+from fedecider.llm.setup import Foundation, Settings, check_targets, make_recommender, without_users
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels
 from fedecider.running.damage import damage_names, read_object
@@ -82,6 +83,9 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the project")
     public = {name: without_users(one) for name, one in load_domains(config.data, config.domain_names).items()}
+    check_targets(config)
+    check_sizes(settings, public)
+    check_uploads(settings, len(public))
     scratch = output.parent / f".{output.name}-{uuid.uuid4().hex[:8]}"
     scratch.mkdir(parents=True)
     try:
@@ -151,6 +155,10 @@ def check_deployable(settings: Settings) -> None:
         raise ValueError(
             f"got the scenario {config.faults}, expected none in a project: a site that plays one names it itself"
         )
+    if config.tracker:
+        raise ValueError(f"got tracker {config.tracker}, expected none in a deployment, which tells none: simulate it")
+    if config.placement == "data":
+        raise ValueError("got placement data, expected clients in a deployment: every site is one process")
     if config.privacy.noise_on == "sum" and config.privacy.noise_scale > 0.0:
         raise ValueError(
             "got privacy.noise_on sum, expected upload in a deployment: its server sees every single upload"

@@ -119,14 +119,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     """
     check_quantize(config.quantize)
     domains = load_data(config)
-    for lora in config.all_lora_settings:
-        layer_names(lora, linear_layers(config.pretrain.backbone))
-    tables = any("table" in lora.targets for lora in config.all_lora_settings)
-    if tables and not has_tied_output(config.pretrain.backbone):
-        raise ValueError(
-            "got the target table for a backbone whose output has a table of its own, expected one that is tied to the "
-            "embeddings. Write output instead of table in lora_targets"
-        )
+    check_targets(config)
     if launch.is_main and (sentence := stand_in_warning(config.pretrain.text_encoder)):
         print(f"warning: {sentence}", file=sys.stderr)
     with launch.accelerator.main_process_first():
@@ -139,6 +132,18 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     return Foundation(clients, ids, pretrained, distilled, {**clients, **domains})
+
+
+def check_targets(config: RunConfig) -> None:
+    """``ValueError`` where the backbone will not have the layers that are to get adapters."""
+    for lora in config.all_lora_settings:
+        layer_names(lora, linear_layers(config.pretrain.backbone))
+    tables = any("table" in lora.targets for lora in config.all_lora_settings)
+    if tables and not has_tied_output(config.pretrain.backbone):
+        raise ValueError(
+            "got the target table for a backbone whose output has a table of its own, expected one that is tied to the "
+            "embeddings. Write output instead of table in lora_targets"
+        )
 
 
 def _whole(stage: Stage) -> Stage:

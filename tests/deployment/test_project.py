@@ -25,6 +25,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ("crime", "comics")
 CPU = torch.device("cpu")
 CONFIG = DeploymentConfig(max_megabytes=64)
+SEVERAL_TOKENS = ("--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", "2000")
+SEVERAL_TOKENS += ("--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", "1")
 
 
 def few(domain: Domain) -> Domain:
@@ -192,6 +194,13 @@ def test_a_damaged_project_is_refused(playground, tmp_path):
         (("--public_domains", "children"), "got public_domains"),
         (("--data", ""), "got no data"),
         (("--faults", "scenario.yaml"), "got the scenario scenario.yaml"),
+        (("--secure_sum", "true"), "got secure_sum with fedecider, whose server takes no mean over clients"),
+        (("--robust_mean", "median"), "got robust_mean median with fedecider, whose server takes no mean"),
+        (("--lora_targets", "nonsense"), "nonsense"),
+        (("--num_beams", "3", *SEVERAL_TOKENS), "got num_beams 3, expected at least 20"),
+        (("--lora_rank", "4000"), "got lora_rank 4000, expected at most 16"),
+        (("--tracker", "tensorboard"), "got tracker tensorboard, expected none in a deployment"),
+        (("--placement", "data"), "got placement data, expected clients in a deployment"),
     ],
 )
 def test_what_cannot_be_deployed_is_told_before_any_work(words, message, playground, monkeypatch, tmp_path):

@@ -32,3 +32,7 @@ class RankingConfig:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def beams_for(self, k: int, num_seen: int, num_items: int) -> int:
+        """Beams that have room for the ``k`` best of ``num_items`` items beside ``num_seen`` that may be dropped."""
+        return min(max(self.num_beams, k + num_seen), num_items)

@@ -40,18 +40,19 @@ def model_scores(model: Any, task: Task, ranking: RankingConfig, precision: str,
                 score_BM[rows] = trie_log_probs(model, *asked).cpu()
         return score_BM
 
-    def beams(histories: Histories) -> Tensor:
-        item_BK = torch.full((len(histories), ranking.num_beams), -1)
-        for rows in batches(histories):
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                found_BK, _ = constrained_beam_search(
-                    model,
-                    *prompts(histories, rows),
-                    trie,
-                    num_beams=ranking.num_beams,
-                    length_penalty=ranking.length_penalty,
-                )
-            item_BK[rows] = found_BK.cpu()
+    def beams(histories: Histories, k: int) -> Tensor:
+        room = [ranking.beams_for(k, len(set(items)), len(trie)) if k else ranking.num_beams for items in histories]
+        item_BK = torch.full((len(histories), max(room)), -1)
+        for num_beams in sorted(set(room)):  # apart: nobody's answer depends on who else is asked for
+            alike = np.flatnonzero(np.array(room) == num_beams)
+            for part in batches([histories[row] for row in alike]):
+                rows = alike[part]
+                with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                    asked = (*prompts(histories, rows), trie)
+                    found_BK, _ = constrained_beam_search(
+                        model, *asked, num_beams=num_beams, length_penalty=ranking.length_penalty
+                    )
+                item_BK[rows, :num_beams] = found_BK.cpu()
         return item_BK
 
     return ModelScores(log_probs, beams if trie.max_length > 1 else None)

@@ -26,7 +26,7 @@ def search(
     """
     by_beams: dict[int, list[int]] = {}
     for row, seen in enumerate(histories):
-        num_beams = min(max(ranking.num_beams, k + len(set(seen))), len(task.trie))
+        num_beams = ranking.beams_for(k, len(set(seen)), len(task.trie))
         by_beams.setdefault(num_beams, []).append(row)
     found: list[list[Scored]] = [[] for _ in histories]
     device = next(model.parameters()).device
@@ -63,7 +63,7 @@ def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: in
         input_ids.to(device),
         attention_mask.to(device),
         task.trie.scored(None).to(device),
-        num_beams=min(max(ranking.num_beams, k), len(task.trie)),
+        num_beams=ranking.beams_for(k, 0, len(task.trie)),
         length_penalty=ranking.length_penalty,
     )
     found = zip(item_1K[0].tolist(), score_1K[0].tolist(), strict=True)
@@ -73,7 +73,7 @@ def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: in
 def mix(memory: Memory, scores: ModelScores, histories: Histories, k: int) -> list[list[Scored]]:
     """The k best items of each history in the mixture of a memory; items of the history are no candidates."""
     found = []
-    for ranked in rank(memory, new_contexts(histories), scores):
+    for ranked in rank(memory, new_contexts(histories), scores, k):
         prob_BK, place_BK = stable_topk(ranked.prob_BM, k)
         item_BK = ranked.item_BM.gather(1, place_BK)
         part_EBK = {name: part_BK.tolist() for name, part_BK in ranked.parts(place_BK).items()}

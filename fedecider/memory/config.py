@@ -34,7 +34,7 @@ class MemoryConfig:
         choose_weights: If true, a client ranks with its model alone, or with its memory alone, where that ranks its
             validation items better than the mixture by more than one standard error.
         num_best: Where item IDs have several tokens: the number of best items of the memory that join the beams of the
-            model as candidates.
+            model as candidates, or as many as are asked for where those are more.
     """
 
     kind: Literal["none", "mixture"] = "none"

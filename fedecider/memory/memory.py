@@ -44,8 +44,9 @@ class ModelScores(NamedTuple):
 
     log_probs: Callable[[Histories, Tensor, float], Tensor]
     """histories, items (B, M) with -1 as padding, temperature -> log-probabilities (B, M) over the catalogue."""
-    beams: Callable[[Histories], Tensor] | None
-    """histories -> items (B, K), -1 as padding; None where asking for every item is cheap."""
+    beams: Callable[[Histories, int], Tensor] | None
+    """histories, k -> items (B, K), -1 as padding, with room for k beside those of the history; k 0: as many as the
+    evaluation has. None where asking for every item is cheap."""
 
 
 class Memory(NamedTuple):
@@ -108,11 +109,11 @@ def fit_memory(
     return memory._replace(beside_model=fitted(list(probs)))
 
 
-def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Iterator[Ranked]:
+def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int = 0) -> Iterator[Ranked]:
     """The mixture for the history of each context, batch after batch; with ``model`` None that of the memory alone.
 
     Exact on the candidates, which are the whole catalogue, or the model's beams and the ``num_best`` best items of the
-    memory.
+    memory, and enough of both for a list of ``k``.
     """
     mixture = memory.alone if model is None else memory.beside_model
     if mixture is None:
@@ -128,7 +129,8 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Itera
             yield Ranked(item_BM, torch.from_numpy(prob_BI), _at_places(item_BM, own_parts, {}))
             continue
         if model.beams is not None:
-            item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories), memory.config.num_best)
+            num_best = max(memory.config.num_best, k)
+            item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories, k), num_best)
         asked = (found.newest.unseen_BI, batch.histories, item_BM, memory.config.temperature)
         model_BM = model_probs(model, *asked)
         asking = {MODEL: model_BM.numpy()}

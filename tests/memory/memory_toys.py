@@ -37,5 +37,5 @@ def toy_model(num_beams: int = 0) -> ModelScores:
         return found_BM.masked_fill(item_BM < 0, -torch.inf)
 
     return ModelScores(
-        log_probs, (lambda histories: scores_of(histories).topk(num_beams).indices) if num_beams else None
+        log_probs, (lambda histories, k: scores_of(histories).topk(num_beams).indices) if num_beams else None
     )

@@ -16,7 +16,7 @@ from fedecider.data.prepare import PrepareConfig, prepare_domains
 from fedecider.data.readers.files import RawFile
 from fedecider.data.readers.table import Catalogue, ItemFields, RawDomain, ReadOptions, collect_items
 from fedecider.data.silos import share_by
-from fedecider.data.store import save_domains
+from fedecider.data.store import check_folder, save_domains
 
 
 def from_events(
@@ -56,8 +56,7 @@ def from_events(
     Raises:
         ValueError: a table, a column or a value that cannot be read; or what is left is too little.
     """
-    if output is not None and Path(output).exists() and not Path(output).is_dir():
-        raise ValueError(f"got the output {output}, which is a file, expected a folder, or a free place for one")
+    check_folder(output)
     for option in ("source", "raw", "domains"):
         if option in settings:
             raise ValueError(f"got the setting {option}, expected the tables, and a name or a domain column")

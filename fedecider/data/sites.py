@@ -34,7 +34,7 @@ from fedecider.data.readers.table import (
     display_title,
     item_text,
 )
-from fedecider.data.store import file_sha256, load_domains, save_domains
+from fedecider.data.store import check_folder, file_sha256, load_domains, save_domains
 from fedecider.evaluation.split import MIN_EVENTS
 
 DESCRIPTION_CHARS = 500
@@ -73,6 +73,7 @@ def publish(
     Raises:
         ValueError: a table, a column or a value that cannot be read; fewer than two companies or items; or no user.
     """
+    check_folder(output)
     _check_names(name, companies)
     if missing_text not in ("error", "drop"):
         raise ValueError(f"got missing_text {missing_text!r}, expected error or drop")
@@ -130,6 +131,7 @@ def own_users(
     Raises:
         ValueError: a table, a column or a value that cannot be read; no such domain; or fewer than two users are left.
     """
+    check_folder(output)
     shared = load_domains(public, [client])[client]
     dropped = Dropped()
     given = _given_events(events, user, item, time)

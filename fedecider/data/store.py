@@ -47,6 +47,12 @@ def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str,
     return targets
 
 
+def check_folder(output: str | Path | None) -> None:
+    """``ValueError`` where domains cannot be saved in ``output`` since it is a file."""
+    if output is not None and Path(output).exists() and not Path(output).is_dir():
+        raise ValueError(f"got the output {output}, which is a file, expected a folder, or a free place for one")
+
+
 def load_domains(folder: str | Path, names: Iterable[str] | None = None) -> dict[str, Domain]:
     """The prepared domains ``names`` (default: all) under ``folder``, in that order.
 

@@ -158,3 +158,11 @@ def test_another_companys_keys_are_told(public):
         own_users([{**row, "sku": f"x{row['sku']}"} for row in orders(0, 5)], public, "shop.north", **COLUMNS)
     with pytest.raises(ValueError, match=r"no prepared data for \['shop.west'\]"):
         own_users(orders(0, 5), public, "shop.west", **COLUMNS)
+
+
+def test_a_file_as_output_is_told_before_the_work(public, tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ValueError, match="which is a file, expected a folder"):
+        publish(7, 7, tmp_path / "taken", companies=["a", "b"])
+    with pytest.raises(ValueError, match="which is a file, expected a folder"):
+        own_users(7, public, "shop.north", tmp_path / "taken")

@@ -106,8 +106,8 @@ class PretrainConfig:
             )
         if self.alternating.num_phases > 0 and self.id_source == "keywords":
             raise ValueError(
-                "got alternating phases with id_source keywords, expected generator: there is no ID generator to train. "
-                "Set alternating.num_phases to 0"
+                "got alternating phases with id_source keywords, expected generator: there is no ID generator to "
+                "train. Set alternating.num_phases to 0"
             )
 
     @property

@@ -55,8 +55,8 @@ def check_uploads(settings: Settings, num_clients: int) -> None:
     size = cohort_size(num_clients, run.participation)
     if run.secure_sum and size < 2:
         raise ValueError(
-            f"got secure_sum with a cohort of {size} of {num_clients} clients, expected two or more: a sum of one hides "
-            "nothing. Raise participation, or set secure_sum false"
+            f"got secure_sum with a cohort of {size} of {num_clients} clients, expected two or more: a sum of one "
+            "hides nothing. Raise participation, or set secure_sum false"
         )
     if method.pooled and run.participation < 1.0:
         raise ValueError(

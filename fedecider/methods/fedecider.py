@@ -213,7 +213,8 @@ FUSION_WEIGHTS = FusionWeights(fusion_weights, log="alpha", log_per_layer="alpha
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """P up; down the common start in round 1 and K directions later (an upper bound with ``skip_below``).
 
-    Norms that ``send_norms`` adds are left out. Of a direction travels what its client and the receiver both have rows of.
+    Norms that ``send_norms`` adds are left out. Of a direction travels what its client and the receiver both have rows
+    of.
     """
     num_scalars = sum(factor_scalars(shapes).values())
     return num_scalars if round == 1 else sum(sum(factor_scalars(peer).values()) for peer in peers), num_scalars

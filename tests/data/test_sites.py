@@ -106,7 +106,7 @@ def test_a_company_may_sell_one_of_two_catalogues(tmp_path):
 BAD = {
     "one company": (lambda: publish(orders(0, 3), ITEMS, companies=["a"], **COLUMNS), "expected two or more different"),
     "a text as companies": (lambda: publish(orders(0, 3), ITEMS, companies="ab", **COLUMNS), "got companies 'ab'"),
-    "a path as company": (lambda: publish(orders(0, 3), ITEMS, companies=["a", "../b"], **COLUMNS), "got the name '../b'"),
+    "a path as company": (lambda: publish(orders(0, 3), ITEMS, companies=["a", "/b"], **COLUMNS), "got the name '/b'"),
     "no public user": (lambda: publish(orders(0, 3)[:2], ITEMS, companies=["a", "b"], **COLUMNS), "got no public user"),
     "an item without text": (
         lambda: publish(orders(0, 3), [*ITEMS, {"sku": "08", "title": " "}], companies=["a", "b"], **COLUMNS),

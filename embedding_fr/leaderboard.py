@@ -147,12 +147,19 @@ def kind_of(name: str) -> Kind | None:
 def fill(
     config: LeaderboardConfig, data: InteractionsConfig, interactions: Interactions, root: Path
 ) -> Iterator[BoardRow]:
-    """Run what is missing and yield the rows, method by method."""
+    """Run what is missing and yield the rows, method by method.
+
+    Raises:
+        ValueError: the data do not allow a protocol, told before anything is trained; or no row could be made.
+    """
+    for name in config.protocol_names:
+        build_population(interactions.sequences, interactions.num_items, get_protocol(name), seed=0)
     groups = protocol_groups(config.protocol_names)
     tuned_under = [group for group in groups if not get_protocol(group[0]).leaks]  # as _tuned has it
     for method in config.method_names:
         for group in tuned_under:
             check_budget(_search(config, data, method, group), config.tune)
+    empty = True
     for method in config.method_names:
         for group in groups:
             try:
@@ -164,8 +171,13 @@ def fill(
             except ValueError as error:  # such as a run that diverged: the other rows are worth having
                 say(f"{method} is left out of {'+'.join(group)}: {error}")
                 continue
+            empty = False
             for protocol in group:
                 yield BoardRow(method, kind_of(method) or "central", protocol, setting, cells)
+    if empty:
+        raise ValueError(
+            f"got no row from {', '.join(config.method_names)}, expected one at least: see the messages above"
+        )
 
 
 def protocol_groups(names: Sequence[str]) -> list[list[str]]:

@@ -410,6 +410,25 @@ def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_ag
     assert "validation ndcg@10" not in capsys.readouterr().out
 
 
+def test_a_leaderboard_that_the_data_do_not_allow_or_whose_rows_all_fail_ends_with_code_2(data, tmp_path, capsys):
+    seen = "".join(f"all,i{item:03d},{item}\n" for item in range(60))  # of 130 items
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "toy.csv").write_text((Path(data[5]) / "toy.csv").read_text() + seen)
+    words = ["--num_rounds", 1, "--seeds", 1, "--tune", 1, "--output", tmp_path / "board"]
+    assert leaderboard("--methods", "fedmf,popularity", *data[:5], raw, *data[6:], *words) == 2
+    printed = capsys.readouterr()
+    assert "never touched, expected at least 99" in printed.err
+    assert "use the protocol strict" in printed.err
+    assert "validation ndcg@10" not in printed.out, "nothing was trained"
+    diverging = METHODS["fedmf"]._replace(defaults={"learning_rate": 1e30, "init_std": 1e10})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, "fedmf", diverging)
+        assert leaderboard("--methods", "fedmf", *data, *words) == 2
+    assert "got no row from fedmf, expected one at least" in capsys.readouterr().err
+    assert not (tmp_path / "board" / "leaderboard.md").exists()
+
+
 def test_where_nothing_is_tuned_the_leaderboard_needs_no_optuna(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     words = ["--methods", "fedmf,ease", *data, "--num_rounds", 1, "--seeds", 1, "--tune", 30, "--only_cells", "true"]

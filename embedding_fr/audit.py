@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embedding_fr.commands import recorded_settings
 from embedding_fr.methods.fedease import parties
-from embedding_fr.setup import EmbeddingSettings, Setup, set_up, train
+from embedding_fr.setup import EmbeddingSettings, Setup, faults_and_hashes, set_up, train
 from fedecider.audit.config import AuditConfig
 from fedecider.audit.moves import ATTACKS, move_scores
 from fedecider.audit.outcome import AuditRow, Outcome, epsilon_of, finished
@@ -27,6 +27,8 @@ from fedecider.audit.scores import Scored, auc, chosen_on_others
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.evaluation.split import train_part
 from fedecider.evaluation.statistics import Interval, bootstrap_interval
+from fedecider.federation.aggregate import finite_clients
+from fedecider.federation.faults import Fault
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.streams import stream
@@ -60,8 +62,8 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: it did not finish, it summed uploads unseen, its data are other ones now, its rounds come out
-            differently here, or no upload has a row or a count for every item.
+        ValueError: it did not finish, it summed uploads unseen, its data or its faults are other ones now, its rounds
+            come out differently here, or no upload has a row or a count for every item.
     """
     root = Path(config.run)
     folder, record, metrics = finished(root)
@@ -74,13 +76,16 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
             "sum alone says what is seen of that mean"
         )
     interactions = load_interactions(settings.data)
-    if record["data"].get(interactions.name) != interactions.content_hash():
+    faults, hashes = faults_and_hashes(settings.run, interactions)
+    if record["data"].get(interactions.name) != hashes[interactions.name]:
         raise ValueError(f"got other data than those of {root}, expected the same. Give the run's folder with --data")
+    if record["data"] != hashes:
+        raise ValueError(f"got other faults in {settings.run.faults} than those of {root}, expected the same")
     records = read_records(folder.rounds)
     setup = set_up(settings, interactions, launch.device)
     clients = audited_clients(config, interactions.num_users)
     num_rounds = min(config.num_rounds, len(records))
-    seen = watch_rounds(settings, setup, clients, num_rounds, records[:num_rounds])
+    seen = watch_rounds(settings, setup, clients, num_rounds, records[:num_rounds], faults)
     with damage_names(folder.metrics):
         best = metrics["test"][metrics["reported"]]["ndcg@10"]
         utility = Interval(*(float(best[name]) for name in Interval._fields))
@@ -103,12 +108,17 @@ def audited_clients(config: AuditConfig, num_clients: int) -> list[int]:
 
 
 def watch_rounds(
-    settings: EmbeddingSettings, setup: Setup, clients: Sequence[int], num_rounds: int, records: Sequence[dict]
+    settings: EmbeddingSettings,
+    setup: Setup,
+    clients: Sequence[int],
+    num_rounds: int,
+    records: Sequence[dict],
+    faults: Sequence[Fault],
 ) -> Watched:
-    """Do the first rounds again and score every item from what reaches the server.
+    """Do the first rounds again, faults included, and score every item from what reaches the server.
 
     Raises:
-        ValueError: a round's mean loss is not the recorded one; no upload has a row or a count for every item.
+        ValueError: a round is not the recorded one; no upload has a row or a count for every item.
     """
     num_items, again = setup.population.num_items, []
     first: dict[int, Tensor] = {}
@@ -127,7 +137,7 @@ def watch_rounds(
         if MASKED in upload.tensors:
             part_L = upload.tensors[MASKED].sum(0, dtype=upload.tensors[MASKED].dtype)
             masked[:] = [masked[0] + part_L] if masked else [part_L]  # modulo the size of the numbers
-        kept_C = torch.isin(upload.clients, torch.tensor(clients))
+        kept_C = torch.isin(upload.clients, torch.tensor(clients)) & finite_clients(upload)
         if kept_C.any():
             mine = only(upload, kept_C)
             move_CID = moves_of(mine, download_to(download, kept_C), num_items)
@@ -152,7 +162,8 @@ def watch_rounds(
 
     run = replace(settings.run, num_rounds=num_rounds, patience=0, num_eval_users=0)
     watching = setup._replace(method=watched(setup.method, see, after), validated=setup.validated[:1])
-    train(settings._replace(run=run), watching, recorder=Recorder(None, lambda record, round: again.append(record)))
+    recorder = Recorder(None, lambda record, round: again.append(record))
+    train(settings._replace(run=run), watching, recorder=recorder, faults=faults)
     _check_again(again, records)
     if not found:
         raise ValueError(
@@ -290,11 +301,22 @@ def _column(counts: Sequence[Tensor]) -> Tensor:
 
 
 def _check_again(again: Sequence[dict], records: Sequence[dict]) -> None:
-    """``ValueError`` unless every round has the mean loss that the run recorded."""
+    """``ValueError`` unless every round has the clients, the refusals and the mean loss that the run recorded."""
     for now, then in zip(again, records, strict=True):
+        if _attendance(now) != _attendance(then):
+            (num_now, refused_now), (num_then, refused_then) = _attendance(now), _attendance(then)
+            raise ValueError(
+                f"got {num_now} clients in round {then['round']} done again and refused uploads {refused_now}, "
+                f"expected the recorded {num_then} and {refused_then}: another version of the code made the run"
+            )
         got, expected = now["clients"][0].get("loss"), then["clients"][0].get("loss")
         if got is not None and expected is not None and abs(got - expected) > TOLERANCE * abs(expected):
             raise ValueError(
                 f"got a mean loss of {got:.6g} in round {then['round']} done again, expected the recorded "
                 f"{expected:.6g}: another version of the code, or of its libraries, made the run"
             )
+
+
+def _attendance(record: dict) -> tuple[int, list[dict]]:
+    """How many clients trained in a round, and whose uploads did not arrive."""
+    return record["clients"][0]["clients"], record.get("refused_uploads", [])

@@ -5,26 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedding_fr.results import privacy_text, write_embedding_results
-from embedding_fr.setup import EmbeddingSettings, set_up, train
+from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, set_up, train
 from fedecider.data.interactions import load_interactions
 from fedecider.data.readers.files import to_stderr
-from fedecider.federation.faults import read_faults
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint, forget_unstarted
-from fedecider.running.stages import content_key
 from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller, track_results
-from fedecider.running.yaml_file import load_yaml
 
 
 def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
     run = settings.run
     interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda _: None)
-    hashes = {interactions.name: interactions.content_hash()}
-    faults = read_faults(load_yaml(Path(run.faults)), interactions.users, run.faults) if run.faults else []
-    if faults:
-        hashes["faults"] = content_key(faults)
+    faults, hashes = faults_and_hashes(run, interactions)
     root, record = checked_run(settings.as_record(), hashes, [interactions.name], card=interactions.card)
     setup = set_up(settings, interactions, launch.device)
     privacy_text(settings)  # what cannot be accounted for is told before the first round

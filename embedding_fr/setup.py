@@ -25,7 +25,7 @@ from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, with_robust_mean
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
@@ -35,7 +35,8 @@ from fedecider.federation.secure_rounds import SecureSums, securely_summed_round
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.running.memory import available_bytes
-from fedecider.running.stages import as_plain
+from fedecider.running.stages import as_plain, content_key
+from fedecider.running.yaml_file import load_yaml
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,19 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     blocks = pack(range(interactions.num_users))
     users = eval_users(run, interactions.num_users)
     return Setup(method, population, blocks, pack, pack(users) if users else blocks, federation, gathering)
+
+
+def faults_and_hashes(run: EmbeddingRunConfig, interactions: Interactions) -> tuple[list[Fault], dict[str, str]]:
+    """The faults of the run's scenario, and the hashes of all that it reads: its data and, where there are some, these.
+
+    Raises:
+        ValueError: the file of the scenario cannot be read, or is none for these users.
+    """
+    hashes = {interactions.name: interactions.content_hash()}
+    if not run.faults:
+        return [], hashes
+    faults = read_faults(load_yaml(Path(run.faults)), interactions.users, run.faults)
+    return faults, {**hashes, "faults": content_key(faults)}
 
 
 def build_method(settings: EmbeddingSettings, federation: Federation) -> FederatedMethod:

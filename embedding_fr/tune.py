@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import EmbeddingSettings, set_up, train
+from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, set_up, train
 from fedecider.data.interactions import load_interactions
 from fedecider.data.readers.files import to_stderr
-from fedecider.federation.faults import read_faults
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint
-from fedecider.running.stages import as_plain, content_key
-from fedecider.running.yaml_file import load_yaml
+from fedecider.running.stages import as_plain
 from fedecider.tuning.config import TuneConfig
 from fedecider.tuning.journal import Outcome
 from fedecider.tuning.study import Track, TrialPlace, tune
@@ -26,10 +24,7 @@ def tune_embedding(settings: EmbeddingSettings, config: TuneConfig, fixed: Seque
     """Try settings of the method on the validation items and return the folder of the search (``docs/tune.md``)."""
     run, entry = settings.run, METHODS[settings.run.method]
     interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda _: None)
-    hashes = {interactions.name: interactions.content_hash()}
-    faults = read_faults(load_yaml(Path(run.faults)), interactions.users, run.faults) if run.faults else []
-    if faults:
-        hashes["faults"] = content_key(faults)
+    faults, hashes = faults_and_hashes(run, interactions)
 
     def prepare() -> None:
         set_up(

@@ -96,13 +96,13 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
         utility=utility,
         epsilon=epsilon_of(metrics),
         bytes_up=mean_bytes(records[0], "up"),
-        rows=item_rows(config, interactions, seen, clients, num_rounds),
-        notes=[f"{len(clients):,} of {interactions.num_users:,} clients attacked; rounds done again: {num_rounds}"],
+        rows=item_rows(config, interactions, seen, num_rounds),
+        notes=[f"{len(seen.all):,} of {interactions.num_users:,} clients attacked; rounds done again: {num_rounds}"],
     )
 
 
 def audited_clients(config: AuditConfig, num_clients: int) -> list[int]:
-    """Those that are attacked, drawn once, ascending."""
+    """Those that are attacked where an upload of theirs arrives, drawn once, ascending."""
     order = torch.randperm(num_clients, generator=stream(config.seed, "audited clients"))
     return order[: config.num_clients or num_clients].sort().values.tolist()
 
@@ -118,12 +118,14 @@ def watch_rounds(
     """Do the first rounds again, faults included, and score every item from what reaches the server.
 
     Raises:
-        ValueError: a round is not the recorded one; no upload has a row or a count for every item.
+        ValueError: a round is not the recorded one; no upload of ``clients`` arrived, or none has a row or a count for
+            every item.
     """
     num_items, again = setup.population.num_items, []
     first: dict[int, Tensor] = {}
     found: dict[int, Tensor] = {}
     move_of: dict[int, Tensor] = {}
+    arrived: set[int] = set()
     counts: list[Tensor] = []
     masked: list[Tensor] = []
     totals: list[Tensor] = []
@@ -140,6 +142,7 @@ def watch_rounds(
         kept_C = torch.isin(upload.clients, torch.tensor(clients)) & finite_clients(upload)
         if kept_C.any():
             mine = only(upload, kept_C)
+            arrived.update(mine.clients.tolist())
             move_CID = moves_of(mine, download_to(download, kept_C), num_items)
             if move_CID is not None:
                 move_of.update(zip(mine.clients.tolist(), move_CID, strict=True))
@@ -165,6 +168,11 @@ def watch_rounds(
     recorder = Recorder(None, lambda record, round: again.append(record))
     train(settings._replace(run=run), watching, recorder=recorder, faults=faults)
     _check_again(again, records)
+    if not arrived:
+        raise ValueError(
+            f"got no upload of the {len(clients)} clients drawn here in rounds 1 to {num_rounds}, expected one at "
+            "least: raise num_clients or num_rounds"
+        )
     if not found:
         raise ValueError(
             f"got uploads of {settings.run.method} with neither a row nor a count for each of {num_items} items, "
@@ -236,15 +244,14 @@ def only(upload: Upload, kept_C: Tensor) -> Upload:
     )
 
 
-def item_rows(
-    config: AuditConfig, interactions: Interactions, seen: Watched, clients: Sequence[int], num_rounds: int
-) -> list[AuditRow]:
-    """One row for each thing that can be seen, over the same clients; what everybody may know comes first."""
+def item_rows(config: AuditConfig, interactions: Interactions, seen: Watched, num_rounds: int) -> list[AuditRow]:
+    """One row for each thing that can be seen, over the clients of whom something was; what everybody may know comes
+    first."""
     trained = [sorted(set(train_part(sequence))) for sequence in interactions.sequences]
     count_I = torch.zeros(interactions.num_items)
     for items in trained:
         count_I[items] += 1.0
-    others = {client: _without(count_I, trained[client])[None] for client in clients}
+    others = {client: _without(count_I, trained[client])[None] for client in sorted(seen.all)}
     rows: list[tuple[str, str, Mapping[int, Tensor], Sequence[str]]] = [
         ("nobody", f"{COUNTS} the other clients have an item", others, (COUNTS,)),
         ("server", "each client's upload of its first round", seen.first, ATTACKS),

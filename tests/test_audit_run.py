@@ -10,6 +10,8 @@ import pytest
 import torch
 import yaml
 
+from embedding_fr import audit
+from fedecider.audit.config import AuditConfig
 from fedecider.audit.outcome import epsilon_of
 from fedecider.federation.streams import stream
 
@@ -84,6 +86,29 @@ def test_lists_are_a_full_leak_and_masks_leave_the_sum(data, tmp_path):
     assert plain[FIRST]["auc"]["mean"] == 1.0
     assert masked[FIRST]["auc"]["mean"] == pytest.approx(0.5, abs=0.06)
     assert masked[total]["auc"] == plain[total]["auc"]  # the same sum, to the last bit
+
+
+def test_where_few_clients_take_part_all_rows_are_about_those(data, tmp_path, monkeypatch, capsys):
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 1, "--participation", 0.1, "--output", tmp_path / "run"]
+    assert script("federate", *words) == 0
+    rated, row = [], audit._row
+
+    def rate(config, party, sees, scores, *rest):
+        rated.append(set(scores))
+        return row(config, party, sees, scores, *rest)
+
+    monkeypatch.setattr(audit, "_row", rate)
+    assert script("audit", "--run", tmp_path / "run") == 0
+    assert "4 of 40 clients attacked" in " ".join(capsys.readouterr().out.split())
+    assert len(rated) == 3
+    assert all(clients == rated[0] and len(clients) == 4 for clients in rated)
+    seeds = [
+        seed
+        for seed in range(9)
+        if not rated[0] & {*audit.audited_clients(AuditConfig("", num_clients=1, seed=seed), 40)}
+    ]
+    assert script("audit", "--run", tmp_path / "run", "--num_clients", 1, "--seed", seeds[0]) == 2
+    assert "got no upload of the 1 clients drawn here in rounds 1 to 1" in capsys.readouterr().err
 
 
 def test_a_run_with_faults_is_done_again_with_them(data, tmp_path, capsys):

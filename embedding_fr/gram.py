@@ -203,15 +203,26 @@ def leading_eigenpairs(gram_II: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The ``rank`` largest eigenvalues (R,), falling, and their vectors (I, R); float64, of a symmetric matrix.
 
     At most I of them; fewer come by Lanczos from a fixed start. Rows of items without any count are exactly 0 then, as
-    their scores are.
+    their scores are, and of a matrix of zeros everything is.
+
+    Raises:
+        ValueError: Lanczos does not find them.
     """
     if rank >= len(gram_II):
         value_I, vector_II = torch.linalg.eigh(gram_II)
         return value_I.flip(0), vector_II.flip(1)
-    from scipy.sparse.linalg import eigsh  # half a second that no other use of this module needs
+    if not gram_II.any():
+        return gram_II.new_zeros(rank), gram_II.new_zeros(len(gram_II), rank)
+    from scipy.sparse.linalg import ArpackError, eigsh  # half a second that no other use of this module needs
 
     start_I = np.ones(len(gram_II)) / math.sqrt(len(gram_II))
-    value_R, vector_IR = eigsh(gram_II.cpu().numpy(), k=rank, which="LA", v0=start_I)
+    try:
+        value_R, vector_IR = eigsh(gram_II.cpu().numpy(), k=rank, which="LA", v0=start_I)
+    except ArpackError as error:  # among them that it does not converge
+        raise ValueError(
+            f"got a matrix of {len(gram_II)} items whose {rank} leading eigenpairs cannot be found ({error}), expected "
+            "one where they can: take another number of them (rank, num_vectors)"
+        ) from error
     order_R = np.argsort(-value_R, kind="stable")
     vector = torch.from_numpy(vector_IR[:, order_R]).to(gram_II.device)
     vector[gram_II.diagonal() == 0.0] = 0.0

@@ -239,6 +239,15 @@ def test_enough_eigenpairs_give_ease_and_fewer_do_not():
     assert (of_low - expected).abs().max() > 0.1
 
 
+def test_eigenpairs_of_nothing_are_zeros_and_what_lanczos_does_not_find_is_told():
+    value_R, vector_IR = leading_eigenpairs(torch.zeros(8, 8, dtype=torch.float64), 3)
+    assert value_R.tolist() == [0.0] * 3
+    assert vector_IR.tolist() == [[0.0] * 3] * 8
+    assert low_rank_scores(torch.ones(2, 8).bool(), value_R, vector_IR, 7.0).tolist() == [[0.0] * 8] * 2
+    with pytest.raises(ValueError, match="8 items whose 3 leading eigenpairs cannot be found"):
+        leading_eigenpairs(torch.full((8, 8), torch.nan, dtype=torch.float64), 3)
+
+
 def test_the_low_rank_download_scores_as_its_own_weights():
     sequences = [[item for item in sequence if item != 6] for sequence in SEQUENCES]  # nobody has item 6
     population = toy_population(sequences=sequences[:1] + sequences[2:])

@@ -148,7 +148,8 @@ def privacy_text(settings: EmbeddingSettings) -> str:
     if entry.guarantee is not None:
         return entry.guarantee(settings.method)
     hidden = 1.0 if entry.chooses_cohort(settings.method) else settings.run.participation
-    report = privacy_report(settings.privacy, settings.run.num_rounds, hidden)
+    num_rounds = min(settings.run.num_rounds, entry.upload_rounds or settings.run.num_rounds)
+    report = privacy_report(settings.privacy, num_rounds, hidden)
     return f"{report}; the server sees sums of the uploads alone" if settings.run.secure_sum else report
 
 

@@ -69,6 +69,8 @@ class Method(NamedTuple):
     guarantee: Callable[[Any], str] | None = None
     """config -> what the bound and the noise in the method's own config guarantee, in one line; the common privacy
     settings are then not offered. None: the common ones hold."""
+    upload_rounds: int | None = None
+    """Rounds, from the first one on, in which clients upload anything, of which an epsilon is the sum; None: all."""
     needs_server: Callable[[Any], bool] = never
     """config -> whether uploads are sums or gradients, of which only a server makes the next model: with federation
     off nothing would be left of the method."""
@@ -98,6 +100,7 @@ BUILT_IN: dict[str, Method] = {
         smaller_server=SMALLER_SERVER,
         negatives=False,
         guarantee=fedease.guarantee,
+        upload_rounds=1,
         needs_server=fedease.needs_server,
         needs_everyone=fedease.needs_everyone,
         published=False,
@@ -113,6 +116,7 @@ BUILT_IN: dict[str, Method] = {
         smaller_server=SMALLER_SERVER,
         negatives=False,
         guarantee=fednear.guarantee,
+        upload_rounds=1,
         needs_server=fednear.needs_server,
         needs_everyone=fednear.needs_everyone,
         published=False,
@@ -127,6 +131,7 @@ BUILT_IN: dict[str, Method] = {
         fedcia.SPACE,
         client_bytes=fedcia.client_bytes,
         negatives=False,
+        upload_rounds=1,
         needs_server=fedcia.needs_server,
     ),
     "fedcia_fitted": Method(

@@ -3,9 +3,14 @@
 import dataclasses
 
 import pytest
+from toy_federation import toy_training
 
 from embedding_fr.merging import Merging
 from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.results import privacy_text
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.federation.privacy import PrivacyConfig, privacy_report
 from fedecider.testing import EmbeddingBench
 from fedecider.testing.embedding_contract import federation_off
 from fedecider.testing.shared_contract import absent_clients
@@ -30,3 +35,21 @@ def test_only_a_method_with_clip_and_noise_of_its_own_says_what_it_guarantees(na
     own = {"clip", "noise_scale"} <= {field.name for field in dataclasses.fields(entry.config)}
     assert (entry.guarantee is not None) == own
     assert entry.plug_in == (entry.config is Merging)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.upload_rounds])
+def test_an_epsilon_is_the_sum_over_rounds_with_uploads_alone(name):
+    entry = METHODS[name]
+    bench = EmbeddingBench(entry)
+    _, records = bench.run(bench.build(), entry.upload_rounds + 1)
+    sent = [any(group["up"] for group in record["traffic"]) for record in records]
+    assert sent == [True] * entry.upload_rounds + [False]
+    for method, rounds in ((name, entry.upload_rounds), ("fedmf", 3)):
+        entry, bound = METHODS[method], {"clip": 1.0, "noise_scale": 2.0}
+        plane = {"direction": 0.0} if method == "fednear" else {}
+        own = entry.config(**bound, **plane) if entry.guarantee else entry.config()
+        run, privacy = EmbeddingRunConfig(method=method, num_rounds=3), PrivacyConfig(mechanism="gaussian", **bound)
+        found = privacy_text(EmbeddingSettings(run, InteractionsConfig(), toy_training(method), privacy, own))
+        budget = privacy_report(privacy, rounds).split(":")[0]
+        assert found.split(":")[0] == budget, method
+        assert f"over {rounds} round(s)" in found

@@ -97,6 +97,16 @@ def client_scales(history_CI: Tensor, bound: float) -> Tensor:
     return ((bound / norm_C).clamp(max=1.0) * 2.0**SCALE_BITS).floor() / 2.0**SCALE_BITS
 
 
+def check_scales(scale_C: Tensor, clients: Tensor, bound: float) -> None:
+    """``ValueError`` where a bound is so small that nothing of a client is counted: below 2^-16 everything is 0."""
+    least = int(scale_C.argmin())
+    if scale_C[least] < 2.0**-SCALE_BITS:
+        raise ValueError(
+            f"got a bound of {bound:g}, under which nothing of client {int(clients[least])} is counted, expected a "
+            f"larger one: numbers of a sum are multiples of 2^-{SCALE_BITS}. Raise clip, or lower max_items"
+        )
+
+
 def add_histories(
     square_II: Tensor, histories: Sequence[Tensor], scale_C: Tensor, reach: float = math.inf, *, ordered: bool = False
 ) -> None:

@@ -25,6 +25,7 @@ from embedding_fr.gram import (
     add_histories,
     add_triangle,
     check_masked,
+    check_scales,
     client_scales,
     client_triangle,
     denoise,
@@ -132,8 +133,9 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
 
     Download forms: B; its ``top_k`` entries a column; ``rank`` eigenpairs of G, from which a client makes x_u B itself.
     ``training`` is not used. View ``global``. With participation below 1 only the cohort of round 1 counts, and
-    ``secure`` is an error. Memory: :func:`server_bytes`, checked before the first round; :func:`client_bytes` for a
-    client of a block. Time: I^3 for the solution, and the squares of the lengths of histories for the sum.
+    ``secure`` is an error, as is a bound under which a client counts nothing, at a resolution of 2^-16. Memory:
+    :func:`server_bytes`, checked before the first round; :func:`client_bytes` for a client of a block. Time: I^3 for
+    the solution, and the squares of the lengths of histories for the sum.
 
     Differs from the paper: nothing in G, B and the score; secure and private sums and short downloads are ours.
     The budget is that of continuous noise on exact sums: rounding to 2^-16 is not accounted for (Kairouz, Liu, Steinke
@@ -158,6 +160,7 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
         if round > 1:
             return Upload(block.clients, weight_C, {}), {}, [{"num_counted": 0}] * len(block.clients)
         counted_CI = counted_items(block.data, block.clients, federation, config)
+        check_scales(client_scales(counted_CI, config.bound), block.clients, config.bound)
         count_C = counted_CI.sum(1).cpu()
         logs = [{"num_counted": count} for count in count_C.tolist()]
         if not config.secure:

@@ -11,7 +11,7 @@ L = I (I + 1) / 2 entries of an upper triangle, P planes: pair counts and, where
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -27,6 +27,7 @@ from embedding_fr.gram import (
     add_order,
     add_triangle,
     check_masked,
+    check_scales,
     denoise,
     denoising_bytes,
     item_weights,
@@ -175,6 +176,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         if round > 1:
             return Upload(block.clients, weight_C, {}), {}, [{"num_counted": 0}] * len(block.clients)
         histories = counted_histories(block.data, config)
+        check_scales(client_scales(histories, config), block.clients, config.bound)
         logs = [{"num_counted": len(item_T)} for item_T in histories]
         if config.secure:
             masked_CPL = masked_planes(histories, block.clients, federation, config, round)
@@ -272,6 +274,11 @@ def client_scale(num_counted: int, config: FednearConfig) -> float:
     return 1.0 if config.bound == math.inf else min(1.0, config.bound / contribution_norm(num_counted, config))
 
 
+def client_scales(histories: Sequence[Tensor], config: FednearConfig) -> Tensor:
+    """(C,) float64 :func:`client_scale` of each client."""
+    return torch.tensor([client_scale(len(item_T), config) for item_T in histories], dtype=torch.float64)
+
+
 def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tuple[Tensor, Tensor]:
     """Places (E,) in the triangle, all different, and values (P, E) of one client, inside its bound.
 
@@ -338,8 +345,9 @@ def plain_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, 
     square_II = torch.zeros(num_items, num_items, dtype=FORMATS[config.precision])
     for upload in uploads:
         histories = [item_T[item_T < num_items] for item_T in upload.tensors["items"]]
-        scale_C = torch.tensor([client_scale(len(item_T), config) for item_T in histories], dtype=torch.float64)
-        add_histories(square_II, histories, scale_C, config.pair_reach, ordered=config.direction > 0)
+        add_histories(
+            square_II, histories, client_scales(histories, config), config.pair_reach, ordered=config.direction > 0
+        )
     if config.noise_scale:
         generator = stream(federation.seed, "pair_noise", round)
         noise_L = torch.randn(triangle_size(num_items), generator=generator, dtype=torch.float64)

@@ -37,6 +37,19 @@ def test_only_a_method_with_clip_and_noise_of_its_own_says_what_it_guarantees(na
     assert entry.plug_in == (entry.config is Merging)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("name", ["fedease", "fednear"])
+def test_a_bound_that_leaves_nothing_of_a_client_is_told(name, secure):
+    entry = METHODS[name]
+    for clip, told in ((2e-4, False), (5e-5, True)):  # 2^-16 times 6, the norm of eight items, is 9e-5
+        bench = EmbeddingBench(entry, entry.config(secure=secure, clip=clip))
+        if told:
+            with pytest.raises(ValueError, match="under which nothing of client 6 is counted"):
+                bench.run(bench.build(), 1)
+        else:
+            bench.run(bench.build(), 1)
+
+
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.upload_rounds])
 def test_an_epsilon_is_the_sum_over_rounds_with_uploads_alone(name):
     entry = METHODS[name]

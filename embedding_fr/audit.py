@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.commands import recorded_settings
+from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedease import parties
 from embedding_fr.setup import EmbeddingSettings, Setup, faults_and_hashes, set_up, train
 from fedecider.audit.config import AuditConfig
@@ -122,6 +123,7 @@ def watch_rounds(
             every item.
     """
     num_items, again = setup.population.num_items, []
+    tables = METHODS[settings.run.method].item_tables
     first: dict[int, Tensor] = {}
     found: dict[int, Tensor] = {}
     move_of: dict[int, Tensor] = {}
@@ -143,7 +145,7 @@ def watch_rounds(
         if kept_C.any():
             mine = only(upload, kept_C)
             arrived.update(mine.clients.tolist())
-            move_CID = moves_of(mine, download_to(download, kept_C), num_items)
+            move_CID = moves_of(mine, download_to(download, kept_C), num_items, tables)
             if move_CID is not None:
                 move_of.update(zip(mine.clients.tolist(), move_CID, strict=True))
 
@@ -153,7 +155,7 @@ def watch_rounds(
             for client, score_AI in zip(move_of, score_ACI.unbind(1), strict=True):
                 first.setdefault(client, score_AI)
                 found[client] = found[client] + score_AI if client in found else score_AI
-        total_ID = moved_sum(before, now, num_items) if not counts else _column(counts)
+        total_ID = moved_sum(before, now, tables) if not counts else _column(counts)
         if masked:  # what the server opens: the sum over all clients, and nothing else
             sums = parties(setup.federation, settings.method, round)
             opened_L = sums.open(masked[0].cpu(), range(setup.federation.num_clients))
@@ -176,7 +178,7 @@ def watch_rounds(
     if not found:
         raise ValueError(
             f"got uploads of {settings.run.method} with neither a row nor a count for each of {num_items} items, "
-            "expected some: this audit reads item tables and count matrices"
+            "expected some: this audit reads item tables (Method.item_tables) and count matrices"
         )
     return Watched(first, found, torch.stack(totals).sum(0) if totals else None, seen_by[-1])
 
@@ -201,17 +203,16 @@ def watched(
     return method._replace(server_aggregate=server_aggregate)
 
 
-def moves_of(upload: Upload, download: Download, num_items: int) -> Tensor | None:
-    """(C, I, D): uploaded less downloaded rows of all item tables beside each other, or counts (C, I, 1); else None."""
+def moves_of(upload: Upload, download: Download, num_items: int, tables: Sequence[str]) -> Tensor | None:
+    """(C, I, D): uploaded less downloaded rows of ``tables`` beside each other, or counts (C, I, 1); else None."""
     counted_CI = counts_of(upload, num_items)
     if counted_CI is not None:
         return counted_CI.double()[:, :, None]
     whole, parts = dense(upload, download), []
     known = {**download.shared, **download.per_client}
-    for name, tensor in whole.tensors.items():
-        if tensor.dim() >= 2 and tensor.shape[1] == num_items:
-            base = None if name in upload.num_rows else known.get(name)
-            parts.append((tensor if base is None else tensor - base).flatten(2).cpu())
+    for name in [name for name in tables if name in whole.tensors]:
+        base = None if name in upload.num_rows else known.get(name)
+        parts.append((whole.tensors[name] if base is None else whole.tensors[name] - base).cpu())
     return torch.cat(parts, 2) if parts else None
 
 
@@ -225,9 +226,9 @@ def counts_of(upload: Upload, num_items: int) -> Tensor | None:
     return None
 
 
-def moved_sum(before: Tree, now: Tree, num_items: int) -> Tensor | None:
-    """(I, D) how the shared item tables moved; None where the server has none."""
-    names = [name for name, tensor in before.items() if tensor.dim() == 2 and len(tensor) == num_items]
+def moved_sum(before: Tree, now: Tree, tables: Sequence[str]) -> Tensor | None:
+    """(I, D) how the server's ``tables`` moved, those that are one for all clients; None where it has none."""
+    names = [name for name in tables if name in before and before[name].dim() == 2]
     return torch.cat([(now[name] - before[name]).cpu() for name in names], 1) if names else None
 
 

@@ -84,6 +84,8 @@ class Method(NamedTuple):
     """Whether it is another method with a part put in, and so no row of its own among ``all``."""
     uses_order: bool = False
     """Whether the order of a client's train items enters what is trained."""
+    item_tables: tuple[str, ...] = ("item_table",)
+    """Tensors of an upload and of the server with a row for each item, by whose moves an audit tells train items."""
     code: Mapping[str, Any] | None = None
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
 
@@ -95,6 +97,7 @@ BUILT_IN: dict[str, Method] = {
         fedease.DEFAULTS,
         fedease.GRID,
         fedease.SPACE,
+        item_tables=(),
         client_bytes=fedease.client_bytes,
         server_bytes=fedease.server_bytes,
         smaller_server=SMALLER_SERVER,
@@ -111,6 +114,7 @@ BUILT_IN: dict[str, Method] = {
         fednear.DEFAULTS,
         fednear.GRID,
         fednear.SPACE,
+        item_tables=(),
         client_bytes=fednear.client_bytes,
         server_bytes=fednear.server_bytes,
         smaller_server=SMALLER_SERVER,
@@ -122,13 +126,16 @@ BUILT_IN: dict[str, Method] = {
         published=False,
         uses_order=True,
     ),
-    "colr": Method(colr.ColrConfig, colr.colr, colr.DEFAULTS, colr.GRID, colr.SPACE),
+    "colr": Method(
+        colr.ColrConfig, colr.colr, colr.DEFAULTS, colr.GRID, colr.SPACE, item_tables=("item_table", "factor")
+    ),
     "fedcia": Method(
         fedcia.FedciaConfig,
         fedcia.fedcia,
         fedcia.DEFAULTS,
         fedcia.GRID,
         fedcia.SPACE,
+        item_tables=("similarity",),
         client_bytes=fedcia.client_bytes,
         negatives=False,
         upload_rounds=1,
@@ -140,6 +147,7 @@ BUILT_IN: dict[str, Method] = {
         fedcia_fitted.DEFAULTS,
         fedcia_fitted.GRID,
         fedcia_fitted.SPACE,
+        item_tables=("similarity", "factor"),
         client_bytes=fedcia_fitted.client_bytes,
         code=fedcia_fitted.CODE,
     ),
@@ -148,7 +156,14 @@ BUILT_IN: dict[str, Method] = {
         pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, pfedclr.SPACE, passing_tables=2
     ),
     "fedrap": Method(
-        fedrap.FedrapConfig, fedrap.fedrap, fedrap.DEFAULTS, fedrap.GRID, fedrap.SPACE, whole_tables=2, code=fedrap.CODE
+        fedrap.FedrapConfig,
+        fedrap.fedrap,
+        fedrap.DEFAULTS,
+        fedrap.GRID,
+        fedrap.SPACE,
+        whole_tables=2,
+        item_tables=(fedrap.COMMON,),
+        code=fedrap.CODE,
     ),
     "fedncf": Method(fedncf.FedncfConfig, fedncf.fedncf, fedncf.DEFAULTS, fedncf.GRID, fedncf.SPACE),
     "pfedrec": Method(
@@ -215,6 +230,7 @@ BUILT_IN: dict[str, Method] = {
         perfedrec.SPACE,
         passing_tables=4,
         chooses_cohort=perfedrec.chooses_cohort,
+        item_tables=("item_table", "global_table"),
         code=perfedrec.CODE,
     ),
     "fedmf_em": Method(
@@ -237,6 +253,7 @@ BUILT_IN: dict[str, Method] = {
         plug_ins.SPACE,
         whole_tables=2,
         passing_tables=3,
+        item_tables=(fedrap.COMMON,),
         plug_in=True,
     ),
 }

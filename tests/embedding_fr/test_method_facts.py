@@ -3,14 +3,17 @@
 import dataclasses
 
 import pytest
-from toy_federation import toy_training
+import torch
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
 
+from embedding_fr.audit import moved_sum, moves_of
 from embedding_fr.merging import Merging
 from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.results import privacy_text
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig, privacy_report
+from fedecider.federation.wire import dense
 from fedecider.testing import EmbeddingBench
 from fedecider.testing.embedding_contract import federation_off
 from fedecider.testing.shared_contract import absent_clients
@@ -66,3 +69,46 @@ def test_an_epsilon_is_the_sum_over_rounds_with_uploads_alone(name):
         budget = privacy_report(privacy, rounds).split(":")[0]
         assert found.split(":")[0] == budget, method
         assert f"over {rounds} round(s)" in found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_item_tables_are_those_tensors_whose_rows_are_items(name):
+    """In the tiny setting nothing but a table has as many rows as there are items."""
+    tables = METHODS[name].item_tables
+    bench = EmbeddingBench(METHODS[name])
+    method, found = bench.build(), set()
+    if name == "fedcia_fitted":
+        found.add("factor")  # in another encoding
+
+    def server_aggregate(round, server, uploads):
+        found.update(name for name, tensor in server.items() if tensor.dim() == 2 and len(tensor) == NUM_ITEMS)
+        kept = list(uploads)
+        for upload in kept:
+            download = method.broadcast(round, server, upload.clients)
+            assert (moves_of(upload, download, NUM_ITEMS, tables) is None) == (name == "fednear"), "which sends lists"
+            whole = dense(upload, download)
+            found.update(n for n, t in whole.tensors.items() if t.dim() == 3 and t.shape[1] == NUM_ITEMS)
+        return method.server_aggregate(round, server, iter(kept))
+
+    bench.run(method._replace(server_aggregate=server_aggregate), 1)
+    assert found == set(tables)
+
+
+def test_tensors_of_the_length_of_the_catalogue_are_no_item_tables():
+    federation = toy_federation(num_clients=14)  # as many clients as items
+    server, _ = toy_method("perfedrec", federation).init()
+    now = {**server, "global_table": server["global_table"] + 1.0, "user": server["user"] + 1.0}
+    torch.testing.assert_close(moved_sum(server, now, METHODS["perfedrec"].item_tables), torch.ones(14, 4))
+    for name, size in (("fedncf", 7), ("fedfast", 14)):  # the network's input, and a user's vector
+        method = toy_method(name, training=toy_training(name, embedding_size=size))
+        seen = []
+
+        def server_aggregate(round, server, uploads, name=name, method=method, seen=seen):
+            kept = list(uploads)
+            for upload in kept:
+                download = method.broadcast(round, server, upload.clients)
+                seen.append(moves_of(upload, download, NUM_ITEMS, METHODS[name].item_tables))
+            return method.server_aggregate(round, server, iter(kept))
+
+        run(method._replace(server_aggregate=server_aggregate), None, 1)
+        assert {tuple(move_CID.shape[1:]) for move_CID in seen} == {(NUM_ITEMS, size)}

@@ -1,6 +1,6 @@
 """Any method with federation off: every client trains on from its own last upload, and nothing leaves it.
 
-Shape legend: N clients of the run, C clients of a block.
+Shape legend: N clients of the run, C clients of a block or of a part of the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.tables import personal_table
+from embedding_fr.tables import personal_rows, personal_table
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 
 KEPT = "kept."
@@ -33,12 +33,13 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
 
     def init() -> tuple[Tree, Tree]:
         server, local = method.init()
-        first = method.broadcast(1, server, torch.arange(federation.num_clients))
+        of_one = method.broadcast(1, server, torch.arange(1))
         alike = {
             name: personal_table(value, federation.num_clients, federation.table_bytes)
-            for name, value in first.shared.items()
+            for name, value in of_one.shared.items()
         }
-        return server, {**local, **{KEPT + name: value for name, value in {**alike, **first.per_client}.items()}}
+        first = {**alike, **first_rows(method, server, of_one.per_client, federation)}
+        return server, {**local, **{KEPT + name: value for name, value in first.items()}}
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download({})
@@ -77,6 +78,20 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
         takes_mean=False,
         cohort=None,
     )
+
+
+def first_rows(method: FederatedMethod, server: Tree, of_one: Tree, federation: Federation) -> Tree:
+    """(N, ...) what each client alone receives in round 1, which looks like ``of_one``: asked for by parts within the
+    budget for a table, and written into a file where it is larger."""
+    if not of_one:
+        return {}
+    num_clients, budget = federation.num_clients, federation.table_bytes
+    first = {name: personal_rows(value[0], num_clients, budget) for name, value in of_one.items()}
+    largest = max(value.numel() * value.element_size() for value in of_one.values())
+    for client_C in torch.arange(num_clients).split(min(num_clients, max(1, budget // largest))):
+        for name, value in method.broadcast(1, server, client_C).per_client.items():
+            first[name][client_C] = value.to(first[name].device)
+    return first
 
 
 def _check_names(method: str, uploaded: Tree, kept: Tree) -> None:

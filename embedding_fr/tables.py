@@ -24,7 +24,16 @@ def personal_table(start_ID: Tensor, num_clients: int, max_bytes: int) -> Tensor
     Above ``max_bytes`` it is kept in a file (on the CPU, whatever the device of ``start_ID``), else it is a view that
     takes memory only when it is copied; numbers are the same either way.
     """
-    table_NID = start_ID.expand(num_clients, *start_ID.shape)
-    if table_NID.numel() * table_NID.element_size() <= max_bytes:
-        return table_NID
-    return mapped_like(start_ID.cpu(), table_NID.shape).copy_(table_NID)
+    if _fits(start_ID, num_clients, max_bytes):
+        return start_ID.expand(num_clients, *start_ID.shape)
+    return personal_rows(start_ID, num_clients, max_bytes).copy_(start_ID)
+
+
+def personal_rows(like: Tensor, num_clients: int, max_bytes: int) -> Tensor:
+    """(N, ...) room for a tensor like this of each client, uninitialised; above ``max_bytes`` in a file, on the CPU."""
+    shape = (num_clients, *like.shape)
+    return like.new_empty(shape) if _fits(like, num_clients, max_bytes) else mapped_like(like.cpu(), shape)
+
+
+def _fits(like: Tensor, num_clients: int, max_bytes: int) -> bool:
+    return num_clients * like.numel() * like.element_size() <= max_bytes

@@ -6,6 +6,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 
 from embedding_fr.local_only import KEPT, local_only
 from embedding_fr.methods import BUILT_IN as METHODS
+from fedecider.federation.state import is_mapped
 
 NO_LOCAL_MODEL = {"fedease", "fednear", "fedcia"}  # clients upload histories, which only a server turns into a model
 MADE_BY_SERVER = {"category"}
@@ -52,6 +53,27 @@ def test_the_data_of_one_client_reach_the_others_with_federation_on(name):
     if not left:  # FedFast: the server keeps what is theirs
         left, right = (toy_method(name).broadcast(3, state.server, others).per_client for state in (one, other))
     assert any(not torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.mark.parametrize("name", ["gpfedrec", "fedem", "perfedrec", "fedncf"])
+def test_what_a_client_keeps_is_mapped_from_files_where_it_is_too_large(name):
+    states, asked = [], []
+    for table_bytes in (1 << 20, 1):
+        federation = toy_federation()._replace(table_bytes=table_bytes)
+        method = toy_method(name, federation)
+
+        def broadcast(round, server, clients, method=method):
+            asked.append(len(clients))
+            return method.broadcast(round, server, clients)
+
+        alone = local_only(method._replace(broadcast=broadcast), federation)
+        states.append(run(alone, participation=0.5)[0].local)
+    memory, mapped = states
+    kept = {key for key in memory if key.startswith(KEPT)}
+    assert {key for key, tensor in mapped.items() if is_mapped(tensor)} >= kept
+    assert not any(is_mapped(tensor) for tensor in memory.values())
+    assert asked == ([1, 1] if name == "fedncf" else [1, 7] + [1] * 8), "parts of the second are within its budget"
+    assert all(torch.equal(memory[key], mapped[key]) for key in memory)
 
 
 def test_a_client_starts_from_its_own_last_upload():

@@ -38,7 +38,8 @@ def elastic(
 
     ``offsets`` names tensors of the download that are differences from the table; they are changed so that the sums
     stay what the server meant. Uploads are whole tables. Views: ``merged``, with the last adapter; ``local``, the
-    client's own last table.
+    client's own last table. What the wrapped method keeps for views of its own and does not train on (``unread``) is
+    left out.
 
     Differs from Algorithm 1: the adapter has all of its epochs before the method's own training, which is not taken
     apart (the text on Table 3 has merging follow the download). :func:`embedding_fr.methods.fedem.fedem` alternates.
@@ -47,7 +48,8 @@ def elastic(
 
     def init() -> tuple[Tree, Tree]:
         server, local = method.init()
-        return server, {**local, **start_merging(merging, server[scorer.table], federation)}
+        read = {name: tensor for name, tensor in local.items() if name not in method.unread}
+        return server, {**read, **start_merging(merging, server[scorer.table], federation)}
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
@@ -58,7 +60,8 @@ def elastic(
         upload, mine, logs = method.client_update(round, merged, without_merging(own), block)
         upload = dense(upload, merged)
         logs = [{**log, "rho": rho} for log, rho in zip(logs, rho_C.tolist(), strict=True)]
-        return upload, {**mine, **added, LAST: upload.tensors[scorer.table]}, logs
+        read = {name: new for name, new in mine.items() if name not in method.unread}
+        return upload, {**read, **added, LAST: upload.tensors[scorer.table]}, logs
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         received_CID = received(download, scorer.table, len(block.clients))
@@ -74,6 +77,7 @@ def elastic(
         client_update=client_update,
         positions=positions,
         views=("merged", "local"),
+        unread=(),
     )
 
 

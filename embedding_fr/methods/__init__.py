@@ -240,10 +240,10 @@ BUILT_IN: dict[str, Method] = {
         Merging, plug_ins.fedncf_em, fedncf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True
     ),
     "pfedrec_em": Method(
-        Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=4, plug_in=True
+        Merging, plug_ins.pfedrec_em, pfedrec.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True
     ),
     "gpfedrec_em": Method(
-        Merging, plug_ins.gpfedrec_em, gpfedrec.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=7, plug_in=True
+        Merging, plug_ins.gpfedrec_em, gpfedrec.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=6, plug_in=True
     ),
     "fedrap_em": Method(
         Merging,

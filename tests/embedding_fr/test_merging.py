@@ -161,8 +161,11 @@ def test_taking_the_received_table_is_the_method_without_the_plug_in(name):
     wrapped, _ = run(toy_method(f"{name}_em", training=toy_training(name), scheme="SM", rho=1.0))
     for key, tensor in plain.server.items():
         assert torch.allclose(wrapped.server[key], tensor, atol=2e-6), key
-    for key, tensor in plain.local.items():
-        assert torch.allclose(wrapped.local[key], tensor, atol=2e-6), key
+    unread = toy_method(name).unread
+    assert set(wrapped.local) == set(plain.local) - set(unread) | {LAST}, "one table of its own for each client"
+    for key in plain.local:
+        held = wrapped.local[LAST if key in unread else key]
+        assert torch.allclose(held, plain.local[key], atol=2e-6), key
 
 
 @pytest.mark.parametrize("name", BASES)

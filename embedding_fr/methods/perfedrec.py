@@ -130,7 +130,8 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
     cuts the graph of all users to a user and its items), every train item once an epoch (drawn with replacement there),
     Adam with fresh state and its rate (the code: 1e-4 and one state for all users, which no federation has), all
     models ranked on one list (the code: fresh negatives for each model, averaged by their places). Left out: dropped
-    nodes, Laplace noise on 100 rows, attributes.
+    nodes, Laplace noise on 100 rows, attributes, an L2 term of 1e-5 on a batch's embeddings after the layers
+    (``weight_decay`` is of the learnt ones).
     """
     start_ID = normal(federation, training, "item_table", federation.num_items)
     start_ND = normal(federation, training, "user", federation.num_clients)

@@ -2,7 +2,8 @@
 
 Each run is a cell that is kept by its content, so a table that was stopped goes on where it was, and several processes
 may fill it together. Cells with training negatives from outside the train items serve ``strict`` and
-``strict/sampled99`` alike; their round and their settings are chosen by the validation ndcg@10 in the whole catalogue.
+``strict/sampled99`` alike, where both are asked for together; their round and their settings are chosen by the
+validation ndcg@10 in the whole catalogue.
 
 Shape legend: S seeds, U users.
 """
@@ -53,7 +54,8 @@ class LeaderboardConfig:
     Args:
         methods: The names of methods and baselines, separated by commas, or all. NAME/local is a method with federation
             off, NAME/code does what the authors' public code does.
-        protocol: The names of evaluation protocols, separated by commas.
+        protocol: The names of evaluation protocols, separated by commas. Those with the same training negatives share
+            their runs; a later table finds them again only if it asks for the same ones of those.
         seeds: The number of runs of every row, with the seeds 0, 1, ...
         tune: The number of settings of each method that are tried on validation with seed 0: those of its grid, then
             drawn ones (docs/tune.md); 1 takes the first one, which for a federated method is the paper's. Under the

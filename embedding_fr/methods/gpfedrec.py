@@ -200,12 +200,15 @@ def cosine_similarities(table_NID: Tensor, client_U: Tensor) -> Tensor:
 
 
 def spread_in_place(table_NID: Tensor, client_U: Tensor, graph_UU: Tensor, num_layers: int) -> Tensor:
-    """``Q <- A^layers Q`` for the tables of these clients, in place; -> (I, D) the mean of the new ones."""
+    """``Q <- A^layers Q`` for the tables of these clients, in place; -> (I, D) the mean of the new ones.
+
+    The power comes first, since a graph is smaller than the tables: one product with them however many layers there are.
+    """
     flat_NF = table_NID.view(len(table_NID), -1)
     mean_F = flat_NF.new_empty(flat_NF.shape[1])
+    reach_UU = torch.linalg.matrix_power(graph_UU, num_layers).to(table_NID)
     for start, column_UF in _columns(table_NID, client_U):
-        for _ in range(num_layers):
-            column_UF = graph_UU.to(column_UF) @ column_UF
+        column_UF = reach_UU @ column_UF
         end = start + column_UF.shape[1]
         flat_NF[client_U, start:end] = column_UF
         mean_F[start:end] = column_UF.mean(0)

@@ -67,6 +67,23 @@ def test_tables_spread_along_the_graph(monkeypatch, columns):
     assert torch.allclose(mean, torch.tensor([[13.0 / 3], [14.5 / 3]]))
 
 
+def test_layers_cost_one_product_with_the_tables(monkeypatch):
+    """The power of the graph is taken in float64: of 40 layers the tables keep as many digits as of one."""
+    generator = torch.Generator().manual_seed(4)
+    graph = torch.rand(5, 5, generator=generator, dtype=torch.float64) + 4.0 * torch.eye(5, dtype=torch.float64)
+    graph /= graph.sum(1, keepdim=True)
+    tables = torch.randn(5, 30, 2, generator=generator) + 100.0
+    products, multiply = [], torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda one, other: products.append(1) or multiply(one, other))
+    expected = tables.double()
+    for _ in range(40):
+        expected = torch.einsum("uv,vid->uid", graph, expected)
+    mean = spread_in_place(tables, torch.arange(5), graph, 40)
+    assert len(products) == 1
+    assert torch.allclose(tables.double(), expected, rtol=2e-7, atol=0.0)
+    assert torch.allclose(mean.double(), expected.mean(0), rtol=2e-7, atol=0.0)
+
+
 def test_rows_without_examples_go_to_the_neighbourhood_in_closed_form():
     """q = 1, r = 3: after steps of share 1/4, 1 + 2 (1 - (3/4)^steps)."""
     download = Download({"item_table": torch.ones(5, 1)}, {"graph_offset": torch.full((3, 5, 1), 2.0)})

@@ -3,13 +3,13 @@
 The server holds the tables of the whole cohort at once, and those of all clients between rounds: N I D numbers twice
 (ML-100K with D = 16: twice 101 MB). Nothing of this can be streamed, since every table goes into every mix.
 
-Shape legend: N clients of the run, V clients of the cohort (U the ones a mix is for), C clients of a block, I items,
-D dims, F = I D numbers of a table.
+Shape legend: N clients of the run, V clients of the cohort (U the ones a mix is for), K rows of mixing weights,
+C clients of a block, A absent clients, I items, D dims, F = I D numbers of a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,9 @@ from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.wire import dense
 
-COLUMNS = 4096
+TABLE = "item_table"
+"""What uploads call the client's table."""
+COLUMNS = 2048
 """Numbers of each table that are mixed at a time."""
 ROWS = 128
 """Clients whose distances to all others are computed at a time."""
@@ -33,10 +35,16 @@ class Cohort(NamedTuple):
     client_V: Tensor
     share_V: Tensor
     """p_v: the client's part of all train items, float64."""
-    table_VF: Tensor
-    """Differences from ``mean_F``: products of small numbers keep their digits."""
+    room_NF: Tensor
+    """The tables as differences from ``mean_F`` (products of small numbers keep their digits) in the first V rows; with
+    the others it is the room of the next tables (:func:`next_tables`)."""
     mean_F: Tensor
     """The mean, which is not weighted; or another origin (:func:`measured_from`)."""
+
+    @property
+    def table_VF(self) -> Tensor:
+        """The differences alone, not copied."""
+        return self.room_NF[: len(self.client_V)]
 
 
 def start_server(start_ID: Tensor, num_clients: int, table: str = "item_table") -> Tree:
@@ -50,29 +58,33 @@ def send_personal(server: Tree, clients: Tensor, table: str = "item_table") -> D
     return Download({}, {table: server[table][clients]})
 
 
-def collect(server: Tree, uploads: Iterable[Upload], table: str = "item_table") -> Cohort | None:
-    """The cohort's tables in one (V, F) matrix; clients with a non-finite one are left out, None when all are."""
+def collect(server: Tree, uploads: Iterable[Upload], table: str = TABLE) -> Cohort | None:
+    """The cohort's tables in one matrix; clients with a non-finite one are left out, None when all are.
+
+    ``table`` is the server's name for what it sent to each client; an upload by rows is completed with it.
+    """
     start_NID = server[table]
-    matrix_NF = start_NID.new_empty(len(start_NID), start_NID[0].numel())
+    room_NF = start_NID.new_empty(len(start_NID), start_NID[0].numel())
     clients, weights, filled = [], [], 0
     for upload in uploads:
-        whole = dense(upload, send_personal(server, upload.clients, table)) if upload.rows else upload
+        whole = dense(upload, Download({}, {TABLE: start_NID[upload.clients]})) if upload.rows else upload
         kept_C = finite_clients(whole)
         clients.append(upload.clients[kept_C])
         weights.append(upload.weights.cpu()[kept_C].double())
         end = filled + int(kept_C.sum())
-        matrix_NF[filled:end] = whole.tensors[table].flatten(1)[kept_C.to(matrix_NF.device)]
+        room_NF[filled:end] = whole.tensors[TABLE].flatten(1)[kept_C.to(room_NF.device)]
         filled = end
     if not filled:
         return None
-    weight_V, table_VF = torch.cat(weights), matrix_NF[:filled]
-    mean_F = table_VF.mean(0)
-    return Cohort(torch.cat(clients), weight_V / weight_V.sum(), table_VF.sub_(mean_F), mean_F)
+    weight_V, mean_F = torch.cat(weights), room_NF[:filled].mean(0)
+    room_NF[:filled].sub_(mean_F)
+    return Cohort(torch.cat(clients), weight_V / weight_V.sum(), room_NF, mean_F)
 
 
 def measured_from(cohort: Cohort, origin_F: Tensor) -> Cohort:
     """The same tables as differences from ``origin_F``, in the place of the old differences."""
-    return cohort._replace(table_VF=cohort.table_VF.add_(cohort.mean_F - origin_F), mean_F=origin_F)
+    cohort.table_VF.add_(cohort.mean_F - origin_F)
+    return cohort._replace(mean_F=origin_F)
 
 
 def gram_matrix(table_VF: Tensor) -> Tensor:
@@ -91,6 +103,35 @@ def squared_distances(table_VF: Tensor) -> Tensor:
     square_V = gram_VV.diagonal()
     distance_VV = (square_V[:, None] + square_V - 2.0 * gram_VV).clamp(min=0.0)
     return distance_VV.fill_diagonal_(0.0)
+
+
+def mixed_table(cohort: Cohort, weight_V: Tensor) -> Tensor:
+    """(F,) one mix ``sum_v w_v Q_v``, with weights that sum to one."""
+    return torch.addmv(cohort.mean_F, cohort.table_VF.T, weight_V.to(cohort.table_VF))
+
+
+def mixed_columns(cohort: Cohort, weight_KV: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Some columns at a time of the mixes ``sum_v w_kv Q_v``, a row for each row of w; these sum to one.
+
+    When columns have been handed out, those of ``cohort.table_VF`` may be overwritten.
+    """
+    weight_KV = weight_KV.to(cohort.table_VF)
+    for start in range(0, cohort.table_VF.shape[1], COLUMNS):
+        columns = slice(start, start + COLUMNS)
+        yield columns, torch.addmm(cohort.mean_F[columns], weight_KV, cohort.table_VF[:, columns])
+
+
+def next_tables(old_NID: Tensor, cohort: Cohort, weight_VV: Tensor) -> Tensor:
+    """(N, I, D) ``Q_u <- sum_v w_uv Q_v`` for the cohort, whose rows of w sum to one; the others keep theirs.
+
+    They are made in the room of the cohort, which is gone afterwards.
+    """
+    absent_A = torch.ones(len(old_NID), dtype=torch.bool).index_fill_(0, cohort.client_V.cpu(), False).nonzero()[:, 0]
+    for columns, mixed_VF in mixed_columns(cohort, weight_VV):
+        cohort.room_NF[cohort.client_V, columns] = mixed_VF
+        if len(absent_A):
+            cohort.room_NF[absent_A, columns] = old_NID.flatten(1)[absent_A, columns]
+    return cohort.room_NF.view(old_NID.shape)
 
 
 def mixed_server(server: Tree, cohort: Cohort, weights: Callable[[Cohort], Tensor], table: str = "item_table") -> Tree:

@@ -1,12 +1,12 @@
 """GPFedRec: graph-guided personalisation (Zhang et al., 2024).
 
-Shape legend: N clients of the run, U clients of a round, C clients of a block, A active clients of a step, I items,
-D dims, R touched rows, F columns of a table laid flat (I D in all).
+Shape legend: N clients of the run, V clients of the cohort (U the ones whose neighbours are meant), C clients of a
+block, A active clients of a step, I items, D dims, R touched rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,17 +27,17 @@ from embedding_fr.local_training import (
 from embedding_fr.methods.fedncf import ncf_kernel, ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
+from embedding_fr.personal_tables import Cohort, collect, gram_matrix, mixed_table, next_tables
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import round_examples
 from embedding_fr.similarity import cosines
 from embedding_fr.stacked import Optimiser
 from fedecider.bounds import Depth, NotNegative, at_least, check
-from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.tuning.space import Real, Space
 
-_COLUMNS = 4096
-"""Columns of all flat tables that the server works on at a time."""
+SHORT = 100.0
+"""Tables whose squared length is below this many rounding errors of the mean table's have no direction."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
     Download: q and r_u - q (what the neighbourhood adds), two tables; upload: one table, in full, since the regulariser
     moves every row. Rows without examples are moved in closed form (:func:`pulled_tables`). The similarity needs all
     uploads at once: the server holds one table per client, N I D numbers (4 N I D bytes: 100 MB for 943 clients,
-    1,682 items and 16 dims; 1.4 GB for 6,040 clients and 3,706 items), and a second copy while it computes the next
-    ones in place. An absent client keeps its r_u.
+    1,682 items and 16 dims; 1.4 GB for 6,040 clients and 3,706 items), and as many again while it makes the next
+    ones in the place of the uploads. An absent client keeps its r_u.
 
     Views: ``personal`` scores with the client's own last table, as the public code does (another N I D numbers, at the
     clients); ``global`` with q; ``graph`` with r_u.
@@ -145,17 +145,12 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        table_NID, present = server["graph_table"].clone(), []
-        for upload in uploads:
-            finite_C = finite_clients(upload)
-            present.append(upload.clients[finite_C])
-            table_NID[present[-1]] = upload.tensors["item_table"][finite_C]
-        client_U = torch.cat(present).sort().values
-        if not len(client_U):
+        cohort = collect(server, uploads, "graph_table")
+        if cohort is None:
             return server
-        graph_UU = user_graph(cosine_similarities(table_NID, client_U), config)
-        mean_ID = spread_in_place(table_NID, client_U, graph_UU, config.graph_layers)
-        return {"item_table": mean_ID, "graph_table": table_NID}
+        graph_VV = torch.linalg.matrix_power(user_graph(cosine_similarities(cohort), config), config.graph_layers)
+        mean_ID = mixed_table(cohort, graph_VV.mean(0)).view(server["item_table"].shape)
+        return {"item_table": mean_ID, "graph_table": next_tables(server["graph_table"], cohort, graph_VV)}
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         if view == "graph":
@@ -179,7 +174,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
 
 
 def user_graph(similarity_UU: Tensor, config: GpfedrecConfig) -> Tensor:
-    """(U, U) rows of weights 1 / neighbours that sum to 1; a client without neighbours has itself."""
+    """(U, U) A: rows of weights 1 / neighbours that sum to 1; a client without neighbours has itself."""
     affinity_UU = 1.0 - similarity_UU if config.variant == "code" else similarity_UU
     if config.num_neighbours:
         near_UK = affinity_UU.topk(min(config.num_neighbours, len(affinity_UU)), dim=1).indices
@@ -191,28 +186,20 @@ def user_graph(similarity_UU: Tensor, config: GpfedrecConfig) -> Tensor:
     return linked_UU / linked_UU.sum(1, keepdim=True)
 
 
-def cosine_similarities(table_NID: Tensor, client_U: Tensor) -> Tensor:
-    """(U, U) float64 ``<Q_u, Q_v> / (||Q_u|| ||Q_v||)`` of the tables laid flat; 0 beside a table of zeros."""
-    gram_UU = torch.zeros(len(client_U), len(client_U), dtype=torch.float64, device=table_NID.device)
-    for _, column_UF in _columns(table_NID, client_U):
-        gram_UU += column_UF @ column_UF.T
-    return cosines(gram_UU)
+def cosine_similarities(cohort: Cohort) -> Tensor:
+    """(V, V) float64 ``<Q_u, Q_v> / (||Q_u|| ||Q_v||)`` of the tables laid flat; 1 on the diagonal.
 
-
-def spread_in_place(table_NID: Tensor, client_U: Tensor, graph_UU: Tensor, num_layers: int) -> Tensor:
-    """``Q <- A^layers Q`` for the tables of these clients, in place; -> (I, D) the mean of the new ones.
-
-    The power comes first, since a graph is smaller than the tables: one product with them however many layers there are.
+    With d_u the difference from the mean m it is ``<d_u, d_v> + a_u + a_v + ||m||^2``, where ``a_u = <d_u, m>``, over
+    its square roots on the diagonal. Only the first two products have the rounding of the tables' type, so the distance
+    1 - cos of tables that have moved little keeps its digits. 0 beside a table that is zero but for rounding.
     """
-    flat_NF = table_NID.view(len(table_NID), -1)
-    mean_F = flat_NF.new_empty(flat_NF.shape[1])
-    reach_UU = torch.linalg.matrix_power(graph_UU, num_layers).to(table_NID)
-    for start, column_UF in _columns(table_NID, client_U):
-        column_UF = reach_UU @ column_UF
-        end = start + column_UF.shape[1]
-        flat_NF[client_U, start:end] = column_UF
-        mean_F[start:end] = column_UF.mean(0)
-    return mean_F.view(table_NID.shape[1:])
+    mean_square = cohort.mean_F.double().square().sum()
+    along_V = torch.mv(cohort.table_VF, cohort.mean_F).double()
+    inner_VV = gram_matrix(cohort.table_VF).add_(along_V[:, None] + mean_square).add_(along_V)
+    short_V = inner_VV.diagonal() <= SHORT * torch.finfo(cohort.mean_F.dtype).eps * mean_square
+    inner_VV[short_V] = 0.0
+    inner_VV[:, short_V] = 0.0
+    return cosines(inner_VV).clamp_(max=1.0).fill_diagonal_(1.0)
 
 
 def pulled_tables(download: Download, steps_C: Tensor, rate: float) -> Tensor:
@@ -236,10 +223,3 @@ def _sgd(federation: Federation, training: EmbeddingTraining, names: list[str]) 
 
 def _repeated(tensor: Tensor, num_clients: int) -> Tensor:
     return tensor.expand(num_clients, *tensor.shape).clone()
-
-
-def _columns(table_NID: Tensor, client_U: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Copies (U, F) of some columns of the flat tables at a time."""
-    flat_NF = table_NID.view(len(table_NID), -1)
-    for start in range(0, flat_NF.shape[1], _COLUMNS):
-        yield start, flat_NF[:, start : start + _COLUMNS][client_U]

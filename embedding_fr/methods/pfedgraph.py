@@ -160,7 +160,7 @@ def directions(cohort: Cohort, weight_VV: Tensor) -> Tensor:
     size_V = torch.linalg.vector_norm(cohort.table_VF + cohort.mean_F, dim=1).to(weight_VV)
     scaled_VV = weight_VV / size_V.clamp(min=1e-30)
     total_V1 = scaled_VV.sum(1, keepdim=True)
-    copy = cohort._replace(table_VF=cohort.table_VF.clone())
+    copy = cohort._replace(room_NF=cohort.table_VF.clone())
     return mix_in_place(copy, scaled_VV / total_V1).mul_(total_V1.to(copy.table_VF))
 
 

@@ -5,29 +5,64 @@ import torch
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.methods import gpfedrec
 from embedding_fr.methods.fedncf import ncf_logits
 from embedding_fr.methods.gpfedrec import (
     GpfedrecConfig,
     cosine_similarities,
     landing_weight,
     pulled_tables,
-    spread_in_place,
     user_graph,
 )
+from embedding_fr.personal_tables import collect
 from fedecider.federation.method import Download, Upload
 
 TABLES = torch.tensor([[[3.0], [4.0]], [[8.0], [6.0]], [[-4.0], [3.0]]])  # three clients, 2 items, 1 dim
 SIMILARITIES = torch.tensor([[1.0, 0.96, 0.0], [0.96, 1.0, -0.28], [0.0, -0.28, 1.0]], dtype=torch.float64)
-EVERYONE = torch.arange(3)
 
 
-def test_similarities_by_hand(monkeypatch):
-    assert torch.allclose(cosine_similarities(TABLES, EVERYONE), SIMILARITIES, atol=1e-6)
-    monkeypatch.setattr(gpfedrec, "_COLUMNS", 1)
-    assert torch.allclose(cosine_similarities(TABLES, EVERYONE), SIMILARITIES, atol=1e-6)
-    two = cosine_similarities(TABLES, torch.tensor([0, 2]))
+def cohort_of(table_VID):
+    """As it is when these clients have uploaded."""
+    upload = Upload(torch.arange(len(table_VID)), torch.ones(len(table_VID)), {"item_table": table_VID})
+    return collect({"graph_table": torch.zeros_like(table_VID)}, [upload], "graph_table")
+
+
+def exact_cosines(table_VID):
+    """By the definition, one pair of tables after the other, in float64."""
+    flat_VF = table_VID.flatten(1).double()
+    return torch.stack([torch.nn.functional.cosine_similarity(one, flat_VF) for one in flat_VF])
+
+
+def test_similarities_by_hand():
+    assert torch.allclose(cosine_similarities(cohort_of(TABLES)), SIMILARITIES, atol=1e-6)
+    two = cosine_similarities(cohort_of(TABLES[[0, 2]]))
     assert torch.allclose(two, SIMILARITIES[[0, 2]][:, [0, 2]], atol=1e-6)
+
+
+@pytest.mark.parametrize("moved", [1.0, 1e-2, 1e-4])
+def test_similarities_of_tables_that_have_moved_little_keep_their_digits(moved):
+    """1 - cos is about moved^2, 1e-8 in the last case, where float32 has no number between 1 and 1 - 6e-8."""
+    generator = torch.Generator().manual_seed(7)
+    start = torch.randn(200, 8, generator=generator)
+    tables = start + moved * torch.rand(40, 1, 1, generator=generator) * torch.randn(40, 200, 8, generator=generator)
+    exact, found = exact_cosines(tables), cosine_similarities(cohort_of(tables))
+    apart = ~torch.eye(40, dtype=torch.bool)
+    assert torch.allclose(1.0 - found[apart], 1.0 - exact[apart], rtol=2e-4, atol=1e-12)
+    assert torch.equal(found.diagonal(), torch.ones(40, dtype=torch.float64))
+    assert float(found.max()) == 1.0
+    for config in (GpfedrecConfig(), GpfedrecConfig(num_neighbours=6)):
+        assert torch.equal(user_graph(found, config), user_graph(exact.fill_diagonal_(1.0), config))
+    assert bool((user_graph(found, GpfedrecConfig(num_neighbours=1)).diagonal() == 1.0).all())  # oneself
+
+
+def test_a_table_of_zeros_is_like_nobody():
+    tables = torch.randn(6, 300, 4, generator=torch.Generator().manual_seed(8)) + 0.3
+    tables[[1, 4]] = 0.0
+    found = cosine_similarities(cohort_of(tables))
+    expected = exact_cosines(tables).fill_diagonal_(1.0)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert float(found[1, 4]) == 0.0
+    nothing = cosine_similarities(cohort_of(torch.zeros(3, 4, 2)))
+    assert torch.equal(nothing, torch.eye(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -51,37 +86,26 @@ def test_neighbours_by_hand(config, links):
     assert torch.allclose(user_graph(SIMILARITIES, GpfedrecConfig(**config)), expected)
 
 
-@pytest.mark.parametrize("columns", [1, 4096])
-def test_tables_spread_along_the_graph(monkeypatch, columns):
-    monkeypatch.setattr(gpfedrec, "_COLUMNS", columns)
-    graph = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]], dtype=torch.float64)
-    table = TABLES.clone()
-    mean = spread_in_place(table, EVERYONE, graph, 1)
-    assert table[:, :, 0].tolist() == [[5.5, 5.0], [8.0, 6.0], [-0.5, 3.5]]
-    assert torch.allclose(mean, torch.tensor([[13.0 / 3], [14.5 / 3]]))
-    table = TABLES.clone()
-    spread_in_place(table, EVERYONE, graph, 2)
-    assert table[:, :, 0].tolist() == [[6.75, 5.5], [8.0, 6.0], [2.5, 4.25]]
-    table = torch.cat([TABLES, torch.full((1, 2, 1), 7.0)])  # an absent client between the others
-    mean = spread_in_place(table[[0, 3, 1, 2]], torch.tensor([0, 2, 3]), graph, 1)
-    assert torch.allclose(mean, torch.tensor([[13.0 / 3], [14.5 / 3]]))
+def mixed_by_definition(tables, graph, num_layers):
+    for _ in range(num_layers):
+        tables = torch.einsum("uv,vid->uid", graph, tables)
+    return tables
 
 
-def test_layers_cost_one_product_with_the_tables(monkeypatch):
+@pytest.mark.parametrize("layers", [1, 2, 40])
+def test_tables_spread_along_the_graph(layers):
     """The power of the graph is taken in float64: of 40 layers the tables keep as many digits as of one."""
-    generator = torch.Generator().manual_seed(4)
-    graph = torch.rand(5, 5, generator=generator, dtype=torch.float64) + 4.0 * torch.eye(5, dtype=torch.float64)
-    graph /= graph.sum(1, keepdim=True)
-    tables = torch.randn(5, 30, 2, generator=generator) + 100.0
-    products, multiply = [], torch.Tensor.__matmul__
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda one, other: products.append(1) or multiply(one, other))
-    expected = tables.double()
-    for _ in range(40):
-        expected = torch.einsum("uv,vid->uid", graph, expected)
-    mean = spread_in_place(tables, torch.arange(5), graph, 40)
-    assert len(products) == 1
-    assert torch.allclose(tables.double(), expected, rtol=2e-7, atol=0.0)
-    assert torch.allclose(mean.double(), expected.mean(0), rtol=2e-7, atol=0.0)
+    method = toy_method("gpfedrec", graph_layers=layers, num_neighbours=2)
+    server, _ = method.init()
+    clients = torch.tensor([5, 0, 3, 6])
+    tables = torch.randn(4, NUM_ITEMS, 4, generator=torch.Generator().manual_seed(4)) + 100.0
+    graph = user_graph(exact_cosines(tables), GpfedrecConfig(num_neighbours=2))
+    assert len(graph.unique(dim=0)) > 1
+    expected = mixed_by_definition(tables.double(), graph, layers)
+    after = method.server_aggregate(1, server, iter([Upload(clients, torch.ones(4), {"item_table": tables.clone()})]))
+    assert torch.allclose(after["graph_table"][clients].double(), expected, rtol=2e-7, atol=0.0)
+    assert torch.allclose(after["item_table"].double(), expected.mean(0), rtol=2e-7, atol=0.0)
+    assert torch.equal(after["graph_table"][[1, 2, 4]], server["graph_table"][[1, 2, 4]])
 
 
 def test_rows_without_examples_go_to_the_neighbourhood_in_closed_form():

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_fr import personal_tables
-from embedding_fr.personal_tables import PERSONAL, collect, mixed_server, send_personal, squared_distances, start_server
+from embedding_fr.personal_tables import (
+    PERSONAL,
+    collect,
+    mixed_server,
+    mixed_table,
+    next_tables,
+    send_personal,
+    squared_distances,
+    start_server,
+)
 from embedding_fr.reference.fedem import nearest_on_simplex
 from embedding_fr.similarity import code_weights, first_components, project_on_simplex, similarity_weights
 from fedecider.federation.method import Upload
@@ -117,6 +126,28 @@ def test_one_mix_for_each_client_absent_ones_keep_theirs_new_ones_get_the_mean(m
     assert torch.equal(server["item_table"][0], torch.full((2, 2), 7.0))  # the old state is as it was
     sent = send_personal(after, torch.tensor([4, 2]))
     assert torch.equal(sent.per_client["item_table"], after["item_table"][[4, 2]])
+
+
+@pytest.mark.parametrize("columns", [1, 5, 4096])
+def test_next_tables_are_made_in_the_place_of_the_uploads(monkeypatch, columns):
+    """Clients out of order and absent ones between them, against the plain sums in float64."""
+    monkeypatch.setattr(personal_tables, "COLUMNS", columns)
+    generator = torch.Generator().manual_seed(3)
+    old, tables = torch.randn(6, 4, 3, generator=generator), torch.randn(4, 4, 3, generator=generator)
+    weight = torch.rand(4, 4, generator=generator, dtype=torch.float64)
+    weight /= weight.sum(1, keepdim=True)
+    clients, before = torch.tensor([5, 0, 3, 1]), old.clone()
+    sent = [Upload(clients[:3], torch.ones(3), {"item_table": tables[:3]})]
+    sent.append(Upload(clients[3:], torch.ones(1), {"item_table": tables[3:]}))
+    cohort = collect({"graph_table": old}, sent, "graph_table")
+    assert torch.allclose(mixed_table(cohort, weight[0]).double(), (weight[0] @ tables.double().flatten(1)), atol=1e-6)
+    new = next_tables(old, cohort, weight)
+    expected = before.double()
+    expected[clients] = torch.einsum("uv,vid->uid", weight, tables.double())
+    assert torch.allclose(new.double(), expected, atol=1e-6)
+    assert torch.equal(new[[2, 4]], before[[2, 4]])
+    assert torch.equal(old, before)
+    assert new.data_ptr() == cohort.room_NF.data_ptr()
 
 
 def test_a_client_that_is_not_finite_is_left_out():

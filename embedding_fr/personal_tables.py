@@ -1,7 +1,8 @@
 """A server that keeps one item table for each client, and mixes those of a cohort with weights of its own for each.
 
 The server holds the tables of the whole cohort at once, and those of all clients between rounds: N I D numbers twice
-(ML-100K with D = 16: twice 101 MB). Nothing of this can be streamed, since every table goes into every mix.
+(ML-100K with D = 16: twice 101 MB), since the next tables are made in the place of the uploads; beside them some
+columns and a few V x V matrices. Nothing of this can be streamed, since every table goes into every mix.
 
 Shape legend: N clients of the run, V clients of the cohort (U the ones a mix is for), K rows of mixing weights,
 C clients of a block, A absent clients, I items, D dims, F = I D numbers of a table.
@@ -9,7 +10,7 @@ C clients of a block, A absent clients, I items, D dims, F = I D numbers of a ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.wire import dense
 
 TABLE = "item_table"
-"""What uploads call the client's table."""
+"""The client's table in uploads, and those of all clients (N, I, D) at the server."""
 COLUMNS = 2048
 """Numbers of each table that are mixed at a time."""
 ROWS = 128
@@ -47,21 +48,22 @@ class Cohort(NamedTuple):
         return self.room_NF[: len(self.client_V)]
 
 
-def start_server(start_ID: Tensor, num_clients: int, table: str = "item_table") -> Tree:
+def start_server(start_ID: Tensor, num_clients: int) -> Tree:
     """Everybody's table is the common start."""
     personal_N = torch.zeros(num_clients, dtype=torch.bool, device=start_ID.device)
-    return {table: start_ID.expand(num_clients, *start_ID.shape), PERSONAL: personal_N}
+    return {TABLE: start_ID.expand(num_clients, *start_ID.shape), PERSONAL: personal_N}
 
 
-def send_personal(server: Tree, clients: Tensor, table: str = "item_table") -> Download:
+def send_personal(server: Tree, clients: Tensor) -> Download:
     """To each client its own table."""
-    return Download({}, {table: server[table][clients]})
+    return Download({}, {TABLE: server[TABLE][clients]})
 
 
 def collect(server: Tree, uploads: Iterable[Upload], table: str = TABLE) -> Cohort | None:
     """The cohort's tables in one matrix; clients with a non-finite one are left out, None when all are.
 
-    ``table`` is the server's name for what it sent to each client; an upload by rows is completed with it.
+    ``table`` is the server's tensor of all clients' tables, where it has another name; an upload by rows is completed
+    with it.
     """
     start_NID = server[table]
     room_NF = start_NID.new_empty(len(start_NID), start_NID[0].numel())
@@ -126,33 +128,25 @@ def next_tables(old_NID: Tensor, cohort: Cohort, weight_VV: Tensor) -> Tensor:
 
     They are made in the room of the cohort, which is gone afterwards.
     """
+    old_NF = old_NID.flatten(1)
     absent_A = torch.ones(len(old_NID), dtype=torch.bool).index_fill_(0, cohort.client_V.cpu(), False).nonzero()[:, 0]
     for columns, mixed_VF in mixed_columns(cohort, weight_VV):
         cohort.room_NF[cohort.client_V, columns] = mixed_VF
         if len(absent_A):
-            cohort.room_NF[absent_A, columns] = old_NID.flatten(1)[absent_A, columns]
+            cohort.room_NF[absent_A, columns] = old_NF[absent_A, columns]
     return cohort.room_NF.view(old_NID.shape)
 
 
-def mixed_server(server: Tree, cohort: Cohort, weights: Callable[[Cohort], Tensor], table: str = "item_table") -> Tree:
+def mixed_server(server: Tree, cohort: Cohort, weight_VV: Tensor) -> Tree:
     """``Q_u <- sum_v w_uv Q_v`` for the cohort, with rows of w that sum to one.
 
     Clients that are absent keep their older mix; those that never had one take the plain mean ``sum_v p_v Q_v`` of
-    this round. Overwrites ``cohort.table_VF``.
+    this round. The tables are made in the room of the cohort.
     """
-    old_NID = server[table]
-    plain_F = torch.mv(cohort.table_VF.T, cohort.share_V.to(cohort.table_VF)).add_(cohort.mean_F)
     personal_N = server[PERSONAL].clone()
     personal_N[cohort.client_V] = True
-    tables_NID = torch.where(personal_N[:, None, None], old_NID, plain_F.view(old_NID.shape[1:]))
-    tables_NID[cohort.client_V] = mix_in_place(cohort, weights(cohort)).view(-1, *old_NID.shape[1:])
-    return {table: tables_NID, PERSONAL: personal_N}
-
-
-def mix_in_place(cohort: Cohort, weight_VV: Tensor) -> Tensor:
-    """(V, F) ``sum_v w_uv q_v`` in the place of the cohort's tables; rows of w sum to one."""
-    table_VF, weight_VV = cohort.table_VF, weight_VV.to(cohort.table_VF)
-    for start in range(0, table_VF.shape[1], COLUMNS):
-        columns = slice(start, start + COLUMNS)
-        table_VF[:, columns] = torch.mm(weight_VV, table_VF[:, columns]).add_(cohort.mean_F[columns])
-    return table_VF
+    plain_F = None if bool(personal_N.all()) else mixed_table(cohort, cohort.share_V)
+    tables_NID = next_tables(server[TABLE], cohort, weight_VV)
+    if plain_F is not None:
+        tables_NID[~personal_N] = plain_F.view(tables_NID.shape[1:])
+    return {TABLE: tables_NID, PERSONAL: personal_N}

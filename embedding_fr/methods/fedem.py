@@ -241,7 +241,7 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         cohort = collect(server, uploads)
-        return mixed_server(server, cohort, weights) if cohort else server
+        return mixed_server(server, cohort, weights(cohort)) if cohort else server
 
     return method._replace(
         init=init,

@@ -27,7 +27,7 @@ from embedding_fr.local_training import (
 )
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
-from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mix_in_place, squared_distances, start_server
+from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
 from embedding_fr.sampling import round_examples
 from embedding_fr.similarity import code_weights, first_components
 from embedding_fr.stacked import Optimiser
@@ -91,10 +91,11 @@ def code_method(
         shape = server[TABLE].shape[1:]
         component_VI = first_components((few.table_VF + few.mean_F).view(-1, *shape))
         weight_VV = code_weights(few.share_V, squared_distances(component_VI), alpha)
-        tables_NID, has_mix_N = server[TABLE].clone(), torch.zeros_like(server[PERSONAL])
-        tables_NID[few.client_V] = mix_in_place(few, weight_VV).view(-1, *shape)
+        tables_NF, has_mix_N = cohort.room_NF.copy_(server[TABLE].flatten(1)), torch.zeros_like(server[PERSONAL])
+        for columns, mixed_VF in mixed_columns(few, weight_VV):
+            tables_NF[few.client_V, columns] = mixed_VF
         has_mix_N[few.client_V] = True
-        return {TABLE: tables_NID, PERSONAL: has_mix_N}
+        return {TABLE: tables_NF.view(-1, *shape), PERSONAL: has_mix_N}
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         last_CID = own[LAST].to(federation.device)
@@ -153,7 +154,7 @@ def merging_logits(merging: Merging) -> Logits:
 
 
 def few_of(cohort: Cohort, share: float, seed: int, round: int) -> Cohort:
-    """A random share of the cohort, rounded down, one client at least."""
+    """Copies of a random share of the cohort, rounded down, one client at least."""
     count = max(1, int(len(cohort.client_V) * share))
     order = torch.randperm(len(cohort.client_V), generator=stream(seed, "mixed", round))
     chosen = cohort.client_V.argsort()[order[:count]]

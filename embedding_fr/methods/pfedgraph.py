@@ -23,7 +23,7 @@ from embedding_fr.personal_tables import (
     collect,
     gram_matrix,
     measured_from,
-    mix_in_place,
+    mixed_columns,
     mixed_server,
     send_personal,
     start_server,
@@ -135,7 +135,7 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         if signed:
             new[DIRECTION] = server[DIRECTION].clone()
             new[DIRECTION][cohort.client_V] = directions(cohort, weight_VV).view(-1, *start_ID.shape)
-        return {**mixed_server(server, cohort, lambda _: weight_VV), **new}
+        return {**mixed_server(server, cohort, weight_VV), **new}
 
     return method._replace(
         name="pfedgraph",
@@ -157,11 +157,13 @@ def graph_weights(share_V: Tensor, cosine_UV: Tensor, size_weight: float, same_a
 
 def directions(cohort: Cohort, weight_VV: Tensor) -> Tensor:
     """(V, F) ``z_u = sum_v w_uv Q_v / ||Q_v||``; a table of zeros has no direction."""
-    size_V = torch.linalg.vector_norm(cohort.table_VF + cohort.mean_F, dim=1).to(weight_VV)
+    mixed_VF = cohort.table_VF + cohort.mean_F
+    size_V = torch.linalg.vector_norm(mixed_VF, dim=1).to(weight_VV)
     scaled_VV = weight_VV / size_V.clamp(min=1e-30)
     total_V1 = scaled_VV.sum(1, keepdim=True)
-    copy = cohort._replace(room_NF=cohort.table_VF.clone())
-    return mix_in_place(copy, scaled_VV / total_V1).mul_(total_V1.to(copy.table_VF))
+    for columns, one_VF in mixed_columns(cohort, scaled_VV / total_V1):
+        torch.mul(one_VF, total_V1.to(one_VF), out=mixed_VF[:, columns])
+    return mixed_VF
 
 
 def likeness(direction_CID: Tensor, weight: float) -> Penalty:

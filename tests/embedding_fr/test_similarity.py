@@ -116,7 +116,7 @@ def test_one_mix_for_each_client_absent_ones_keep_theirs_new_ones_get_the_mean(m
     assert cohort.client_V.tolist() == [3, 0, 1]
     assert cohort.share_V.tolist() == [0.125, 0.375, 0.5]
     weight = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.1, 0.9, 0.0]])
-    after = mixed_server(server, cohort, lambda _: weight)
+    after = mixed_server(server, cohort, weight)
     assert torch.allclose(after["item_table"][3], 0.2 * tables[3] + 0.3 * tables[0] + 0.5 * tables[1], atol=1e-6)
     assert torch.allclose(after["item_table"][0], tables[3], atol=1e-6)
     assert torch.allclose(after["item_table"][1], 0.1 * tables[3] + 0.9 * tables[0], atol=1e-6)
@@ -148,6 +148,23 @@ def test_next_tables_are_made_in_the_place_of_the_uploads(monkeypatch, columns):
     assert torch.equal(new[[2, 4]], before[[2, 4]])
     assert torch.equal(old, before)
     assert new.data_ptr() == cohort.room_NF.data_ptr()
+
+
+def test_a_plain_mean_is_made_only_where_somebody_waits_for_a_first_mix(monkeypatch):
+    """And all that a step makes of tables lies in the room of the uploads."""
+    means = []
+    monkeypatch.setattr(personal_tables, "mixed_table", lambda *given: means.append(1) or mixed_table(*given))
+    tables = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(5))
+    for clients, personal, count in (([2, 0, 1], [0, 0, 0], 0), ([2, 0], [0, 1, 0], 0), ([2, 0], [0, 0, 1], 1)):
+        server = {"item_table": torch.ones(3, 2, 2), PERSONAL: torch.tensor(personal, dtype=torch.bool)}
+        num = len(clients)
+        cohort = collect(server, [Upload(torch.tensor(clients), torch.ones(num), {"item_table": tables[:num]})])
+        means.clear()
+        after = mixed_server(server, cohort, torch.full((num, num), 1.0 / num))
+        assert len(means) == count, clients
+        assert after["item_table"].data_ptr() == cohort.room_NF.data_ptr()
+        absent = torch.ones(2, 2) if personal[1] else tables[:num].mean(0)
+        assert torch.allclose(after["item_table"][1], absent, atol=1e-6), clients
 
 
 def test_a_client_that_is_not_finite_is_left_out():

@@ -123,22 +123,36 @@ def mixed_columns(cohort: Cohort, weight_KV: Tensor) -> Iterator[tuple[slice, Te
         yield columns, torch.addmm(cohort.mean_F[columns], weight_KV, cohort.table_VF[:, columns])
 
 
-def next_tables(old_NID: Tensor, cohort: Cohort, weight_VV: Tensor) -> Tensor:
-    """(N, I, D) ``Q_u <- sum_v w_uv Q_v`` for the cohort, whose rows of w sum to one; the others keep theirs.
+class Mix(NamedTuple):
+    """Weights of the mixes ``sum_v w_kv Q_v``, where clients may share one; rows sum to one."""
+
+    weight_KV: Tensor
+    row_V: Tensor | None = None
+    """(V,) each client's row k; None: as many rows as clients, in their order."""
+
+
+def shared_mix(weight_VV: Tensor) -> Mix:
+    """The same mixes with equal rows once, where that halves them at least."""
+    weight_KV, row_V = torch.unique(weight_VV, dim=0, return_inverse=True)
+    return Mix(weight_KV, row_V) if 2 * len(weight_KV) <= len(weight_VV) else Mix(weight_VV)
+
+
+def next_tables(old_NID: Tensor, cohort: Cohort, mix: Mix) -> Tensor:
+    """(N, I, D) ``Q_u <- sum_v w_uv Q_v`` for the cohort; the others keep theirs. It takes K V F products.
 
     They are made in the room of the cohort, which is gone afterwards.
     """
     old_NF = old_NID.flatten(1)
     absent_A = torch.ones(len(old_NID), dtype=torch.bool).index_fill_(0, cohort.client_V.cpu(), False).nonzero()[:, 0]
-    for columns, mixed_VF in mixed_columns(cohort, weight_VV):
-        cohort.room_NF[cohort.client_V, columns] = mixed_VF
+    for columns, mixed_KF in mixed_columns(cohort, mix.weight_KV):
+        cohort.room_NF[cohort.client_V, columns] = mixed_KF if mix.row_V is None else mixed_KF[mix.row_V]
         if len(absent_A):
             cohort.room_NF[absent_A, columns] = old_NF[absent_A, columns]
     return cohort.room_NF.view(old_NID.shape)
 
 
-def mixed_server(server: Tree, cohort: Cohort, weight_VV: Tensor) -> Tree:
-    """``Q_u <- sum_v w_uv Q_v`` for the cohort, with rows of w that sum to one.
+def mixed_server(server: Tree, cohort: Cohort, mix: Mix) -> Tree:
+    """``Q_u <- sum_v w_uv Q_v`` for the cohort.
 
     Clients that are absent keep their older mix; those that never had one take the plain mean ``sum_v p_v Q_v`` of
     this round. The tables are made in the room of the cohort.
@@ -146,7 +160,7 @@ def mixed_server(server: Tree, cohort: Cohort, weight_VV: Tensor) -> Tree:
     personal_N = server[PERSONAL].clone()
     personal_N[cohort.client_V] = True
     plain_F = None if bool(personal_N.all()) else mixed_table(cohort, cohort.share_V)
-    tables_NID = next_tables(server[TABLE], cohort, weight_VV)
+    tables_NID = next_tables(server[TABLE], cohort, mix)
     if plain_F is not None:
         tables_NID[~personal_N] = plain_F.view(tables_NID.shape[1:])
     return {TABLE: tables_NID, PERSONAL: personal_N}

@@ -40,7 +40,15 @@ from embedding_fr.merging import (
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
 from embedding_fr.mlp import layer_sizes
-from embedding_fr.personal_tables import Cohort, collect, mixed_server, send_personal, squared_distances, start_server
+from embedding_fr.personal_tables import (
+    Cohort,
+    Mix,
+    collect,
+    mixed_server,
+    send_personal,
+    squared_distances,
+    start_server,
+)
 from embedding_fr.sampling import Examples, epoch_batches, round_examples
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.stacked import Optimiser, fresh_state
@@ -241,7 +249,7 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         cohort = collect(server, uploads)
-        return mixed_server(server, cohort, weights(cohort)) if cohort else server
+        return mixed_server(server, cohort, Mix(weights(cohort))) if cohort else server
 
     return method._replace(
         init=init,

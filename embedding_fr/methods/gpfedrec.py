@@ -27,7 +27,7 @@ from embedding_fr.local_training import (
 from embedding_fr.methods.fedncf import ncf_kernel, ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
-from embedding_fr.personal_tables import Cohort, collect, gram_matrix, mixed_table, next_tables
+from embedding_fr.personal_tables import Cohort, collect, gram_matrix, mixed_table, next_tables, shared_mix
 from embedding_fr.personal_view import with_personal_view
 from embedding_fr.sampling import round_examples
 from embedding_fr.similarity import cosines
@@ -150,7 +150,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
             return server
         graph_VV = torch.linalg.matrix_power(user_graph(cosine_similarities(cohort), config), config.graph_layers)
         mean_ID = mixed_table(cohort, graph_VV.mean(0)).view(server["item_table"].shape)
-        return {"item_table": mean_ID, "graph_table": next_tables(server["graph_table"], cohort, graph_VV)}
+        return {"item_table": mean_ID, "graph_table": next_tables(server["graph_table"], cohort, shared_mix(graph_VV))}
 
     def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         if view == "graph":

@@ -20,6 +20,7 @@ from embedding_fr.local_training import Objective, Penalty, check_finite, dot_lo
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf, fedmf_optimiser
 from embedding_fr.personal_tables import (
     Cohort,
+    Mix,
     collect,
     gram_matrix,
     measured_from,
@@ -135,7 +136,7 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         if signed:
             new[DIRECTION] = server[DIRECTION].clone()
             new[DIRECTION][cohort.client_V] = directions(cohort, weight_VV).view(-1, *start_ID.shape)
-        return {**mixed_server(server, cohort, weight_VV), **new}
+        return {**mixed_server(server, cohort, Mix(weight_VV)), **new}
 
     return method._replace(
         name="pfedgraph",

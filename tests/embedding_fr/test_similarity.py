@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from embedding_fr import personal_tables
 from embedding_fr.personal_tables import (
     PERSONAL,
+    Mix,
     collect,
     mixed_server,
     mixed_table,
     next_tables,
     send_personal,
+    shared_mix,
     squared_distances,
     start_server,
 )
@@ -116,7 +118,7 @@ def test_one_mix_for_each_client_absent_ones_keep_theirs_new_ones_get_the_mean(m
     assert cohort.client_V.tolist() == [3, 0, 1]
     assert cohort.share_V.tolist() == [0.125, 0.375, 0.5]
     weight = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.1, 0.9, 0.0]])
-    after = mixed_server(server, cohort, weight)
+    after = mixed_server(server, cohort, Mix(weight))
     assert torch.allclose(after["item_table"][3], 0.2 * tables[3] + 0.3 * tables[0] + 0.5 * tables[1], atol=1e-6)
     assert torch.allclose(after["item_table"][0], tables[3], atol=1e-6)
     assert torch.allclose(after["item_table"][1], 0.1 * tables[3] + 0.9 * tables[0], atol=1e-6)
@@ -141,13 +143,32 @@ def test_next_tables_are_made_in_the_place_of_the_uploads(monkeypatch, columns):
     sent.append(Upload(clients[3:], torch.ones(1), {"item_table": tables[3:]}))
     cohort = collect({"graph_table": old}, sent, "graph_table")
     assert torch.allclose(mixed_table(cohort, weight[0]).double(), (weight[0] @ tables.double().flatten(1)), atol=1e-6)
-    new = next_tables(old, cohort, weight)
+    new = next_tables(old, cohort, Mix(weight))
     expected = before.double()
     expected[clients] = torch.einsum("uv,vid->uid", weight, tables.double())
     assert torch.allclose(new.double(), expected, atol=1e-6)
     assert torch.equal(new[[2, 4]], before[[2, 4]])
     assert torch.equal(old, before)
     assert new.data_ptr() == cohort.room_NF.data_ptr()
+
+
+@pytest.mark.parametrize(("rows", "num_mixes"), [([0, 1, 0, 1], 2), ([0, 1, 2, 1], 4), ([0, 0, 0, 0], 1)])
+def test_clients_with_equal_weights_share_a_mix_where_that_halves_them(monkeypatch, rows, num_mixes):
+    sizes = []
+    addmm = torch.addmm
+    monkeypatch.setattr(
+        torch, "addmm", lambda mean, weight, table: sizes.append(len(weight)) or addmm(mean, weight, table)
+    )
+    generator = torch.Generator().manual_seed(6)
+    tables, weight = torch.randn(4, 3, 2, generator=generator), torch.rand(3, 4, generator=generator)
+    weight = (weight / weight.sum(1, keepdim=True)).double()[rows]
+    old = torch.zeros(5, 3, 2)
+    cohort = collect({"item_table": old}, [Upload(torch.tensor([4, 1, 0, 2]), torch.ones(4), {"item_table": tables})])
+    new = next_tables(old, cohort, shared_mix(weight))
+    assert sizes == [num_mixes]
+    expected = torch.einsum("uv,vid->uid", weight, tables.double())
+    assert torch.allclose(new[[4, 1, 0, 2]].double(), expected, atol=1e-6)
+    assert not new[3].any()
 
 
 def test_a_plain_mean_is_made_only_where_somebody_waits_for_a_first_mix(monkeypatch):
@@ -160,7 +181,7 @@ def test_a_plain_mean_is_made_only_where_somebody_waits_for_a_first_mix(monkeypa
         num = len(clients)
         cohort = collect(server, [Upload(torch.tensor(clients), torch.ones(num), {"item_table": tables[:num]})])
         means.clear()
-        after = mixed_server(server, cohort, torch.full((num, num), 1.0 / num))
+        after = mixed_server(server, cohort, Mix(torch.full((num, num), 1.0 / num)))
         assert len(means) == count, clients
         assert after["item_table"].data_ptr() == cohort.room_NF.data_ptr()
         absent = torch.ones(2, 2) if personal[1] else tables[:num].mean(0)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from embedding_fr.averaged import averaged, score_all
@@ -233,7 +234,8 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
     """``method``, which averages one item table, with a server that mixes one for each client:
     ``Q_g,u = sum_v w_uv Q_v`` (equation 13, :func:`embedding_fr.similarity.similarity_weights`).
 
-    Absent clients keep their older mix, those that never took part get the plain mean of the last round.
+    Absent clients keep their older mix, those that never took part get the plain mean of the last round. With alpha 0
+    it is the plain mean for the whole cohort, and no distances are computed.
     """
 
     def init() -> tuple[Tree, Tree]:
@@ -244,12 +246,14 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return send_personal(server, clients)
 
-    def weights(cohort: Cohort) -> Tensor:
-        return similarity_weights(cohort.share_V, squared_distances(cohort.table_VF), alpha)
+    def mix(cohort: Cohort) -> Mix:
+        if not alpha:  # all rows of the weights are p
+            return Mix(cohort.share_V[None], torch.zeros_like(cohort.client_V))
+        return Mix(similarity_weights(cohort.share_V, squared_distances(cohort.table_VF), alpha))
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         cohort = collect(server, uploads)
-        return mixed_server(server, cohort, Mix(weights(cohort))) if cohort else server
+        return mixed_server(server, cohort, mix(cohort)) if cohort else server
 
     return method._replace(
         init=init,

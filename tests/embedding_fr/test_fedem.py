@@ -56,6 +56,21 @@ def test_without_similarity_everybody_gets_the_weighted_mean(merging):
     assert same(state.local, mean.local)
 
 
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_without_similarity_nothing_is_compared(monkeypatch, participation):
+    """And absent clients keep the mean of their last round, as with weights that are next to nothing."""
+
+    def never(tables):
+        raise AssertionError("distances without a use")
+
+    near, _ = run(toy_method("fedem", similarity_weight=1e-15), participation=participation)
+    monkeypatch.setattr(fedem_file, "squared_distances", never)
+    state, _ = run(toy_method("fedem", similarity_weight=0.0), participation=participation)
+    assert torch.equal(state.server[PERSONAL], near.server[PERSONAL])
+    assert torch.allclose(state.server["item_table"], near.server["item_table"], atol=1e-10)
+    assert same(state.local, near.local)
+
+
 def test_similarity_makes_a_client_s_mix_its_own():
     state, _ = run(toy_method("fedem", merging="SR"), rounds=1)
     table = state.server["item_table"]

@@ -39,7 +39,11 @@ def cosines(gram_VV: Tensor) -> Tensor:
 
 
 def project_on_simplex(value_UV: Tensor) -> Tensor:
-    """Each row's nearest point with entries >= 0 that sum to 1: ``max(v - t, 0)`` for one t (Held et al., 1974)."""
+    """Each row's nearest point with entries >= 0 that sum to 1: ``max(v - t, 0)`` for one t (Held et al., 1974).
+
+    A constant added to a row changes nothing, so its largest entry is taken off: beside large entries 1 would be lost.
+    """
+    value_UV = value_UV - value_UV.amax(1, keepdim=True)
     falling_UV = value_UV.sort(1, descending=True).values
     surplus_UV = falling_UV.cumsum(1) - 1.0
     place_V = torch.arange(1, value_UV.shape[1] + 1, device=value_UV.device)

@@ -71,6 +71,14 @@ def test_projection_is_the_one_found_by_bisection(values):
     assert float(projected.sum()) == pytest.approx(1.0)
 
 
+def test_projection_of_large_values_by_hand():
+    values = torch.tensor([[1e16, 1.0, 0.0], [3e300, 3e300, -3e300], [-1e17, -1e17, -2e17]], dtype=torch.float64)
+    assert project_on_simplex(values).tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.5, 0.0]]
+    generator = torch.Generator().manual_seed(9)
+    far = torch.randn(20, 30, generator=generator, dtype=torch.float64) + 2.0**40
+    assert torch.allclose(project_on_simplex(far), project_on_simplex(far - 2.0**40), rtol=0.0, atol=1e-15)
+
+
 def test_first_components_by_hand():
     # items (0, 0), (2, 2), (4, 4) along the diagonal: axis (1, 1) / sqrt(2), coordinates -2 sqrt(2), 0, 2 sqrt(2)
     diagonal = torch.tensor([[0.0, 0.0], [2.0, 2.0], [4.0, 4.0]])

@@ -150,6 +150,11 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
     )
 
 
+def whole_tables(config: PfedgraphConfig) -> int:
+    """Whole tables of a client that every local step goes over: the likeness draws every row."""
+    return 1 if config.likeness_weight else 0
+
+
 def graph_weights(share_V: Tensor, cosine_UV: Tensor, size_weight: float, same_above: float) -> Tensor:
     """(U, V) each row's nearest point on the simplex to ``p + c_u / (2 alpha)``; cosines above ``same_above`` are 1."""
     alike_UV = torch.where(cosine_UV > same_above, 1.0, cosine_UV)

@@ -188,7 +188,8 @@ def _read_card(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error}). Prepare this domain again.") from error
     is_card = isinstance(card, dict) and isinstance(card.get("tables_sha256"), dict)
-    if not is_card or not isinstance(card.get("raw", {}), dict) or not isinstance(card.get("catalogue", ""), str):
+    blocks = is_card and all(isinstance(card.get(name, {}), dict) for name in ("raw", "settings"))
+    if not blocks or not isinstance(card.get("catalogue", ""), str):
         raise ValueError(
             f"{path} is no data card; expected an object with the checksums of the tables (tables_sha256). "
             "Prepare this domain again."

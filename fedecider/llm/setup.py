@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import Accelerator
 
-from fedecider.data.card import describe
+from fedecider.data.card import describe, make_card
 from fedecider.data.domain import NO_EVENTS, Domain, check_public_disjoint, clients_of
 from fedecider.data.encoders import load_encoder, stand_in_warning
 from fedecider.data.sample import sample_domains
@@ -97,18 +97,23 @@ def load_data(config: RunConfig) -> dict[str, Domain]:
             "knows nothing of what the clients' users do"
         )
     check_public_disjoint({**domains, **pool})
-    without_public = {name: _without(domain, "public") for name, domain in domains.items()}
+    without_public = {name: _without_public(domain) for name, domain in domains.items()}
     return {**without_public, **{name: without_users(domain) for name, domain in pool.items()}}
 
 
 def without_users(domain: Domain) -> Domain:
-    """What is public of a domain: its catalogue and its public users."""
-    return _without(domain, "clients")
+    """What is public of a domain: its catalogue and its public users, with a card that is counted over these alone.
+
+    Of the card of the whole domain, which counts client users in many places, the source stays.
+    """
+    source = {name: value for name, value in domain.card.get("settings", {}).items() if name == "source"}
+    public = replace(domain, clients=NO_EVENTS, card={})
+    public.card.update(make_card(public, settings=source or None))
+    return public
 
 
-def _without(domain: Domain, group: str) -> Domain:
-    card = {**domain.card, group: describe(NO_EVENTS)}
-    return replace(domain, **{group: NO_EVENTS}, card=card)  # type: ignore[arg-type]
+def _without_public(domain: Domain) -> Domain:
+    return replace(domain, public=NO_EVENTS, card={**domain.card, "public": describe(NO_EVENTS)})
 
 
 def build_foundation(config: RunConfig, launch: Launch) -> Foundation:

@@ -135,7 +135,10 @@ def test_card_is_plain_json(tmp_path):
     assert set(card["tables_sha256"]) == {"items.parquet", "clients.parquet", "public.parquet"}
 
 
-@pytest.mark.parametrize("card", ["[]", "{}", '{"tables_sha256": 3}', '{"tables_sha256": {}, "raw": 5}', "[" * 10**5])
+NOT_OBJECTS = ('{"tables_sha256": {}, "raw": 5}', '{"tables_sha256": {}, "settings": 5}')
+
+
+@pytest.mark.parametrize("card", ["[]", "{}", '{"tables_sha256": 3}', *NOT_OBJECTS, "[" * 10**5])
 def test_a_card_that_is_none(tmp_path, card):
     save_domain(small_domain(), tmp_path)
     (tmp_path / "games" / "card.json").write_text(card)

@@ -9,9 +9,10 @@ import pytest
 import torch
 import yaml
 
-from fedecider.data.card import make_card
+from fedecider.data.card import make_card, overlaps
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.messages import unpack
 from fedecider.deployment.project import make_project, party, read_project
@@ -29,9 +30,10 @@ SEVERAL_TOKENS = ("--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", 
 SEVERAL_TOKENS += ("--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", "1")
 
 
-def few(domain: Domain) -> Domain:
+def few(domain: Domain, first: int = 0) -> Domain:
     clients, public = (
-        Events(*(column[:count] for column in events)) for events, count in ((domain.clients, 30), (domain.public, 20))
+        Events(*(column[begin : begin + count] for column in events))
+        for events, begin, count in ((domain.clients, first, 30), (domain.public, 0, 20))
     )
     small = dataclasses.replace(domain, clients=clients, public=public, card={})
     small.card.update(make_card(small))
@@ -137,10 +139,31 @@ def test_the_server_has_nothing_of_any_user(playground, deployed):
 
 
 def test_the_project_is_the_same_whoever_makes_it(playground, monkeypatch, tmp_path):
+    """Whatever client users are in the data, and whatever their cards tell of them."""
     monkeypatch.chdir(playground)
-    settings = parse_settings("", ["--config", "toy.yaml", "--data", "all"])
+    others = {name: few(domain, first=60) for name, domain in sample_domains(list(NAMES)).items()}
+    for name, shared in overlaps(others).items():
+        told = {"overlap": shared, "raw": {"users": 50}, "silo": {"users": 30, "users_by_cluster": [10, 20]}}
+        others[name].card.update(told, settings={"users_per_domain": 30})
+    save_domains(others, tmp_path / "others")
+    settings = parse_settings("", ["--config", "toy.yaml", "--data", str(tmp_path / "others")])
     again = make_project(settings, tmp_path / "project", CPU, quiet=True)
     assert again.run == read_project(playground / "project").run
+    public, same = (folder / "project" / "public" for folder in (playground, tmp_path))
+    files = sorted(path.relative_to(public) for path in public.rglob("*.*"))
+    assert [str(path) for path in files if path.suffix in (".json", ".md")] == [
+        f"{name}/{file}" for name in sorted(NAMES) for file in ("README.md", "card.json")
+    ]
+    for path in files:
+        assert (same / path).read_bytes() == (public / path).read_bytes(), path
+
+
+def test_the_card_of_what_is_public_tells_where_it_comes_from():
+    silos = share_out(sample_domains(["crime"]), 2, 0.5, 0)
+    cards = [without_users(silo).card for silo in silos.values()]
+    assert cards[0]["settings"] == {"source": "embedded sample"}
+    assert cards[0]["public"] == silos["crime.1"].card["public"]
+    assert cards[0] == {**cards[1], "name": "crime.1"}
 
 
 def test_what_sites_are_sent_is_what_the_wire_counts(deployed):

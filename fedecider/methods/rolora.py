@@ -56,8 +56,9 @@ def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
     B comes first, since A has no gradient while B = 0. Every round is exact: ``sum_i p_i B_i A = (sum_i p_i B_i) A``.
     Up goes the trained factor. Down comes the frozen one, averaged in the round before; the other one the client was
     sent in the round before. A client that missed that round, or whose upload then was not finite, is sent both, and so
-    are all clients of its block (blocks of the LLM track hold one client). Views: ``local`` (the client's model before
-    the upload, reported) and ``global``. Differs from the paper: uniform weights by default; absent clients.
+    are all clients of its block (blocks of the LLM track hold one client). Where uploads are bounded all are sent both:
+    the trained factor is bounded around that of the download. Views: ``local`` (the client's model before the upload,
+    reported) and ``global``. Differs from the paper: uniform weights by default; absent clients.
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
 
@@ -68,8 +69,8 @@ def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         up_to_date = bool((server[LAST_ROUND][clients] == round - 1).all())
-        frozen = only(server, frozen_factor(round))
-        return Download(frozen if up_to_date else {**frozen, **only(server, trained_factor(round))})
+        frozen, trained = only(server, frozen_factor(round)), only(server, trained_factor(round))
+        return Download(frozen if up_to_date and not recommender.protected else {**frozen, **trained})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         factor = trained_factor(round)
@@ -122,7 +123,7 @@ def load_view(
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
-    """The frozen factor down and the trained one up; for clients that took part in the round before."""
+    """The frozen factor down and the trained one up; for clients that took part in the round before, without a clip."""
     num_scalars = factor_scalars(shapes)
     return num_scalars[frozen_factor(round)], num_scalars[trained_factor(round)]
 

@@ -312,3 +312,15 @@ def test_what_is_bounded_is_the_whole_upload_around_the_start_or_the_download():
     for round, _, sent in uploads_of("fedecider", config, recommender, rounds=2):
         moved = [float((sent.tensors[key][0] - start[key]).double().square().sum()) for key in start]
         assert math.sqrt(sum(moved)) == pytest.approx(0.01, rel=1e-3), round
+
+
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if not entry.pooled and name != "local"])
+def test_what_is_bounded_is_a_change_and_not_a_whole_factor(name):
+    """In every round, for clients that were there in the one before: factors are large, what is learnt is not."""
+    recommender, clip = toy_recommender()._replace(protected=True), 0.3
+    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    assert torch.cat([start[key].flatten() for key in start]).norm() > 2 * clip
+    for round, _, sent in uploads_of(name, PrivacyConfig(clip=clip), recommender, rounds=3):
+        for key in start.keys() & sent.tensors.keys():
+            if key.endswith(".lora_a"):
+                assert sent.tensors[key][0].norm() > 0.5 * start[key].norm(), (round, key)

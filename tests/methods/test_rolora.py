@@ -142,3 +142,12 @@ def test_a_block_is_sent_both_factors_when_one_of_its_clients_needs_them():
 def test_another_weighting_is_refused():
     with pytest.raises(ValueError, match="got weighting 'mean'"):
         RoloraConfig(weighting="mean")
+
+
+def test_bounded_clients_are_always_sent_both_factors_and_learn_the_same():
+    free = rolora(toy_recommender(), RoloraConfig())
+    bounded = rolora(toy_recommender()._replace(protected=True), RoloraConfig())
+    for one, other in zip(play(bounded, COHORTS), play(free, COHORTS), strict=True):
+        assert equal(one[1], other[1])
+        assert equal(one[2], other[2])
+        assert all(only(sent.shared, trained_factor(one[0])) for sent in one[3].values())

@@ -6,7 +6,7 @@ the personal adapters ``theta_p``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, ShareBelow1, at_least, check
+from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.lora.adapters import with_prefix, without_prefix
@@ -101,10 +102,11 @@ def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         theta, momentum = _theta(server), without_prefix(server, "momentum")
-        mean = base.server_aggregate(round, theta, uploads)
+        sent: Tree = {}
+        mean = base.server_aggregate(round, theta, _noting_rows(uploads, sent))
         if mean is theta:  # nothing usable came: momentum alone must not move the model
             return server
-        return _joined(mean, momentum) if round == 1 else _joined(*outer_step(config, theta, mean, momentum))
+        return _joined(mean, momentum) if round == 1 else _joined(*outer_step(config, theta, mean, momentum, sent))
 
     return base._replace(
         init=init,
@@ -130,16 +132,23 @@ def load_view(
         load_plain(recommender.model, theta_s if view == "global" else theta_p)
 
 
-def outer_step(config: FdloraConfig, theta: Tree, mean: Tree, momentum: Tree) -> tuple[Tree, Tree]:
+def outer_step(
+    config: FdloraConfig, theta: Tree, mean: Tree, momentum: Tree, sent: Tree | None = None
+) -> tuple[Tree, Tree]:
     """New ``theta_s`` and momentum: ``g = theta - mean``, ``m <- b m + g``, ``theta <- theta - lr (g + b m)``.
 
-    SGD with Nesterov momentum as in torch, b the outer momentum; computed in float64.
+    SGD with Nesterov momentum as in torch, b the outer momentum; computed in float64. Of a table named in ``sent`` (I,)
+    bool the unmarked rows keep their values and their momentum: nobody sent them.
     """
+    sent = sent or {}
     new_theta, new_momentum = {}, {}
     for key, value in theta.items():
         gradient = value.double() - mean[key].double()
         moved = config.outer_momentum * momentum[key].double() + gradient
         step = config.outer_learning_rate * (gradient + config.outer_momentum * moved)
+        if key in sent:
+            step = torch.where(sent[key][:, None], step, 0.0)
+            moved = torch.where(sent[key][:, None], moved, momentum[key].double())
         new_theta[key], new_momentum[key] = (value.double() - step).to(value.dtype), moved.to(value.dtype)
     return new_theta, new_momentum
 
@@ -206,6 +215,16 @@ def _token_loss(recommender: ClientModels, batches: list[dict[str, Tensor]]) -> 
             total += float(sequence_loss(recommender.model, batch)) * num_tokens
         count += num_tokens
     return total / count
+
+
+def _noting_rows(uploads: Iterable[Upload], sent: Tree) -> Iterator[Upload]:
+    """``uploads``; on the way ``sent`` is told which rows of the tables with ``sent_rows`` enter their mean."""
+    for upload in uploads:
+        counted_C = finite_clients(upload) & (upload.weights.cpu() > 0.0)
+        for name, sent_CI in upload.sent_rows.items():
+            sent_I = sent_CI[counted_C.to(sent_CI.device)].any(0)
+            sent[name] = sent[name] | sent_I if name in sent else sent_I
+        yield upload
 
 
 def _theta(server: Tree) -> Tree:

@@ -65,6 +65,15 @@ def test_the_outer_step_is_nesterov_sgd():
     torch.testing.assert_close(theta["a"], parameter.detach())
 
 
+def test_the_outer_step_leaves_rows_alone_that_nobody_sent():
+    """Row 0 as above; row 1 would move by 0.7 * 0.9 * 0.9 * 4 though its mean is what it was."""
+    theta, mean = ({"t": torch.tensor([[one], [5.0]])} for one in (1.0, 2.0))
+    momentum = {"t": torch.tensor([[0.0], [4.0]])}
+    theta, momentum = outer_step(FdloraConfig(), theta, mean, momentum, {"t": torch.tensor([True, False])})
+    assert theta["t"].flatten().tolist() == pytest.approx([2.33, 5.0])
+    assert momentum["t"].flatten().tolist() == pytest.approx([-1.0, 4.0])
+
+
 @pytest.mark.parametrize("weighting", [slow("uniform"), "examples"])
 def test_a_full_step_without_momentum_is_fedavg(weighting):
     config = FdloraConfig(outer_learning_rate=1.0, outer_momentum=0.0, weighting=weighting, **FAST)

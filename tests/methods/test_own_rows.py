@@ -147,17 +147,23 @@ def test_a_silo_has_the_mean_of_its_own_catalogue():
         assert not state.server[TABLE][NOBODYS].any()
 
 
-def test_rows_of_absent_clients_stay():
-    method = build("fedavg")
-    before, _ = run(method, 4, 1)
+@pytest.mark.parametrize("name", ["fedavg", "fdlora"])
+def test_rows_of_absent_clients_stay(name):
+    """Also where the server has a momentum: that of round 2 is kept for the round in which somebody sends them."""
+    method = build(name)
+    before, _ = run(method, 4, 2)
     uploads = []
     for client in (0, 2):
         own = {key: tensor[client : client + 1] for key, tensor in before.local.items()}
-        download = method.broadcast(2, before.server, torch.tensor([client]))
-        uploads.append(method.client_update(2, download, own, blocks(4)[client])[0])
-    after = method.server_aggregate(2, before.server, iter(uploads))
-    assert torch.equal(after[TABLE][COMICS], before.server[TABLE][COMICS])
-    assert not torch.equal(after[TABLE][CRIME], before.server[TABLE][CRIME])
+        download = method.broadcast(3, before.server, torch.tensor([client]))
+        uploads.append(method.client_update(3, download, own, blocks(4)[client])[0])
+    after = method.server_aggregate(3, before.server, iter(uploads))
+    tables = [key for key in after if key.endswith(TABLE)]
+    assert tables == [TABLE, f"momentum.{TABLE}"][: len(tables)]
+    for key in tables:
+        assert before.server[key][COMICS].any()
+        assert torch.equal(after[key][COMICS], before.server[key][COMICS]), key
+        assert not torch.equal(after[key][CRIME], before.server[key][CRIME]), key
 
 
 @pytest.mark.parametrize("name", ["fellrec", "lora_sim"])

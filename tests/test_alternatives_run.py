@@ -156,6 +156,21 @@ def test_what_may_not_choose(folder, monkeypatch):
         check_privacy(parse_settings("", words))
 
 
+def test_a_run_that_goes_on_keeps_its_choice_though_the_cache_has_lost_it(run, tmp_path, monkeypatch, capsys):
+    taken = run("wrecks", "taken", others=[LAYERS])
+    moved = shutil.copytree(".cache", tmp_path / "moved", ignore=shutil.ignore_patterns("alternatives-*"))
+    monkeypatch.setattr(alternatives, "train_locally", lambda *_: pytest.fail("tried again"))
+    before, root = (taken / "alternatives.json").read_bytes(), shutil.copytree(taken, tmp_path / "again")
+    words = ["--config", "wrecks.yaml", "--output", str(root), "--cache", str(moved), "--resume", "true"]
+    words += ["--alternatives", json.dumps([LAYERS])]
+    assert main(["federate", *words]) == 0
+    assert (root / "alternatives.json").read_bytes() == before
+    assert places(root) == places(taken)
+    (root / "alternatives.json").write_text('{"taken": {"learning_rate": 9.0}, "tried": []}')
+    assert main(["federate", *words]) == 2
+    assert "alternatives.json" in capsys.readouterr().err
+
+
 def test_pages_show_what_was_taken(run):
     page = (run("wrecks", "taken", others=[LAYERS]) / "report.html").read_text()
     assert "<td>0.001</td>" in page

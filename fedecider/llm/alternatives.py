@@ -19,7 +19,7 @@ import numpy as np
 
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.standard_error import clearly_best
-from fedecider.federation.record import read_json, write_json
+from fedecider.federation.record import plain, read_json, write_json
 from fedecider.llm.config import RunConfig
 from fedecider.llm.loading import load_student
 from fedecider.llm.run_words import told_choice
@@ -29,7 +29,7 @@ from fedecider.methods.centralised import pooled_recommender
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.cli import from_plain
-from fedecider.running.damage import read_object
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import Launch
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder
@@ -76,18 +76,28 @@ def choices(settings: Settings) -> list[Settings]:
     return [as_given, *(changed(settings, one) for one in settings.run.alternatives)]
 
 
-def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settled:
+def settle(settings: Settings, foundation: Foundation, launch: Launch, resumed: RunFolder | None = None) -> Settled:
     """The alternative that ranks the clients' validation items best within `ROUNDS` rounds of local training alone,
     where it is clearly better than the settings as given; tried once, kept beside the other stages and alike for all
     methods but those that pool.
 
     An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error;
     of several the best one. Each is judged by its own best round, the same one for all clients. The test items are not
-    looked at, and the clients' models start anew in the first round.
+    looked at, and the clients' models start anew in the first round. A run that goes on (``resumed``) keeps the choice
+    that it has written down, wherever the cache is now.
+
+    Raises:
+        ValueError: what ``resumed`` has written down is damaged.
     """
     offered = choices(settings)
     if len(offered) == 1:
         return Settled(offered[0], {}, [])
+    changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.alternatives)]
+    if resumed is not None and resumed.alternatives.is_file():
+        kept = read_object(resumed.alternatives, {"taken": dict, "tried": list})
+        with damage_names(resumed.alternatives):
+            number = [plain(one) for one in changes].index(kept["taken"])
+        return Settled(offered[number], changes[number], kept["tried"])
     with launch.accelerator.main_process_first():
         stage = cached_stage(
             Path(settings.run.cache),
@@ -97,7 +107,6 @@ def settle(settings: Settings, foundation: Foundation, launch: Launch) -> Settle
         )
     gains = read_json(stage.folder / "gains.json")
     taken = clearly_best([[np.array(gain_U) for gain_U in one.values()] for one in gains])
-    changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.alternatives)]
     tried = [{"changes": one, "valid": _macro(gain)} for one, gain in zip(changes, gains, strict=True)]
     settled = Settled(offered[taken], changes[taken], tried)
     if launch.is_main:

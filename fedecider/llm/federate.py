@@ -28,7 +28,7 @@ from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import fingerprint
+from fedecider.running.run_folder import RunFolder, fingerprint
 from fedecider.running.stages import content_key
 from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller, track_results
 from fedecider.running.yaml_file import load_yaml
@@ -121,7 +121,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients_of(domains))))
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
-    settled = settle(settings, foundation, launch)
+    settled = settle(settings, foundation, launch, RunFolder(root) if config.resume else None)
     settings, launch = settled.settings, launch.placed(config.placement)
     prepared = prepare_rounds(settings, foundation, launch)
     with opened_together(root, record, launch) as folder:

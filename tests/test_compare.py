@@ -129,6 +129,13 @@ def scored(run) -> float:
     return 0.3 - 0.1 * abs(math.log10(run.settings.training.learning_rate / 2e-3)) - 0.001 * len(run.options)
 
 
+def scored_metrics(run) -> dict:
+    """Metrics of a run whose reported model has that score; in the rounds, before its share was chosen, another."""
+    shifts = {"crime": 0.01, "comics": -0.01}
+    domains = {name: {"valid": {"own": {"ndcg@10": {"mean": scored(run) + by}}}} for name, by in shifts.items()}
+    return {"reported": "own", "best_valid_ndcg@10": 0.5 - scored(run), "domains": domains}
+
+
 @pytest.mark.slow
 def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playground, monkeypatch):
     monkeypatch.chdir(playground)
@@ -141,7 +148,7 @@ def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playgrou
             if run.options.get("mu") == 0.1:
                 continue  # a run that fails
             run.folder.root.mkdir(parents=True)
-            run.folder.metrics.write_text(json.dumps({"best_valid_ndcg@10": scored(run)}))
+            run.folder.metrics.write_text(json.dumps(scored_metrics(run)))
             run.folder.results.touch()
 
     monkeypatch.setattr(planning, "_work", work)
@@ -174,7 +181,7 @@ def test_a_row_that_has_no_further_setting_says_so_once(playground, monkeypatch,
     def work(config, jobs):
         for run in [run for stage, run in jobs if stage == "federate" and not run.finished]:
             run.folder.root.mkdir(parents=True)
-            run.folder.metrics.write_text(json.dumps({"best_valid_ndcg@10": scored(run)}))
+            run.folder.metrics.write_text(json.dumps(scored_metrics(run)))
             run.folder.results.touch()
 
     monkeypatch.setattr(planning, "_work", work)

@@ -11,7 +11,7 @@ import yaml
 from fedecider.comparison.collect import collect
 from fedecider.comparison.opening import chosen_row, comparison_evidence
 from fedecider.comparison.page import write_page_of
-from fedecider.comparison.plan import CompareConfig, RowRuns, Run, plan, shown_as
+from fedecider.comparison.plan import CompareConfig, RowRuns, Run, _chosen, plan, shown_as
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.llm.commands import parse_settings
 from fedecider.running.run_folder import RunFolder
@@ -45,7 +45,7 @@ def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: f
         "protocol": "strict",
         "reported": names["model"],
         "best_round": 1,
-        "best_valid_ndcg@10": shares[names["model"]],
+        "best_valid_ndcg@10": 0.9,  # in the rounds, before the share of the update was chosen
         "domains": {"crime": domain, "comics": domain},
     }
     folder.metrics.write_text(json.dumps(content))
@@ -103,6 +103,24 @@ def test_a_row_with_a_memory_is_shown_tested_and_chosen(tmp_path, config, domain
     assert list(evidence.without_exchange) == ["local", "local + memory"]
     assert evidence.valid["ours + memory"] == pytest.approx(0.6)
     assert evidence.valid["ours"] == pytest.approx(0.3)
+
+
+def test_settings_are_chosen_by_the_model_that_is_reported(tmp_path):
+    runs = [finished(tmp_path, label, "local", 0, "none", bonus) for label, bonus in (("low", 0.0), ("high", 0.1))]
+    for run, of_rounds in zip(runs, (0.4, 0.2), strict=True):
+        run.folder.results.touch()
+        metrics = json.loads(run.folder.metrics.read_text())
+        run.folder.metrics.write_text(json.dumps({**metrics, "best_valid_ndcg@10": of_rounds}))
+    chosen = _chosen("local", [[run] for run in runs])
+    assert chosen.runs == runs[1:]
+    assert [one["valid"] for one in chosen.tried] == pytest.approx([0.3, 0.4])
+    for run in runs:
+        metrics = json.loads(run.folder.metrics.read_text())
+        for domain in metrics["domains"].values():
+            del domain["valid"]
+        run.folder.metrics.write_text(json.dumps(metrics))
+    older = _chosen("local", [[run] for run in runs])
+    assert [one["valid"] for one in older.tried] == pytest.approx([0.4, 0.2])
 
 
 def test_pooled_data_with_a_memory_are_no_choice_either(tmp_path, config, domains):

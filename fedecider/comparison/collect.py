@@ -57,7 +57,7 @@ class Collected(NamedTuple):
     comparisons: list[Comparison]
     costs: dict[str, Cost]
     valid: dict[str, float]
-    """Validation ndcg@10 of every row of a method, mean over its runs: of a model in its best round."""
+    """Validation ndcg@10 of every row of a method, mean over its runs: of the models whose test figures are shown."""
     curves: dict[str, list[list[float]]]
     """label -> [[round, mean validation ndcg@10 over domains and seeds], ...]."""
     positions: dict[str, Positions]
@@ -75,7 +75,6 @@ def collect(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[
         for name, label in shown_as(row).items():
             reported[label] = of_views.pop(name)
             valid[label] = statistics.mean(valid_means(one, "ndcg@10")[name] for one in metrics)
-        valid[row.label] = statistics.mean(one["best_valid_ndcg@10"] for one in metrics)
         others.update({f"{row.label}: {view_of(view)}": v for view, v in of_views.items() if view not in BASELINES})
     id_rows = _id_rows(config, methods, domains)
     baselines = _baselines(config, methods, domains, id_rows)

@@ -27,6 +27,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import TEACHER
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.memories import MEMORY_ROW, OWN_MEMORY_ROW, with_memory
+from fedecider.llm.run_words import valid_means
 from fedecider.llm.setup import Settings, load_data
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
 from fedecider.running.damage import damage_names, read_object
@@ -280,13 +281,15 @@ def _chosen(label: str, settings: list[list[Run]]) -> RowRuns | None:
 
 
 def _valid_score(run: Run) -> float | None:
-    """Best validation ndcg@10; None where the run did not finish."""
+    """Validation ndcg@10 of the reported model, with the share of its update that it has been given; None where the run
+    did not finish."""
     if not run.finished:
         return None
     path = run.folder.metrics
     content = read_object(path)
     with damage_names(path):
-        return float(content["best_valid_ndcg@10"])
+        of_rounds = content["best_valid_ndcg@10"]  # all that runs of before have
+        return float(valid_means(content, "ndcg@10").get(content["reported"], of_rounds))
 
 
 def _parsed(config: CompareConfig, label: str, options: Mapping[str, Any]) -> Settings:

@@ -12,6 +12,8 @@ from small_runs import SMALL, finished
 from test_pipeline import SETTINGS
 
 from fedecider.evaluation.per_user import read_per_user
+from fedecider.evaluation.statistics import metric_intervals
+from fedecider.federation.streams import stream
 from fedecider.llm.recommender import Recommender
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
 
@@ -81,6 +83,21 @@ def test_rows_weights_and_files(playground):
     page = (run / "report.html").read_text()
     assert "Would one switch fedecider + memory on?" in page
     assert "Weights of the experts" in page
+
+
+def test_intervals_of_the_mean_over_domains_take_a_reader_of_two_domains_as_one(playground):
+    run = playground / "runs" / "whole"
+    metrics, found = read(run / "metrics.json"), read_per_user(run / "per_user.parquet")
+    row = metrics["reported"]
+    users = {one.domain: one.users for one in found if one.view == row}
+    assert len(set().union(*users.values())) < sum(map(len, users.values()))
+    positions = {one.domain: one.position_U for one in found if one.view == row}
+    by_person, by_user = (
+        metric_intervals(positions, stream(0, "bootstrap"), persons=persons)["macro"]["hit@10"]._asdict()
+        for persons in (users, None)
+    )
+    assert metrics["macro"]["test"][row]["hit@10"] == pytest.approx(by_person)
+    assert by_person != pytest.approx(by_user)
 
 
 def test_evaluate_confirms_every_row(playground, monkeypatch, capsys):

@@ -124,10 +124,10 @@ def write_models(
             valid_methods |= memory_rows(*asked, "valid", row)
     models = {**methods, **zero_shot(settings, foundation, recommender, launch.device)}
     counts = counting_positions(settings, foundation)
-    rows = result_rows(models, counts)
+    users = {name: domain.clients.users for name, domain in foundation.domains.items()}
+    rows = result_rows(models, counts, shared_persons(users))
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
     examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0], shares)
-    users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, memories, shares, num_beams)

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.deployment.messages import RESEND, Message, of_download, pack, to_upload, unpack
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.record import Recorder
+from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, Gathering, RoundSettings, run_rounds
 from fedecider.federation.state import RunState, load_state
 from fedecider.federation.wire import joined
@@ -141,13 +141,15 @@ def remote(
     scores: Sequence[str],
     best_round: Callable[[], int],
     masking: Masking | None = None,
+    answered_before: Mapping[int, dict[str, list[float]]] = {},
 ) -> FederatedMethod:
     """``method`` over ``line``: all of a cohort train at once, in one block.
 
     ``positions`` are each client's mean validation ``scores`` (S,) float64, which `scored` reads; clients of one site
-    have its mean over those of them that are scored. A site that does not answer has the scores of its last answer.
-    ``best_round`` says which round has the best score so far: sites keep their own part of it. A download travels once,
-    also when a validation and the next training need it.
+    have its mean over those of them that are scored. A site that does not answer has the scores of its last answer, or
+    those of ``answered_before`` (site -> view -> (S,)) where this server has not heard of it yet. ``best_round`` says
+    which round has the best score so far: sites keep their own part of it. A download travels once, also when a
+    validation and the next training need it.
 
     Raises:
         ValueError: the method does not say what its uploads look like; or a round has fewer than ``min_clients``.
@@ -155,7 +157,7 @@ def remote(
     like = method.upload_like
     if like is None:
         raise ValueError(f"got the method {method.name}, expected one that can be deployed: it has no upload_like")
-    last: dict[int, dict[str, list[float]]] = {}
+    last = dict(answered_before)
     answered: dict[str, Any] = {"round": 0, "scores": {}, "server": {}}
 
     def init() -> tuple[Tree, Tree]:
@@ -239,6 +241,24 @@ def scored_together(names: Sequence[str]) -> Callable[[list[Tensor]], list[dict[
         return [{name: math.fsum(column) / len(found) for name, column in zip(names, columns, strict=True)}]
 
     return together
+
+
+def recorded_scores(
+    records: Sequence[Mapping[str, Any]], line: Line, scores: Sequence[str], validated: Sequence[int] | None = None
+) -> dict[int, dict[str, list[float]]]:
+    """site -> view -> (S,) of the last record with a validation, for a server that goes on.
+
+    Where clients were scored together (:func:`scored_together`) every site has the mean of all: its own is not kept.
+    """
+    validations = (record["valid"] for record in reversed(records) if record["valid"])
+    valid: Mapping[str, list[dict[str, float]]] = next(validations, {})
+    clients = range(len(line.site_of)) if validated is None else validated
+    found: dict[int, dict[str, list[float]]] = {}
+    for view, groups in valid.items():
+        each = groups if len(groups) == len(clients) else groups * len(clients)
+        for client, group in zip(clients, each, strict=True):
+            found.setdefault(line.site_of[client], {})[view] = [group[name] for name in scores]
+    return found
 
 
 def told(line: Line) -> Deliver:
@@ -326,7 +346,11 @@ def run_deployed(
             best.update(round=record["round"], score=record["score"])
         on_round(record)
 
-    asked = remote(method, line, scores, lambda: int(best["round"]), masking)
+    before: dict[int, dict[str, list[float]]] = {}
+    if state and state.records and recorder and recorder.path:
+        recorder.rewind(state.round, state.records)  # a kill may have left half a line, which none can read
+        before = recorded_scores(read_records(recorder.path), line, scores, validated)
+    asked = remote(method, line, scores, lambda: int(best["round"]), masking, before)
     everyone = Block(torch.arange(num_clients), None)
     state = run_rounds(
         asked,

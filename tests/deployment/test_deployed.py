@@ -15,8 +15,9 @@ from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_da
 from fedecider.deployment.hosted import one_client
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import SiteSums, masking
-from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
+from fedecider.deployment.server import DeploymentConfig, Line, recorded_scores, run_deployed
 from fedecider.deployment.site import Site
+from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings
 from fedecider.methods import BUILT_IN as METHODS
 
@@ -73,6 +74,7 @@ def deployed(
         line,
         RoundSettings(num_rounds=rounds, seed=0),
         ("ndcg@10",),
+        recorder=None if folder is None else Recorder(folder.with_suffix(".jsonl")),
         checkpoints=folder,
         resume=resume,
         on_round=records.append,
@@ -159,6 +161,30 @@ def test_absent_sites_are_named_and_the_run_goes_on_as_a_simulation_without_them
     assert records[1]["valid"]["post_broadcast"][2] == records[0]["valid"]["post_broadcast"][2]  # its last scores
     assert len(records[2]["clients"]) == 3
     assert all(tensor.isfinite().all() for tensor in state.server.values())
+
+
+def test_a_silent_site_has_its_last_scores_after_a_restart_of_the_server_too(tmp_path):
+    gone = lambda client, asked: client == 2 and asked.round == 3  # noqa: E731
+    found = {}
+    for name, stops in (("straight", (3,)), ("restarted", (2, 3))):
+        sites = [site_of("fedavg", client, tmp_path / name) for client in range(3)]
+        for rounds in stops:
+            _, records, _, _ = deployed(
+                "fedavg", sites, rounds, tmp_path / name / "server", rounds != stops[0], away=gone
+            )
+        found[name] = records[-1]
+    assert found["restarted"]["round"] == 3
+    assert found["restarted"]["valid"] == found["straight"]["valid"]
+    assert found["restarted"]["valid"]["global"][2]["ndcg@10"] > 0.0
+
+
+def test_sites_that_were_scored_together_have_the_mean_of_all_after_a_restart():
+    line = Line(lambda sent, deadline_s: {}, DeploymentConfig(), "abc", ["a", "b"], hosts=[[0, 2], [1]])
+    none, together = {"valid": {}}, {"valid": {"own": [{"hit@10": 0.5, "ndcg@10": 0.25}]}}
+    each = {"valid": {"own": [{"ndcg@10": score} for score in (0.125, 0.5)]}}
+    assert recorded_scores([none], line, ("ndcg@10",)) == {}
+    assert recorded_scores([each, together, none], line, ("ndcg@10",)) == {0: {"own": [0.25]}, 1: {"own": [0.25]}}
+    assert recorded_scores([together, each], line, ("ndcg@10",), [2, 1]) == {0: {"own": [0.125]}, 1: {"own": [0.5]}}
 
 
 @pytest.mark.slow

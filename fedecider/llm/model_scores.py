@@ -45,7 +45,7 @@ def model_scores(model: Any, task: Task, ranking: RankingConfig, precision: str,
         item_BK = torch.full((len(histories), max(room)), -1)
         for num_beams in sorted(set(room)):  # apart: nobody's answer depends on who else is asked for
             alike = np.flatnonzero(np.array(room) == num_beams)
-            for part in batches([histories[row] for row in alike]):
+            for part in batches([histories[row] for row in alike.tolist()]):
                 rows = alike[part]
                 with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                     asked = (*prompts(histories, rows), trie)

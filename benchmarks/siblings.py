@@ -63,8 +63,9 @@ def weights_of(run: Path, best_round: int) -> Tensor:
     if learned.is_file():
         content = read_json(learned)
         return torch.tensor(content["alpha"][content["rounds"].index(best_round)], dtype=torch.float64)
-    for state in sorted(RunFolder(run).checkpoints.glob("round_*/best_server.safetensors"), reverse=True):
-        with safe_open(state, "pt") as server:
+    for checkpoint in sorted(RunFolder(run).checkpoints.glob("round_*"), reverse=True):
+        best = checkpoint / "best_server.safetensors"  # absent where the best round is the checkpoint's own
+        with safe_open(best if best.is_file() else checkpoint / "server.safetensors", "pt") as server:
             if WEIGHTS in server.keys():  # noqa: SIM118 (a file, not a mapping)
                 return server.get_tensor(WEIGHTS)
     raise ValueError(f"got neither fusion weights nor the server's in {run}, expected a run of a method with weights")

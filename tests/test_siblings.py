@@ -46,5 +46,8 @@ def test_a_run_has_learned_weights_or_those_of_its_server(siblings, tmp_path):
         (tmp_path / "checkpoints" / f"round_{round:05d}").mkdir(parents=True)
         save_file(tree, tmp_path / "checkpoints" / f"round_{round:05d}" / "best_server.safetensors")
     assert torch.equal(siblings["weights_of"](tmp_path, 2), server_KK)
+    (tmp_path / "checkpoints" / "round_00006").mkdir()  # the round that was best: its state is not written twice
+    save_file({"weights": 2 * server_KK}, tmp_path / "checkpoints" / "round_00006" / "server.safetensors")
+    assert torch.equal(siblings["weights_of"](tmp_path, 6), 2 * server_KK)
     (tmp_path / "fusion_weights.json").write_text(json.dumps({"rounds": [1, 2], "alpha": alpha}))
     assert siblings["weights_of"](tmp_path, 2).tolist() == alpha[1]

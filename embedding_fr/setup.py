@@ -153,6 +153,7 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
         interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
     )
     method = build_method(settings, federation)
+    check_shared_noise(settings, method)
     gathering = ONE_BY_ONE
     if run.secure_sum:
         sums = SecureSums(run.seed, run.secure_threshold, run.secure_neighbours or None)
@@ -237,6 +238,25 @@ def check_settings(settings: EmbeddingSettings, population: Population) -> None:
     if entry.needs_everyone(settings.method) and run.participation < 1.0:
         raise ValueError(
             f"got secure with participation {run.participation}, expected 1: all clients exchange keys and shares"
+        )
+
+
+def check_shared_noise(settings: EmbeddingSettings, method: FederatedMethod) -> None:
+    """``ValueError`` for noise on the sum where clients' shares of it do not add up in what the server sees."""
+    run, privacy = settings.run, settings.privacy
+    if privacy.noise_on == "upload" or privacy.noise_scale == 0.0 or not run.federation:
+        return
+    if run.faults or run.robust_mean != "mean":
+        raise ValueError(
+            f"got noise_on sum with faults {run.faults!r} and robust_mean {run.robust_mean}, expected none and mean: "
+            "the shares of the noise add up in the plain sum over a whole cohort only"
+        )
+    if not method.takes_mean:
+        raise ValueError(f"got noise_on sum with {run.method}, expected upload: its server reads every single upload")
+    if not METHODS[run.method].equal_weights(settings.method):
+        raise ValueError(
+            f"got noise_on sum with {run.method} as it is set, expected upload, or a method whose clients weigh alike "
+            "(fedmf with weighting uniform, pfedrec, fedrap): the noise would be scaled with a client's weight"
         )
 
 

@@ -241,7 +241,7 @@ def _cropped(history_NH: np.ndarray, config: SampleConfig, rng: np.random.Genera
         return history_NH
     length_N = (history_NH >= 0).sum(1)
     if config.history_crop == "uniform":
-        kept_N = 1 + rng.integers(length_N)
+        kept_N = 1 + rng.integers(np.maximum(length_N, 1))  # the places of walks have no history yet
     else:
         kept_N = rng.geometric(config.crop_rate, len(length_N))
     return np.where(np.arange(history_NH.shape[1]) < kept_N[:, None], history_NH, -1)

@@ -286,6 +286,31 @@ def test_federation_off_uploads_nothing(data, tmp_path):
     assert metrics["privacy"] == "nothing leaves a client"
 
 
+SHARED_NOISE = ("--clip", 1, "--noise_scale", 4, "--noise_on", "sum")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--method", "gpfedrec"), "got noise_on sum with gpfedrec, expected upload: its server reads every single"),
+        (("--method", "fedfast"), "got noise_on sum with fedfast, expected upload"),
+        (("--method", "fedmf"), "the noise would be scaled with a client's weight"),
+        (("--method", "fedncf"), "the noise would be scaled with a client's weight"),
+        (("--method", "pfedrec", "--robust_mean", "median"), "expected none and mean"),
+    ],
+)
+def test_noise_on_the_sum_is_refused_where_shares_do_not_add_up(data, words, message, tmp_path, capsys):
+    assert federate(*words, *data, *FAST, *SHARED_NOISE, "--output", tmp_path / "run") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [("--method", "fedmf", "--weighting", "uniform"), ("--method", "pfedrec")])
+def test_noise_on_the_sum_of_clients_that_weigh_alike(data, words, tmp_path):
+    assert federate(*words, *data, *FAST, *SHARED_NOISE, "--num_rounds", 1, "--output", tmp_path / "run") == 0
+    assert "only the sum" in read_json(tmp_path / "run" / "metrics.json")["privacy"]
+
+
 BY_KIND = ("fedease", "fednear", "colr", "fedmf", "pfedrec", "gpfedrec", "fedem", "fedrap", "perfedrec")
 """Sums, factors, shared and personal tables, networks and clusters; every method's rounds are in its contract."""
 

@@ -38,6 +38,10 @@ def never(config: Any) -> bool:
     return False
 
 
+def always(config: Any) -> bool:
+    return True
+
+
 def none(config: Any) -> int:
     return 0
 
@@ -83,6 +87,8 @@ class Method(NamedTuple):
     off nothing would be left of the method."""
     needs_everyone: Callable[[Any], bool] = never
     """config -> whether every client must take part in every round, since all of them exchange keys."""
+    equal_weights: Callable[[Any], bool] = never
+    """config -> whether all clients weigh alike in the server's mean: only then do their shares of noise add up."""
     chooses_cohort: Callable[[Any], bool] = never
     """config -> whether the server chooses a cohort by what it knows of clients: then a small share hides nobody."""
     published: bool = True
@@ -134,7 +140,13 @@ BUILT_IN: dict[str, Method] = {
         uses_order=True,
     ),
     "colr": Method(
-        colr.ColrConfig, colr.colr, colr.DEFAULTS, colr.GRID, colr.SPACE, item_tables=("item_table", "factor")
+        colr.ColrConfig,
+        colr.colr,
+        colr.DEFAULTS,
+        colr.GRID,
+        colr.SPACE,
+        equal_weights=always,
+        item_tables=("item_table", "factor"),
     ),
     "fedcia": Method(
         fedcia.FedciaConfig,
@@ -147,6 +159,7 @@ BUILT_IN: dict[str, Method] = {
         negatives=False,
         upload_rounds=1,
         needs_server=fedcia.needs_server,
+        equal_weights=always,
     ),
     "fedcia_fitted": Method(
         fedcia_fitted.FedciaFittedConfig,
@@ -156,9 +169,17 @@ BUILT_IN: dict[str, Method] = {
         fedcia_fitted.SPACE,
         item_tables=("similarity", "factor"),
         client_bytes=fedcia_fitted.client_bytes,
+        equal_weights=always,
         code=fedcia_fitted.CODE,
     ),
-    "fedmf": Method(fedmf.FedmfConfig, fedmf.fedmf, fedmf.DEFAULTS, fedmf.GRID, fedmf.SPACE),
+    "fedmf": Method(
+        fedmf.FedmfConfig,
+        fedmf.fedmf,
+        fedmf.DEFAULTS,
+        fedmf.GRID,
+        fedmf.SPACE,
+        equal_weights=lambda config: config.weighting == "uniform",
+    ),
     "pfedclr": Method(
         pfedclr.PfedclrConfig, pfedclr.pfedclr, pfedclr.DEFAULTS, pfedclr.GRID, pfedclr.SPACE, passing_tables=2
     ),
@@ -169,6 +190,7 @@ BUILT_IN: dict[str, Method] = {
         fedrap.GRID,
         fedrap.SPACE,
         whole_tables=2,
+        equal_weights=always,
         item_tables=(fedrap.COMMON,),
         code=fedrap.CODE,
     ),
@@ -180,6 +202,7 @@ BUILT_IN: dict[str, Method] = {
         pfedrec.GRID,
         pfedrec.SPACE,
         passing_tables=1,
+        equal_weights=always,
         code=pfedrec.CODE,
     ),
     "gpfedrec": Method(
@@ -211,6 +234,7 @@ BUILT_IN: dict[str, Method] = {
         fedrecgel.GRID,
         fedrecgel.SPACE,
         needs_server=fedrecgel.needs_server,
+        equal_weights=always,
         code=fedrecgel.CODE,
     ),
     "fedfast": Method(

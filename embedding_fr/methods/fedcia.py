@@ -19,7 +19,7 @@ from embedding_fr.methods.fedease import train_items
 from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.tuning.space import Real, Space, Whole
+from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 RANK_TOLERANCE = 1e-6
 """Eigenvalues below this part of the largest one are rounding errors: their vectors are arbitrary."""
@@ -34,7 +34,11 @@ GRID: tuple[dict[str, Any], ...] = (
     {"low_pass": "server", "num_vectors": 16},
     {"low_pass": "server", "low_pass_weight": 0.1, "num_vectors": 64},
 )
-SPACE: Space = {"low_pass_weight": Real(0.01, 2.0, log=True), "num_vectors": Whole(4, 256)}
+SPACE: Space = {
+    "low_pass": OneOf(("server", "client")),
+    "low_pass_weight": Real(0.01, 2.0, log=True),
+    "num_vectors": Whole(4, 256),
+}
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"local_epochs": 1, "init_std": 0.1},
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "similarity_weight": 0.0},
 )
-SPACE: Space = {**TRAINING_SPACE, "similarity_weight": Real(0.0, 1.0)}
+SPACE: Space = {**TRAINING_SPACE, "similarity_weight": Real(0.0, 2.0)}
 
 
 def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConfig) -> FederatedMethod:

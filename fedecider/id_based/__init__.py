@@ -13,6 +13,10 @@ from fedecider.id_based import feddcsr, fedgcdr, fedhcdr, fedsasrec
 from fedecider.tuning.space import Space
 
 
+def anything(num_rounds: int, participation: float, config: Any) -> None:
+    """Any number of rounds and any share of the clients will do."""
+
+
 class Method(NamedTuple):
     """How a method is configured, built and tuned."""
 
@@ -27,11 +31,15 @@ class Method(NamedTuple):
     patience: int = 4
     """Rounds without a better validation score after which a run of a comparison stops; 0: its rounds are stages of one
     schedule, so that all of them are run."""
+    check: Callable[[int, float, Any], None] = anything
+    """num_rounds, participation, config -> ``ValueError`` where the method could not do what it is for."""
 
 
 METHODS = {
     "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
     "feddcsr": Method(feddcsr.FeddcsrConfig, feddcsr.feddcsr, feddcsr.GRID, feddcsr.SPACE),
-    "fedgcdr": Method(fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE, patience=0),
+    "fedgcdr": Method(
+        fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE, patience=0, check=fedgcdr.check_rounds
+    ),
     "fedhcdr": Method(fedhcdr.FedhcdrConfig, fedhcdr.fedhcdr, fedhcdr.GRID, fedhcdr.SPACE),
 }

@@ -53,7 +53,8 @@ class FedgcdrConfig:
             whom it knows; known sends none for them; with none nothing is handed over, and every domain trains alone.
         noise: The noise on what is handed over: accounted has the stated epsilon for one person's vectors in full;
             paper has the published size, which is less; none adds nothing and hides nothing.
-        epsilon: The epsilon of the noise.
+        epsilon: The epsilon of the noise, for one person's vectors in one domain, the domain's model taken as given:
+            not for events, which also enter items and so the vectors of others; those of several domains add up.
         delta: The delta of the noise.
         mapping_weight: The weight of the distance between a user and the mapped vectors of its sources.
         similarity_weight: The weight of the distance between a user and their mean.
@@ -116,6 +117,22 @@ def noise_for(wanted: float, delta: float) -> float:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if value(middle) <= wanted else (middle, high)
     return high
+
+
+def check_rounds(num_rounds: int, participation: float, config: FedgcdrConfig) -> None:
+    """``ValueError`` where a domain would not hand over, or nobody would use what is handed over."""
+    if config.friends == "none":
+        return
+    if participation < 1.0:
+        raise ValueError(
+            f"got fedgcdr with participation {participation}, expected 1: every domain hands over in one and the same "
+            "round, and a domain that is absent then never would"
+        )
+    if num_rounds <= config.source_rounds:
+        raise ValueError(
+            f"got num_rounds {num_rounds} with source_rounds {config.source_rounds}, expected more: no round would use "
+            "what is handed over"
+        )
 
 
 def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:

@@ -181,7 +181,8 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
         encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
         projection = text_projection(encoded, settings.backbone.d_model)
         vectors = {name: projection.rows(name, text_IE) for name, text_IE in encoded.items()}
-    near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items()}
+    walks = settings.samples.walk_share > 0.0
+    near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}
     ids = assign_ids(settings, domains, tokenizer, generator, phrases, near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
     model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)

@@ -209,7 +209,7 @@ def memories_data(memories: Memories) -> dict[str, Any]:
     """Weights of every client as plain data, for ``metrics.json``."""
     found = {}
     for name, memory in memories.clients.items():
-        assert memory.beside_model is not None  # fitted beside the student
+        assert memory.beside_model is not None  # fitted beside the reported model
         found[name] = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
         if name in memories.choices:
             found[name]["choice"] = memories.choices[name]._asdict()

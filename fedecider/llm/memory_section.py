@@ -17,7 +17,7 @@ WORDS = (
     "p(item | history) is a sum of the probabilities that experts give, weighted by how well each would have found the "
     "client's train events, every user being left out of what is counted. Counts: what stood near the newest items "
     "with other users. Text: items with near texts. Agreement: what both of these find likely. Model: the client's "
-    "own model, weighted as the student without adapters would be. Uniform: all items alike. Where the model "
+    "own model, weighted on users whom its adapters have not seen. Uniform: all items alike. Where the model "
     "alone, or the memory alone, ranked the client's validation items clearly better, its weights were taken. The "
     "weights and counts of a client stay with it; they are in one place here, which only a simulation has."
 )

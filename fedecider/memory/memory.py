@@ -130,6 +130,8 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
             continue
         if model.beams is not None:
             num_best = max(memory.config.num_best, k)
+            if not prob_BI.any():  # the model alone has weights: no item of the memory is better than another
+                num_best = 0
             item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories, k), num_best)
         asked = (found.newest.unseen_BI, batch.histories, item_BM, memory.config.temperature)
         model_BM = model_probs(model, *asked)
@@ -171,7 +173,10 @@ def model_probs(
         asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1), temperature).cpu().double().exp()
         prob_BM, seen_prob_BS = asked.split([item_BM.shape[1], seen_BS.shape[1]], 1)
         rest_B1 = 1.0 - seen_prob_BS.sum(1, keepdim=True)
-    return prob_BM * keep_BM / rest_B1.clamp(min=1e-12)
+    found_BM = prob_BM * keep_BM / rest_B1.clamp(min=1e-12)
+    if bool(found_BM.isnan().any()):
+        raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
+    return found_BM
 
 
 def consensus_probs(model_BI: np.ndarray, alone_BI: np.ndarray, newest: experts.Newest) -> np.ndarray:

@@ -106,6 +106,20 @@ def test_bad_input_is_told_in_one_line(data, tmp_path, capsys, words, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_rounds", "12"], "got num_rounds 12 with source_rounds 12, expected more"),
+        (["--num_rounds", "20", "--participation", "0.5"], "got fedgcdr with participation 0.5, expected 1"),
+    ],
+)
+def test_rounds_in_which_nothing_could_be_handed_over_are_refused(data, tmp_path, capsys, words, message):
+    command = ["--method", "fedgcdr", "--data", str(data), "--output", str(tmp_path / "run"), *words]
+    assert federate.main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_domains_are_chosen_and_a_foreign_pool_is_no_client(data, tmp_path, capsys):
     assert call(data, tmp_path / "run", "--domains", "films.*", "--num_rounds", "1") == 0
     metrics = json.loads(RunFolder(tmp_path / "run").metrics.read_text())

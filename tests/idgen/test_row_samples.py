@@ -146,6 +146,15 @@ def test_walks_come_on_top_and_have_one_target(targets):
     assert np.mean(near_target) > 0.6  # a quarter of the items are any items
 
 
+@pytest.mark.parametrize("history_crop", ["uniform", "geometric"])
+@pytest.mark.parametrize("targets", ["every", "last"])
+def test_walks_stand_beside_cropped_histories(targets, history_crop):
+    """The places of walks are drawn with an empty history, which is not cropped."""
+    task = task_of(neighbours=walks(), targets=targets, walk_share=0.75, history_crop=history_crop)
+    batches = list(train_batches([task], 3, torch.Generator().manual_seed(1)))
+    assert len(batches) == num_batches(task, 3) > num_batches(task_of(targets=targets), 3)
+
+
 def test_walks_read_no_interaction():
     """Other users, the same catalogue: the walks of the same seed stay what they were."""
     near = walks()

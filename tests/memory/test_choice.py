@@ -78,3 +78,20 @@ def test_ids_of_several_tokens_have_sides_too():
     assert set(choice.valid) == {"mixture", "model", "memory"}
     assert choice.weights in choice.valid
     assert found.beside_model.experts == memory.beside_model.experts
+
+
+def test_the_model_alone_ranks_its_beams_and_nothing_else():
+    """No item of the memory is better than another there; some of them would take places of beams."""
+    model = toy_model(num_beams=3)
+    memory = one_sided(fitted(model=model, num_best=4), "model")
+    found = list(rank(memory, ASKED, model))
+    beam_BK = model.beams(ASKED.histories, 0)
+    item_BM = torch.cat([batch.item_BM for batch in found])
+    assert [sorted(row) for row in item_BM.tolist()] == [sorted(row) for row in beam_BK.tolist()]
+
+
+def test_a_model_that_has_diverged_is_told():
+    model = toy_model()
+    broken = model._replace(log_probs=lambda *asked: torch.full_like(model.log_probs(*asked), torch.nan))
+    with pytest.raises(ValueError, match="scores are not numbers"):
+        positions(MEMORY, ASKED, broken)

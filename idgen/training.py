@@ -34,6 +34,10 @@ LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
 """done, total, note: called after every step."""
 
+# Of the kernels for attention in half precision, cuDNN's comes first on Hopper GPUs. It builds a plan for every new shape,
+# and every batch has one of its own; since PyTorch 2.11 its gradients can be NaN beside a mask (pytorch#196678).
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 MAX_LOGITS = 2**26
 """Logits that exist at a time in training: 256 MiB in fp32, and as much for their gradients."""
 NOTE_EVERY = 20

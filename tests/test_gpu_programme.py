@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from slow import slow
 
 from fedecider.data.sample import sample_domains
@@ -138,6 +139,25 @@ def test_cuda_trains_and_decodes_like_the_cpu(programme):
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3)
     assert losses["cuda"][-1] < losses["cuda"][0]
     programme.agreement(lists["cpu"], lists["cuda"], 0.9, 5e-3)
+
+
+def test_cudnns_attention_is_off():
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.gpu
+def test_masked_attention_has_finite_gradients():
+    """Where cuDNN's kernel gives NaN (pytorch#196678): a mask, 64 keys beyond a multiple of 128, logits far below 0."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    query, key, value, upstream = (
+        0.1 * torch.randn(1, 1, 64, 64, device="cuda", generator=generator, dtype=torch.bfloat16) for _ in range(4)
+    )
+    query[..., 0], key[..., 0] = 1.0, -120 * 64**0.5
+    query.requires_grad_()
+    mask = torch.ones(64, 64, dtype=torch.bool, device="cuda").tril()[None, None]
+    F.scaled_dot_product_attention(query, key, value, attn_mask=mask).backward(upstream)
+    assert query.grad is not None
+    assert torch.isfinite(query.grad).all()
 
 
 @pytest.mark.parametrize("name", [slow("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -59,7 +59,7 @@ class DistillConfig:
         warmup_share: The share of the steps in which the learning rate rises.
         schedule: The course of the learning rate: "linear" or "cosine" decay, or "constant".
         clip_norm: The largest gradient norm of each pair by itself; 0 for no clipping.
-        precision: The number format: "fp32", or "bf16" for bfloat16 autocast.
+        precision: The number format: "fp32", "bf16" for bfloat16 autocast, or "auto", what is faster on the machine.
         report_batches: The number of batches on which losses are measured before and after.
         finetune: Fine-tuning of the whole student afterwards; off by default.
     """

@@ -87,7 +87,8 @@ Depth = Annotated[int, at_least(1, most=1000)]
 """Layers or heads."""
 Epochs = Annotated[int, at_least(1, most=10_000)]
 """Passes over data whose order is drawn ahead for all of them."""
-Precision = Annotated[Literal["fp32", "bf16"], "fp16 overflows in T5"]
+Precision = Annotated[Literal["fp32", "bf16", "auto"], "fp16 overflows in T5"]
+"""``auto``: whichever multiplies faster on this machine (`idgen.precision`)."""
 Schedule = Literal["linear", "cosine", "constant"]
 """Course of a learning rate: down to its final share, or not at all."""
 Negatives = Annotated[int, at_least(1, most=10_000)]

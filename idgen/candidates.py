@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.bounds import Precision
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating
 from idgen.decode import MAX_LOGITS, log_prob_of
+from idgen.precision import autocast
 from idgen.samples import Task, empty_prompt
 from idgen.trie import Trie
 
@@ -81,7 +83,7 @@ def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, tri
     return prior_N
 
 
-def with_prior(task: Task, model: Any, weight: float, device: torch.device, precision: str = "fp32") -> Task:
+def with_prior(task: Task, model: Any, weight: float, device: torch.device, precision: Precision = "fp32") -> Task:
     """The task whose items are ranked by log p(ID | history) - weight * log p(ID | a prompt without a history).
 
     A language model gives much probability to short and common titles, whoever asks; at weight 1 an item is ranked by
@@ -95,7 +97,7 @@ def with_prior(task: Task, model: Any, weight: float, device: torch.device, prec
     """
     if weight == 0.0:
         return task
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+    with autocast(device, precision):
         input_ids_1S, attention_mask_1S = (part.to(device) for part in empty_prompt(task))
         prior_N = node_priors(model, input_ids_1S, attention_mask_1S, task.trie)
     return task._replace(trie=task.trie.scored(-weight * prior_N.float()))

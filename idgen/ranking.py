@@ -13,10 +13,12 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fedecider.bounds import Precision
 from fedecider.evaluation.metrics import NOT_RANKED, positions_from_scores
 from fedecider.evaluation.split import history
 from idgen.candidates import trie_log_probs
 from idgen.decode import constrained_beam_search, item_positions
+from idgen.precision import autocast
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Split, Task, eval_batches
 from idgen.trie import Trie
@@ -30,7 +32,7 @@ def rank_task(
     users: Tensor | None,
     ranking: RankingConfig,
     drop_seen: bool,
-    precision: str,
+    precision: Precision,
     device: torch.device,
     share: tuple[int, int] = (0, 1),
 ) -> Tensor:
@@ -44,7 +46,7 @@ def rank_task(
     for user_B, input_ids, attention_mask, target_B in islice(batches, share[0], None, share[1]):
         seen = [history(task.sequences[user], split) if drop_seen else [] for user in user_B.tolist()]
         prompt = (input_ids.to(device), attention_mask.to(device), trie)
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        with autocast(device, precision):
             if ranks_all(trie):
                 item_BI = torch.arange(len(trie), device=device).expand(len(user_B), -1)
                 found_B = _exact_positions(trie_log_probs(model, *prompt, item_BI).cpu(), target_B.cpu(), seen)

@@ -29,14 +29,11 @@ from fedecider.bounds import (
 )
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import TokenBatch, num_samples_of
+from idgen.precision import autocast
 
 LossFn = Callable[[TokenBatch], Tensor]
 OnStep = Callable[[int, int, str], None]
 """done, total, note: called after every step."""
-
-# Of the kernels for attention in half precision, cuDNN's comes first on Hopper GPUs. It builds a plan for every new shape,
-# and every batch has one of its own; since PyTorch 2.11 its gradients can be NaN beside a mask (pytorch#196678).
-torch.backends.cuda.enable_cudnn_sdp(False)
 
 MAX_LOGITS = 2**26
 """Logits that exist at a time in training: 256 MiB in fp32, and as much for their gradients."""
@@ -64,7 +61,8 @@ class BackboneTraining:
         dropout: The dropout while training; if not given, it is the model's own.
         label_smoothing: The share of the target probability that is spread over the vocabulary.
         clip_norm: The largest gradient norm over all parameters; 0 for no clipping.
-        precision: The number format: "fp32", or "bf16" for bfloat16 autocast with fp32 weights.
+        precision: The number format: "fp32", "bf16" for bfloat16 autocast with fp32 weights, or "auto", what is faster
+            on the machine.
         gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
             kept: less memory, about a third more time.
         evaluate_every: The number of steps between two validations; 0 validates at the end of every epoch.
@@ -264,7 +262,7 @@ def train_steps(
             break
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         set_rates(optimizer, learning_rate_factor(step, total_steps, config))
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+        with autocast(device, config.precision):
             loss = loss_fn(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

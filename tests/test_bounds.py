@@ -115,7 +115,7 @@ def test_what_is_within_the_bounds_is_taken_as_it_is(right):
         ("start", -math.inf, "got start -inf, expected"),
         ("clip", 0.0, "got clip 0.0, expected above 0 or null"),
         ("clip", "1", "got clip '1', expected a number or null"),
-        ("precision", "fp16", "got precision 'fp16', expected fp32 or bf16: fp16 overflows in T5"),
+        ("precision", "fp16", "got precision 'fp16', expected fp32, bf16 or auto: fp16 overflows in T5"),
         ("kind", "words", "got kind 'words', expected word, phrase or unigram"),
         ("kind", None, "got kind None, expected word, phrase or unigram"),
         ("order", "left", "got order 'left', expected up or down or null"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedecider.federation.registry import may_be_name
 from fedecider.llm.alternatives import as_taken, choices
@@ -21,6 +25,7 @@ from fedecider.running.cli import build_parser, field_names, from_plain, parse, 
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder
 from fedecider.running.yaml_file import PACKAGE, load_yaml, settings_file
+from idgen.precision import bf16_speedup, fastest
 from idgen.ranking_config import RankingConfig
 
 COMMON = (
@@ -82,7 +87,7 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
     found = parse(parser, words, *classes)
-    settings, others = Settings(*found[len(beside) :]), found[: len(beside)]
+    settings, others = _with_precision(Settings(*found[len(beside) :])), found[: len(beside)]
     for one in choices(settings):
         _check_output_rate(one)
     templates = settings.run.pretrain.samples.templates
@@ -97,6 +102,35 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
             "the later one wins"
         )
     return settings, others
+
+
+def _with_precision(settings: Settings) -> Settings:
+    """``auto`` as what it means on this machine, so that stages and runs are kept under it; and a word about bf16."""
+    training, run = settings.training, settings.run
+    asked = {training.precision, run.distill.precision, run.pretrain.train.precision}
+    if asked == {"fp32"}:
+        return settings
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen, speedup = fastest(device_type), bf16_speedup(device_type)
+    words = f"{speedup:.1f} times faster" if speedup >= 1 else f"{1 / speedup:.1f} times slower"
+    if "auto" in asked:
+        _tell(f"precision auto is {chosen}: products of matrices are {words} in bf16 than in fp32 here")
+    if "bf16" in asked and speedup < 1:
+        _tell(f"warning: precision bf16 is {words} than fp32 on this machine; set it to fp32 or auto")
+
+    def settle(config: Any) -> Any:
+        return replace(config, precision=chosen) if config.precision == "auto" else config
+
+    pretrain = replace(run.pretrain, train=settle(run.pretrain.train))
+    run = replace(run, pretrain=pretrain, distill=settle(run.distill))
+    return settings._replace(training=settle(training), run=run)
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    """On stderr, by the first process, once."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr)
 
 
 def _check_output_rate(settings: Settings) -> None:

@@ -18,6 +18,7 @@ from fedecider.evaluation.split import target as held_out
 from fedecider.federation.streams import stream
 from fedecider.methods.recommender import ClientModels
 from idgen.decode import constrained_beam_search, item_positions
+from idgen.precision import autocast
 from idgen.ranking import ranks_all
 from idgen.samples import eval_batches
 
@@ -43,7 +44,7 @@ def decode_examples(recommender: ClientModels, client: int, domain: Domain, prot
     num_beams = len(task.trie) if ranks_all(task.trie) else ranking.num_beams
     found = {}
     for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size, users):
-        with torch.autocast(device.type, torch.bfloat16, enabled=recommender.training.precision == "bf16"):
+        with autocast(device, recommender.training.precision):
             item_BK, _ = constrained_beam_search(
                 recommender.model,
                 input_ids.to(device),

@@ -11,14 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedecider.bounds import Precision
 from fedecider.memory.memory import Histories, ModelScores
 from idgen.candidates import trie_log_probs
 from idgen.decode import constrained_beam_search
+from idgen.precision import autocast
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, encode_histories
 
 
-def model_scores(model: Any, task: Task, ranking: RankingConfig, precision: str, device: torch.device) -> ModelScores:
+def model_scores(
+    model: Any, task: Task, ranking: RankingConfig, precision: Precision, device: torch.device
+) -> ModelScores:
     """``model`` as it is loaded when it is asked. Where every ID is one token the whole catalogue costs one step."""
     trie = task.trie.to(device)
 
@@ -35,7 +39,7 @@ def model_scores(model: Any, task: Task, ranking: RankingConfig, precision: str,
     def log_probs(histories: Histories, item_BM: Tensor, temperature: float) -> Tensor:
         score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
         for rows in batches(histories):
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            with autocast(device, precision):
                 asked = (*prompts(histories, rows), trie, item_BM[rows].to(device), temperature)
                 score_BM[rows] = trie_log_probs(model, *asked).cpu()
         return score_BM
@@ -47,7 +51,7 @@ def model_scores(model: Any, task: Task, ranking: RankingConfig, precision: str,
             alike = np.flatnonzero(np.array(room) == num_beams)
             for part in batches([histories[row] for row in alike.tolist()]):
                 rows = alike[part]
-                with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                with autocast(device, precision):
                     asked = (*prompts(histories, rows), trie)
                     found_BK, _ = constrained_beam_search(
                         model, *asked, num_beams=num_beams, length_penalty=ranking.length_penalty

@@ -27,6 +27,7 @@ from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, t
 from fedecider.methods.recommender import ClientModels
 from fedecider.tuning.space import Real, Space, Whole
 from idgen.backbones.family import num_targets
+from idgen.precision import autocast
 from idgen.training import sequence_loss
 
 VIEWS = ("fused", "global", "personal")
@@ -208,10 +209,9 @@ def _token_loss(recommender: ClientModels, batches: list[dict[str, Tensor]]) -> 
     """Mean cross-entropy per target token of the model as it is loaded, without dropout."""
     recommender.model.eval()
     total, count = 0.0, 0
-    enabled = recommender.training.precision == "bf16"
     for batch in batches:
         num_tokens = num_targets(batch)
-        with torch.autocast(recommender.device.type, torch.bfloat16, enabled=enabled):
+        with autocast(recommender.device, recommender.training.precision):
             total += float(sequence_loss(recommender.model, batch)) * num_tokens
         count += num_tokens
     return total / count

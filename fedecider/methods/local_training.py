@@ -18,6 +18,7 @@ from fedecider.methods.private_training import draw_users, private_steps
 from fedecider.methods.recommender import ClientModels
 from fedecider.methods.sharded import deepspeed_steps
 from idgen.backbones.family import every_nth_row, num_targets
+from idgen.precision import autocast
 from idgen.quantized import check_trainable
 from idgen.training import checkpointed, decay, keep_full_rates, sequence_loss, set_rates
 
@@ -165,7 +166,7 @@ def _step(
 ) -> Tensor:
     device, settings = recommender.device, recommender.training
     optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+    with autocast(device, settings.precision):
         loss = _gradients(recommender, trained, inputs)
     for parameter, anchor in zip(trained, anchors, strict=False):  # alpha comes last and has no anchor
         if parameter.grad is not None:

@@ -21,6 +21,7 @@ from fedecider.federation.streams import stream
 from fedecider.federation.wire import only_rows
 from fedecider.methods.recommender import ClientModels, UserPrivacy
 from idgen.backbones.family import TokenBatch
+from idgen.precision import autocast
 from idgen.training import keep_full_rates, sequence_loss, set_rates
 
 
@@ -121,7 +122,7 @@ def _add_user(
     """Add one user's bounded gradient to ``total``; returns the loss."""
     device, precision = recommender.device, recommender.training.precision
     inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+    with autocast(device, precision):
         loss = sequence_loss(recommender.model, inputs)
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     norms = [gradient.norm() for gradient in gradients if gradient is not None]

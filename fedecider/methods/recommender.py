@@ -93,8 +93,8 @@ class LocalTraining:
             item IDs are one token each. Then adapters of the output have no part in other catalogues, of which
             no rows travel.
         clip_norm: The largest global norm of a step's gradient.
-        precision: The number format: fp32, or bf16 for autocast of the frozen base; adapters and fusion weights are
-            fp32 in both.
+        precision: The number format: fp32, bf16 for autocast of the frozen base, or auto, what is faster on the
+            machine; adapters and fusion weights are fp32 in all of them.
         gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
             kept: less memory, about a third more time.
         user_privacy: Bounded gradients and noise that hide each single user of a client.

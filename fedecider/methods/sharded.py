@@ -17,9 +17,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from fedecider.bounds import Precision
 from fedecider.lora.tied_table import adapted_embeddings
 from fedecider.methods.recommender import LocalTraining
 from idgen.backbones.families import unwrap
+from idgen.precision import autocast
 from idgen.quantized import quantize_of
 from idgen.training import keep_full_rates, sequence_loss, set_rates
 
@@ -27,12 +29,12 @@ from idgen.training import keep_full_rates, sequence_loss, set_rates
 class Objective(nn.Module):
     """The loss as a module that knows all that is trained: DeepSpeed wraps modules, and finds parameters in them."""
 
-    def __init__(self, model: nn.Module, alpha: nn.Parameter | None, precision: str) -> None:
+    def __init__(self, model: nn.Module, alpha: nn.Parameter | None, precision: Precision) -> None:
         super().__init__()
         self.model, self.alpha, self.precision = model, alpha, precision
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast(batch["input_ids"].device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with autocast(batch["input_ids"].device, self.precision):
             return sequence_loss(self.model, batch)
 
 

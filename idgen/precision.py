@@ -1,0 +1,59 @@
+"""bf16 autocast: where a forward pass runs in it, and whether this machine is faster with it."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedecider.bounds import Precision
+
+# Of the kernels for attention in half precision, cuDNN's comes first on Hopper GPUs. It builds a plan for every new
+# shape, and every batch has its own; since PyTorch 2.11 its gradients can be NaN beside a mask (pytorch#196678).
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+PAYS = 1.25
+"""How many times as fast products have to be in bf16 for its rounding to be worth it."""
+_SIZES = {"cpu": 512, "cuda": 4096}
+"""Rows and columns: a wide layer; what fills a GPU."""
+_TIMES = 5
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """The context of a forward pass: bf16 over fp32 weights, or fp32; ``auto`` is what `fastest` says."""
+    found = fastest(device.type) if precision == "auto" else precision
+    return torch.autocast(device.type, torch.bfloat16, enabled=found == "bf16")
+
+
+def fastest(device_type: str) -> Precision:
+    """bf16 where its products are at least `PAYS` times as fast as those of fp32, else fp32."""
+    return "bf16" if bf16_speedup(device_type) >= PAYS else "fp32"
+
+
+@functools.cache
+def bf16_speedup(device_type: str) -> float:
+    """How many times as fast a linear layer is in bf16 as in fp32, measured once a process: the best of five products.
+
+    Below 1 on processors without instructions for bf16, by far.
+    """
+    size = _SIZES[device_type]
+    fp32, bf16 = (_product_s(torch.ones(size, size, device=device_type, dtype=dtype)) for dtype in _FORMATS)
+    return fp32 / bf16
+
+
+_FORMATS = (torch.float32, torch.bfloat16)
+
+
+def _product_s(square_NN: Tensor) -> float:
+    """Seconds of the fastest product; the first one is not counted."""
+    found = []
+    for _ in range(_TIMES + 1):
+        started = time.perf_counter()
+        product_NN = F.linear(square_NN, square_NN)
+        if product_NN.is_cuda:
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return min(found[1:])

@@ -11,6 +11,7 @@ from fedecider.baselines.text_neighbours import text_and_count_scores, text_neig
 from fedecider.comparison import baselines as comparison
 from fedecider.comparison.baselines import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
 from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
 from fedecider.evaluation.protocols import rank_held_out
 from fedecider.evaluation.statistics import Interval
 from fedecider.llm.baselines import COUNTS, STUDENT, TEACHER, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
@@ -70,6 +71,15 @@ def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
         for name in NAMES:
             assert before[label][name][0] == after[label][name][0]
             assert not torch.equal(before[label][name], after[label][name])  # the places of the changed items differ
+
+
+def test_a_catalogue_counts_once_however_many_companies_have_it(domains, tmp_path):
+    silos = share_out(domains, 3, None, 0)
+    alone = comparison._text_starts(domains, "tfidf", tmp_path, 8)
+    unequal = {name: silo for name, silo in silos.items() if name.startswith("crime.") or name == "comics.1"}
+    assert len(unequal) == 4
+    for name, start in comparison._text_starts(unequal, "tfidf", tmp_path, 8).items():
+        assert torch.equal(start.vector_ID, alone[name.partition(".")[0]].vector_ID)
 
 
 def row(label, score):

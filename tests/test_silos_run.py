@@ -290,6 +290,19 @@ def test_rows_of_the_own_catalogue_are_all_that_travels(folder):
         assert second["down"]["lm_head.lora_b"] == 4 * 2 * sum(rows)
 
 
+def test_walks_need_no_more_dimensions_than_the_texts_have(tmp_path):
+    """A backbone that does not start from texts has a width of its own; only which items are near is asked of them."""
+    samples = dataclasses.replace(SENTENCES.samples, walk_share=0.3)
+    wide = dataclasses.replace(SENTENCES.backbone, d_model=1024)
+    for backbone in (SENTENCES.backbone, wide):
+        pretrain = dataclasses.replace(SENTENCES, samples=samples, text_encoder="tfidf", backbone=backbone)
+        made = foundation.begin(RunConfig(cache=str(tmp_path), pretrain=pretrain), WHOLE, CPU)
+        assert {name: len(vector_ID) for name, vector_ID in made.vectors.items()} == {
+            name: len(domain.item_keys) for name, domain in WHOLE.items()
+        }
+        assert all(ids.neighbours is not None for ids in made.ids.values())
+
+
 def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     """Prompts of real tasks, with every token that they hold; else a change would be lost on its way."""
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)

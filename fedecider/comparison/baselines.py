@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
-from fedecider.data.domain import Domain
+from fedecider.data.domain import Domain, by_catalogue
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import read_json, write_json
@@ -93,9 +93,11 @@ def _valid(folder: Path) -> float:
 
 def _text_starts(domains: Mapping[str, Domain], encoder: str, cache: Path, width: int) -> dict[str, TextStart]:
     """By domain; the texts of a small catalogue may span fewer dimensions than the table has."""
-    vectors = item_vectors(encoded_texts(domains, encoder, str(cache)), width, zero_fill=True)
+    encoded = encoded_texts(domains, encoder, str(cache))
+    once = {catalogue: encoded[domain.name] for catalogue, domain in by_catalogue(domains).items()}
+    vectors = item_vectors(once, width, zero_fill=True)
     source = [encoder_digest(encoder), *(domain.content_hash() for domain in domains.values())]
-    return {name: TextStart(vector_ID, source) for name, vector_ID in vectors.items()}
+    return {name: TextStart(vectors[domain.catalogue], source) for name, domain in domains.items()}
 
 
 def _trained(

@@ -123,8 +123,12 @@ class PretrainConfig:
     @property
     def needs_item_vectors(self) -> bool:
         """Whether stage 1 reads vectors of the item texts."""
-        text_start = self.backbone.name_or_path is None and self.backbone.embedding_init == "text"
-        return text_start or self.samples.walk_share > 0.0
+        return self.has_text_start or self.samples.walk_share > 0.0
+
+    @property
+    def has_text_start(self) -> bool:
+        """Whether the table of a backbone from scratch starts as vectors of the item texts."""
+        return self.backbone.name_or_path is None and self.backbone.embedding_init == "text"
 
 
 @dataclass(frozen=True)

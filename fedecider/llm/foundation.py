@@ -179,7 +179,8 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     vectors, projection = {}, None
     if settings.needs_item_vectors:
         encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
-        projection = text_projection(encoded, settings.backbone.d_model)
+        fewer = not settings.has_text_start  # no table has to be filled: neighbours are found in fewer dimensions too
+        projection = text_projection(encoded, settings.backbone.d_model, zero_fill=fewer)
         vectors = {name: projection.rows(name, text_IE) for name, text_IE in encoded.items()}
     walks = settings.samples.walk_share > 0.0
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}

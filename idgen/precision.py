@@ -44,6 +44,11 @@ def bf16_speedup(device_type: str) -> float:
     return fp32 / bf16
 
 
+def in_words(speedup: float) -> str:
+    """Of `bf16_speedup`: 2.0 times faster, or 50.0 times slower."""
+    return f"{speedup:.1f} times faster" if speedup >= 1 else f"{1 / speedup:.1f} times slower"
+
+
 _FORMATS = (torch.float32, torch.bfloat16)
 
 

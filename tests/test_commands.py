@@ -85,6 +85,7 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(capsys, monkeypatch, 
     assert ".[gpu]" in out  # no markup
     found = {one.what: one for one in doctor.examined()}
     assert "pip install '.[gpu]'" in found["extra gpu"].missing
+    assert " than fp32 here" in found["precision auto"].found
     assert (found["extra dp"].found, found["extra dp"].missing) == ("not known", "")  # it asks for nothing here
     assert main(["doctor", "--frob"]) == 2
     assert "error: got --frob, expected no options" in capsys.readouterr().err

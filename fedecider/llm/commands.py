@@ -25,7 +25,7 @@ from fedecider.running.cli import build_parser, field_names, from_plain, parse, 
 from fedecider.running.damage import damage_names
 from fedecider.running.run_folder import RunFolder
 from fedecider.running.yaml_file import PACKAGE, load_yaml, settings_file
-from idgen.precision import bf16_speedup, fastest
+from idgen.precision import bf16_speedup, fastest, in_words
 from idgen.ranking_config import RankingConfig
 
 COMMON = (
@@ -112,7 +112,7 @@ def _with_precision(settings: Settings) -> Settings:
         return settings
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     chosen, speedup = fastest(device_type), bf16_speedup(device_type)
-    words = f"{speedup:.1f} times faster" if speedup >= 1 else f"{1 / speedup:.1f} times slower"
+    words = in_words(speedup)
     if "auto" in asked:
         _tell(f"precision auto is {chosen}: products of matrices are {words} in bf16 than in fp32 here")
     if "bf16" in asked and speedup < 1:

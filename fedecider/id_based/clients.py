@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.baselines.sasrec import training_sequences
 from fedecider.data.domain import Domain, by_catalogue
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, rank_held_out
 from fedecider.federation.method import Block
@@ -32,6 +33,16 @@ class Client(NamedTuple):
     """Its catalogue in a table of all catalogues."""
     person_U: Tensor
     """int64, who a user is among all persons; users of one key in several domains are one person."""
+
+    def packed(self, max_length: int) -> tuple[Tensor, Tensor]:
+        """Own train parts and public sequences, packed (`fedecider.baselines.sasrec.training_sequences`).
+
+        ``ValueError``, with the client's name, where none of them has two events.
+        """
+        try:
+            return training_sequences(self.sequences, self.num_items, self.public, max_length)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from error
 
 
 class IdClients(NamedTuple):

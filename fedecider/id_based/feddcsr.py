@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.baselines.sasrec import is_event, pack, softmax_gradient, training_sequences
+from fedecider.baselines.sasrec import is_event, pack, softmax_gradient
 from fedecider.bounds import Depth, Epochs, NotNegative, OneOrMore, Positive, ShareBelow1, Width, check
 from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.evaluation.split import history, train_part
@@ -333,7 +333,7 @@ def _of_batch(data: Histories, row_B: Tensor, known: References | None, config: 
 
 
 def _histories(client: Client, config: FeddcsrConfig, device: torch.device) -> Histories:
-    item_SL, length_S = training_sequences(client.sequences, client.num_items, client.public, config.max_length)
+    item_SL, length_S = client.packed(config.max_length)
     parts = [list(part) for part in (*map(train_part, client.sequences), *client.public)]
     of_clients = [int(person) for person, part in zip(client.person_U, parts, strict=False) if len(part) > 1]
     person_S = torch.full((len(length_S),), -1)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.sasrec import Sasrec, SasrecConfig, make_optimizer, run_epoch, scores, start_model
-from fedecider.baselines.sasrec import training_sequences as packed
 from fedecider.bounds import Depth, Epochs, NotNegative, OneOrMore, Positive, ShareBelow1, Width, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -121,7 +120,7 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
     federation is FedAvg. Differs: clients step with Adam, whose moments they keep; rows are averaged over holders.
     """
     told = SHARED[config.share]
-    data = [packed(client.sequences, client.num_items, client.public, config.max_length) for client in clients]
+    data = [client.packed(config.max_length) for client in clients]
     starts = [
         _parameters(start_model(client.num_items, config.model, clients.seed))
         for client in clients.first_of_catalogue()

@@ -82,6 +82,13 @@ def test_clients_weigh_by_their_sequences_or_alike():
         assert updated(method, 1, block, *method.init())[1].weights.tolist() == expected
 
 
+def test_a_client_without_a_pair_of_events_is_named(monkeypatch):
+    monkeypatch.setitem(PUBLIC, "songs", {})
+    clients = tiny_clients(histories={**APART, "songs.1": {"dan": [4, 1, 2], "eve": [3, 2, 0]}})
+    with pytest.raises(ValueError, match=r"^songs.1: got no train part of two events"):
+        fedsasrec(clients, SMALL)
+
+
 def test_a_table_that_nobody_else_holds_may_stay_or_travel():
     clients = tiny_clients(histories=APART)
     sent, _ = run(fedsasrec(clients, replace(SMALL, share="all")), clients)

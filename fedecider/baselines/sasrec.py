@@ -165,7 +165,7 @@ def training_sequences(
     parts = [part for part in (*map(train_part, sequences), *extra) if len(part) > 1]
     if not parts:
         raise ValueError(
-            "got no train part of two events, expected at least one: sequences need a user of four events, or a public one of two"
+            "got no train part of two events, expected at least one: a user of four events, or a public one of two"
         )
     item_SL, length_S = pack(parts, max_length + 1)
     if item_SL.min() < 0 or item_SL.max() >= num_items:

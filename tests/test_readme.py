@@ -56,7 +56,10 @@ def test_every_command_is_understood(document, words, monkeypatch, capsys):
         pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
         monkeypatch.chdir(REPOSITORY)
         command, *options = call[1]
-        assert main("deploy", [command, "--help"]) == 0
+        place = options.index("--method") if "--method" in options else len(options)
+        method = options[place : place + 2]  # the tracks have other options
+        for help_of in (("deploy", [command, *method, "--help"]), ("federate", [*method, "--help"])):
+            assert main(*help_of) == 0
         told = capsys.readouterr().out
         assert all(word in told for word in options if word.startswith("--")), f"{document}: {options}"
     else:

@@ -131,7 +131,7 @@ def test_a_party_reads_its_own_file(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("dance",), "expected one of provision, simulate, start"),
+        (("dance",), "expected one of publish, provision, prepare"),
         (("start", "--kit", "nowhere", "--party", "nothing.yaml"), "no startup kit"),
         (("provision", "--output", "x"), "arguments are required: --host"),
         (("submit", "--kit", "nowhere"), "required: --project"),

@@ -19,6 +19,7 @@ PAYS = 1.25
 """How many times as fast products have to be in bf16 for its rounding to be worth it."""
 _SIZES = {"cpu": 512, "cuda": 4096}
 """Rows and columns: a wide layer; what fills a GPU."""
+_FORMATS = (torch.float32, torch.bfloat16)
 _TIMES = 5
 
 
@@ -47,9 +48,6 @@ def bf16_speedup(device_type: str) -> float:
 def in_words(speedup: float) -> str:
     """Of `bf16_speedup`: 2.0 times faster, or 50.0 times slower."""
     return f"{speedup:.1f} times faster" if speedup >= 1 else f"{1 / speedup:.1f} times slower"
-
-
-_FORMATS = (torch.float32, torch.bfloat16)
 
 
 def _product_s(square_NN: Tensor) -> float:

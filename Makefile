@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: venv demo test check lint format slow docs docs-serve notebooks clean
+.PHONY: venv demo fast test check lint format slow docs docs-serve notebooks clean
 
 venv: $(VENV)/.installed
 
@@ -20,6 +20,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: venv
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		scripts/federate.py --domains crime,comics,children
+
+fast: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not gpu and not whole'
 
 test: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -20,6 +20,8 @@ from fedecider.llm.commands import parse_settings, recorded_settings
 from fedecider.llm.config import RunConfig
 from fedecider.llm.privacy import check_privacy
 
+pytestmark = pytest.mark.whole
+
 LAYERS = {"lora_targets": "table,attention", "learning_rate": 1e-3, "output_rate": 2.0}
 WRECKS = {"lora_targets": "table", "learning_rate": 3.0}
 """Leaves nothing of the student in a round."""

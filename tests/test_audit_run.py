@@ -15,6 +15,8 @@ from fedecider.audit.config import AuditConfig
 from fedecider.audit.outcome import epsilon_of
 from fedecider.federation.streams import stream
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -22,6 +22,8 @@ from fedecider.comparison.table import latex_table
 from fedecider.evaluation.statistics import Interval
 from fedecider.report.rows import ResultRow
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUNS = {
     "domains": "crime,comics",

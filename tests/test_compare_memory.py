@@ -16,6 +16,8 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.llm.commands import parse_settings
 from fedecider.running.run_folder import RunFolder
 
+pytestmark = pytest.mark.whole
+
 NUM_USERS = 40
 USERS = [f"u{number}" for number in range(NUM_USERS)]
 BASELINES = ["zero-shot student", "popularity", "memory", "memoriser"]

@@ -15,6 +15,8 @@ from fedecider.testing import EMBEDDING_CONTRACT, LLM_CONTRACT, bench_of, check_
 sys.path.insert(0, str(EXAMPLE))
 from fedecider_interpolated import fedbias, interpolated
 
+pytestmark = pytest.mark.whole
+
 MUTANTS = {"llm": {}, "embedding": {}}
 """Track -> name of a part of the contract, and what is wrong -> entry, pattern of the sentence."""
 

@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from fedecider.llm.recommender import Recommender
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 DEMO = REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml"
 

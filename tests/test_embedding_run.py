@@ -24,6 +24,8 @@ from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def ratings(tmp_path_factory):

@@ -18,6 +18,8 @@ from fedecider.federation.record import read_json
 from fedecider.methods import METHODS as LLM
 from fedecider.running.yaml_file import PACKAGE
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys

@@ -30,6 +30,8 @@ from idgen.soft_ids import SoftIdConfig
 from idgen.tokenizer import load_tokenizer
 from idgen.training import BackboneTraining
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

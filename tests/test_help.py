@@ -15,6 +15,8 @@ import pytest
 from embedding_fr.methods import BUILT_IN as EMBEDDING_METHODS
 from fedecider.methods import BUILT_IN as LLM_METHODS
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCREEN = 46
 """Lines that the description and the first group may take at 80 columns."""

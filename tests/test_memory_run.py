@@ -17,6 +17,8 @@ from fedecider.federation.streams import stream
 from fedecider.llm.recommender import Recommender
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

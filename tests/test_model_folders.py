@@ -26,6 +26,8 @@ from idgen.quantized import quantize_of
 from idgen.samples import empty_prompt
 from idgen.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 (DOMAIN,) = sample_domains(["crime"]).values()
 TOKENIZER = byte_level_tokenizer(DOMAIN.item_texts)

@@ -29,6 +29,8 @@ from idgen.text_vectors import text_projection, token_vectors
 from idgen.tokenizer import train_tokenizer
 from idgen.training import BackboneTraining
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 TABLE = "model.embed_tokens.weight"
 CRIME = sample_domains(("crime",))["crime"]

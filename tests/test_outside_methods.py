@@ -14,6 +14,8 @@ from fedecider.methods import BUILT_IN
 from fedecider.methods import METHODS as LLM
 from fedecider.running.yaml_file import PACKAGE
 
+pytestmark = pytest.mark.whole
+
 GOOD_LLM = "from fedecider.methods import BUILT_IN\nMETHOD = BUILT_IN['fedavg']\n"
 GOOD_EMBEDDING = "from embedding_fr.methods import BUILT_IN\nMETHOD = BUILT_IN['fedmf']\n"
 BROKEN = {

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("fedecider", "idgen", "distill", "embedding_fr")
 BESIDE = {

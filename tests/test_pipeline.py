@@ -24,6 +24,8 @@ from fedecider.llm.manifest import write_manifest
 from fedecider.llm.recommender import Recommender
 from idgen.samples import empty_prompt, encode_histories
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = {
     "num_rounds": 3,

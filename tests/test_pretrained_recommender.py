@@ -24,6 +24,8 @@ from fedecider.memory.contexts import new_contexts
 from fedecider.memory.memory import rank
 from fedecider.memory.store import TENSOR_FILE, load_memory
 
+pytestmark = pytest.mark.whole
+
 EXPERTS = {"counts", "text", "agreement", "model", "consensus", "uniform"}
 
 

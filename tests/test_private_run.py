@@ -13,6 +13,8 @@ from fedecider.federation.privacy import PrivacyConfig
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.privacy import check_privacy, check_shared_noise, privacy_data, privacy_notes
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOISE = ("--privacy.clip", "2", "--privacy.noise_scale", "1")
 USERS = ("--user_privacy.clip", "0.1", "--user_privacy.noise_scale", "1")

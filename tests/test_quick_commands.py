@@ -9,6 +9,8 @@ import pytest
 
 from fedecider.llm.recommender import Recommender
 
+pytestmark = pytest.mark.whole
+
 MODELS = ("transformers", "peft", "accelerate", "torch._dynamo", "torch.distributed.tensor")
 TABLES = ("datasets", "pandas", "polars", "pyarrow", "sklearn", "numba", "scipy.stats")
 OTHERS = ("plotly", "optuna", "fastapi", "uvicorn", "opacus", "nvflare", "sentence_transformers", "matplotlib")

@@ -15,6 +15,8 @@ from fedecider.llm.pretrained_folder import find_source
 from fedecider.llm.recommender import Recommender
 from fedecider.memory.store import SETTINGS_FILE
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def parts(run, tmp_path):

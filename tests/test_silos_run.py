@@ -42,6 +42,8 @@ from idgen.samples import eval_batches, train_batches
 from idgen.training import BackboneTraining
 from idgen.walks import nearest_items as near
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 NUM_CLIENTS, NUM_PUBLIC = 60, 40

@@ -20,6 +20,8 @@ from fedecider.llm import tune as llm_tune
 from fedecider.llm.commands import parse_settings
 from fedecider.running.yaml_file import PACKAGE
 
+pytestmark = pytest.mark.whole
+
 DEMO = PACKAGE / "configs" / "demo_causal.yaml"
 
 

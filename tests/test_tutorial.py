@@ -20,6 +20,8 @@ import pytest
 from fedecider.commands.main import COMMANDS
 from fedecider.commands.main import main as command
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^## (?P<heading>[^\n]*)$|^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.S | re.M)
 SHORT = "--num_rounds 1 --local_epochs 1 --num_threads 1 --num_eval_users 20 --pretrain.train.max_steps 20"

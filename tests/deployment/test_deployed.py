@@ -21,6 +21,8 @@ from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings
 from fedecider.methods import BUILT_IN as METHODS
 
+pytestmark = pytest.mark.whole
+
 NAMES = ("crime", "comics", "children")
 SETTINGS: dict[str, dict] = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"alpha_init": "auto"}}
 FEDERATED = [name for name, method in METHODS.items() if not method.pooled]

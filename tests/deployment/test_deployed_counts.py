@@ -29,6 +29,8 @@ from fedecider.memory import others
 from fedecider.memory.config import MemoryConfig
 from fedecider.memory.counts import no_counts
 
+pytestmark = pytest.mark.whole
+
 CONFIGS = Path(__file__).resolve().parents[2] / "fedecider" / "configs"
 RUN = RunConfig(seed=5, memory=MemoryConfig(kind="mixture"))
 NAMES = list(SHOPS)

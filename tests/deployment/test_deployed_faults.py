@@ -18,6 +18,8 @@ from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.llm.federate import carries_update
 
+pytestmark = pytest.mark.whole
+
 
 def played(name, folder, *faults, rounds=2, deadline_s=0.0, sums=None):
     sites = [site_of(name, client, folder, sums=sums) for client in range(3)]

@@ -13,6 +13,8 @@ from fedecider.deployment.server import DeploymentConfig
 from fedecider.federation.privacy import PrivacyConfig, protector
 from fedecider.llm.commands import parse_settings
 
+pytestmark = pytest.mark.whole
+
 CONFIG = PrivacyConfig(clip=0.5, noise_scale=1.0)
 
 

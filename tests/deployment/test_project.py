@@ -22,6 +22,8 @@ from fedecider.llm.commands import parse_settings
 from fedecider.llm.setup import without_users
 from fedecider.running.launch import start
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ("crime", "comics")
 CPU = torch.device("cpu")

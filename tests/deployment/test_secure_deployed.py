@@ -12,6 +12,8 @@ from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
+pytestmark = pytest.mark.whole
+
 SUMS = SecureSums(5, 0.6)
 
 

@@ -12,6 +12,8 @@ from fedecider.data.sample import sample_domains
 from fedecider.deployment.project import make_project, own_domain, party, read_project
 from fedecider.llm.commands import parse_settings
 
+pytestmark = pytest.mark.whole
+
 COLUMNS = ("--user", "customer", "--item", "sku", "--time", "at")
 NAMES = ("shop.north", "shop.south")
 

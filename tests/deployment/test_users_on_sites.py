@@ -40,6 +40,8 @@ from fedecider.federation.wire import dense
 from fedecider.report.rows import view_labels
 from fedecider.running import memory
 
+pytestmark = pytest.mark.whole
+
 USERS = [f"person-{number}" for number in range(len(SEQUENCES))]
 ITEMS = [f"item-{number:02}" for number in range(NUM_ITEMS)]
 TOY = Interactions("toy", USERS, ITEMS, [""] * NUM_ITEMS, SEQUENCES, None, {})

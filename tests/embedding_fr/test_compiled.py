@@ -19,6 +19,8 @@ from embedding_fr.sampling import draw_examples, round_examples, shuffled
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import Optimiser
 
+pytestmark = pytest.mark.whole
+
 FAST = {"learning_rate": 0.1, "item_learning_rate": 0.05}
 CODE_RATES = {"learning_rate": 0.2, "item_learning_rate": 2.0}
 STEPS = [

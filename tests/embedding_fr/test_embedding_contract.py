@@ -11,6 +11,8 @@ from embedding_fr.reference import REFERENCES
 from fedecider.federation.state import is_mapped
 from fedecider.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
 
+pytestmark = pytest.mark.whole
+
 VARIANTS: dict[str, list[dict]] = {
     "colr": [{"rank": 1}, {"rank": 2, "mean": "clients"}],
     "fedcia": [{"low_pass": "server"}, {"low_pass": "server", "num_vectors": 3, "encoding": "items"}],

@@ -16,6 +16,8 @@ from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Upload
 from fedecider.methods import BUILT_IN as METHODS
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ["crime", "comics", "children"]
 

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from test_rounds import run
 
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import Recorder, write_json
+
+pytestmark = pytest.mark.whole
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -8,6 +8,8 @@ from slow import slow
 from fedecider.id_based import METHODS
 from fedecider.testing import ID_CONTRACT, IdBench
 
+pytestmark = pytest.mark.whole
+
 SMALL = {"embedding_size": 8, "num_layers": 1, "batch_size": 3, "max_length": 5}
 VARIANTS = {
     "fedsasrec": [

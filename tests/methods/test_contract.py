@@ -20,6 +20,8 @@ from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.testing import LLM_CONTRACT, LlmBench
 
+pytestmark = pytest.mark.whole
+
 FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
 TOY_SETTINGS: dict[str, dict] = {
     "fdlora": {"sync_every": 2, "num_evaluations": 3},

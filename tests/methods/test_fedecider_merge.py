@@ -18,6 +18,8 @@ from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.testing import LLM_CONTRACT, LlmBench
 
+pytestmark = pytest.mark.whole
+
 MERGE = {"alpha_init": "auto", "own_slot": "raw", "alpha_per": "module", "alpha_peers": 1.0, "merge": True}
 
 

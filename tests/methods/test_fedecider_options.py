@@ -17,6 +17,8 @@ from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, fedecider, load_vi
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally
 
+pytestmark = pytest.mark.whole
+
 RATE = {"alpha_learning_rate": 0.02}
 
 

@@ -18,6 +18,8 @@ from fedecider.methods.fedecider_start import started
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 
+pytestmark = pytest.mark.whole
+
 NAMES = list(SHIFTS)
 AUTO = {"alpha_init": "auto"}
 

@@ -15,6 +15,8 @@ from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.own_rows import TABLE, common_rows, rows_of_clients, sends_own_rows, travelling_shapes
 
+pytestmark = pytest.mark.whole
+
 FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
 SETTINGS = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"own_slot": "raw", "alpha_init": 0.5}}
 CRIME, COMICS = torch.arange(3, 12), torch.arange(12, 22)

@@ -22,6 +22,8 @@ from fedecider.methods.private_training import draw_users, private_steps, steps_
 from fedecider.methods.recommender import UserPrivacy, Users
 from idgen.training import sequence_loss
 
+pytestmark = pytest.mark.whole
+
 
 def by_users(recommender, data, config, **changes):
     """Training over users of two rows of a client's data each; the last one may have a single row."""

@@ -18,6 +18,8 @@ from fedecider.commands.main import main
 from fedecider.serve.config import Limits
 from fedecider.serve.run import bound_socket
 
+pytestmark = pytest.mark.whole
+
 KEY = "0123456789abcdef"
 
 

@@ -18,6 +18,8 @@ from fedecider.serve.load import load_recommenders
 from fedecider.serve.metrics import Metrics
 from fedecider.serve.service import Kind, Service
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENT = REPOSITORY / "docs" / "serve.md"
 SHELL = re.findall(r"^```sh\n(.*?)^```", DOCUMENT.read_text(), re.S | re.M)

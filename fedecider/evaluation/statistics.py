@@ -17,11 +17,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fedecider.evaluation.bootstrap import CHUNK, bootstrap_alike, counts
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
 
-PERMUTATIONS_PER_TEST = 100  # the smallest p-value that Holm's correction can then leave is 0.01
-CHUNK = 4_000_000  # resampled entries held at once: bounds memory near 100 MB
-DRAWN = 200_000  # draws counted at once: they fit the caches
+PERMUTATIONS_PER_TEST = 400  # the smallest p-value that Holm's correction can then leave is 0.0025
 PerDomain = Mapping[str, Tensor]
 """Domain -> values (S, U), or (U,) for a single run."""
 Persons = Mapping[str, Sequence[str]]
@@ -65,7 +64,7 @@ def bootstrap_means(
     users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
     ``seed_count_RS`` shares one draw of the seeds between domains.
     """
-    return _bootstrap_alike([value_MSU], generator, num_resamples, seed_count_RS)[0]
+    return bootstrap_alike([value_MSU], generator, num_resamples, seed_count_RS)[0]
 
 
 def bootstrap_interval(
@@ -83,7 +82,7 @@ def bootstrap_intervals(
     The draws are most of the time, and each interval is the one that its values alone would get from ``generator``.
     """
     found = {name: _as_SU(value) for name, value in values.items()}
-    resampled = _bootstrap_alike([value_SU[None] for value_SU in found.values()], generator, num_resamples)
+    resampled = bootstrap_alike([value_SU[None] for value_SU in found.values()], generator, num_resamples)
     return {
         name: _interval(value_SU.mean(), mean_R1[:, 0], level)
         for (name, value_SU), mean_R1 in zip(found.items(), resampled, strict=True)
@@ -145,21 +144,7 @@ def paired_permutation_test(
     statistic is the macro mean. Seeds are averaged, not tested: the claim is about users, for these runs. All
     differences of one of the ``persons`` are flipped together.
     """
-    if persons is None:
-        term_U = torch.cat([difference / len(difference) for difference in _differences(first, second)])
-    else:
-        term_U = _by_person(_paired(first, second), persons).mean(0)
-    observed = float(term_U.sum().abs())
-    term_U = term_U[term_U != 0]  # a user without a difference never moves the statistic
-    tolerance = 1e-9 * float(term_U.abs().sum())
-    num_extreme, left = 0, num_permutations
-    while left > 0:
-        rows = min(left, max(1, CHUNK // max(1, len(term_U))))
-        flip_RU = torch.randint(0, 2, (rows, len(term_U)), generator=generator, dtype=torch.int8)
-        permuted_R = 2.0 * (flip_RU.to(torch.float64) @ term_U) - term_U.sum()
-        num_extreme += int((permuted_R.abs() >= observed - tolerance).sum())
-        left -= rows
-    return (1 + num_extreme) / (1 + num_permutations)
+    return _p_values([_paired(first, second)], generator, num_permutations, persons)[0]
 
 
 def effect_size(first: Tensor | PerDomain, second: Tensor | PerDomain) -> float:
@@ -167,14 +152,7 @@ def effect_size(first: Tensor | PerDomain, second: Tensor | PerDomain) -> float:
 
     Several domains: mean of the domains' values. Infinite when every user differs by the same amount.
     """
-    sizes = []
-    for difference_U in _differences(first, second):
-        mean, spread = (
-            float(difference_U.mean()),
-            float(difference_U.std(correction=1)) if len(difference_U) > 1 else 0.0,
-        )
-        sizes.append(0.0 if mean == 0 else mean / spread if spread > 0 else math.copysign(math.inf, mean))
-    return sum(sizes) / len(sizes)
+    return _effect_size(_paired(first, second))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -203,16 +181,19 @@ def compare_table(
     ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which
     methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for the macro mean;
     without ``each_domain`` for the macro mean alone where there are several.
-    ``num_permutations`` is raised to 100 per test, so that Holm's correction leaves something to find.
+    ``num_permutations`` is raised to 400 per test, so that Holm's correction leaves something to find. All comparisons
+    of the same domains and shapes are resampled and permuted alike, since the draws are most of the time: each gets the
+    interval and the p-value that it would get alone from ``generator`` as it is given.
     ``ValueError`` when methods do not share domains, seeds or users, or a metric is unknown.
     """
     pairs = list(combinations(positions, 2)) if pairs is None else list(pairs)
     values = {method: _metric_values(per_domain, metrics) for method, per_domain in positions.items()}
-    rows: list[Comparison] = []
     num_domains = max((len(per_domain) for per_domain in positions.values()), default=0)
     num_scopes = num_domains + (num_domains > 1) if each_domain else 1
-    num_tests = len(pairs) * len(metrics) * num_scopes
-    num_permutations = max(num_permutations, PERMUTATIONS_PER_TEST * num_tests)
+    num_permutations = max(num_permutations, PERMUTATIONS_PER_TEST * len(pairs) * len(metrics) * num_scopes)
+    names: list[tuple[str, str, str, str]] = []
+    found: list[dict[str, Tensor]] = []
+    alike: dict[tuple, list[int]] = {}
     for first, second in pairs:
         if first not in values or second not in values:
             raise ValueError(f"got the pair {(first, second)}, expected two of {list(values)}")
@@ -221,17 +202,27 @@ def compare_table(
                 f"got other domains for {first} than for {second}, expected the same domains in the same order"
             )
         for metric in metrics:
-            a, b = values[first][metric], values[second][metric]
-            scopes = [(domain, {domain: a[domain]}, {domain: b[domain]}) for domain in a]
-            scopes += [(MACRO, a, b)] if len(a) > 1 else []
-            for domain, left, right in scopes[-num_scopes:]:
-                units = persons if domain == MACRO else None
-                difference = _difference_interval(left, right, generator, num_resamples, units)
-                p_value = paired_permutation_test(left, right, generator, num_permutations, units)
-                size = effect_size(left, right)
-                rows.append(Comparison(domain, metric, first, second, difference, p_value, math.nan, size))
-    adjusted = holm([row.p_value for row in rows])
-    return [row._replace(p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+            difference = _paired(values[first][metric], values[second][metric])
+            scopes = [(domain, {domain: of_domain}) for domain, of_domain in difference.items()]
+            scopes += [(MACRO, difference)] if len(difference) > 1 else []
+            for domain, of_scope in scopes[-num_scopes:]:
+                shapes = tuple((name, tuple(value_SU.shape)) for name, value_SU in of_scope.items())
+                alike.setdefault((domain, shapes), []).append(len(names))
+                names.append((domain, metric, first, second))
+                found.append(of_scope)
+    drawn: dict[int, tuple[Interval, float]] = {}
+    start = generator.get_state()
+    for (domain, _), members in alike.items():
+        generator.set_state(start)
+        units, of_members = persons if domain == MACRO else None, [found[member] for member in members]
+        intervals = _difference_intervals(of_members, generator, num_resamples, units)
+        p_values = _p_values(of_members, generator, num_permutations, units)
+        drawn.update(zip(members, zip(intervals, p_values, strict=True), strict=True))
+    adjusted = holm([drawn[member][1] for member in range(len(names))])
+    return [
+        Comparison(*name, *drawn[member], adjusted[member], _effect_size(found[member]))
+        for member, name in enumerate(names)
+    ]
 
 
 def verdict(comparison: Comparison, level: float = 0.05) -> str:
@@ -263,29 +254,6 @@ def distinguishable_winners(comparisons: Sequence[Comparison], level: float = 0.
     return {key for key, num in wins.items() if num == len(methods[key[:2]]) - 1}
 
 
-def _bootstrap_alike(
-    values: Sequence[Tensor],
-    generator: torch.Generator,
-    num_resamples: int,
-    seed_count_RS: Tensor | None = None,
-) -> list[Tensor]:
-    """:func:`bootstrap_means` of each of several (M, S, U) of one shape, all from the same draws.
-
-    One product for each of them, not one for all: so each is, to the last bit, what it is alone.
-    """
-    values = [value_MSU.to(torch.float64) for value_MSU in values]
-    num_metrics, num_seeds, num_users = values[0].shape
-    if seed_count_RS is None:
-        seed_count_RS = _counts(num_resamples, num_seeds, generator)
-    means: list[list[Tensor]] = [[] for _ in values]
-    for count_RS in seed_count_RS.split(max(1, CHUNK // num_users)):
-        count_RU = _counts(len(count_RS), num_users, generator)
-        for value_MSU, found in zip(values, means, strict=True):
-            per_seed_RMS = (count_RU @ value_MSU.reshape(-1, num_users).T).view(-1, num_metrics, num_seeds)
-            found.append((per_seed_RMS * count_RS[:, None]).sum(2) / (num_users * num_seeds))
-    return [torch.cat(found) for found in means]
-
-
 def _intervals_alike(
     rows: Sequence[PerDomain],
     generator: torch.Generator,
@@ -301,10 +269,10 @@ def _intervals_alike(
     num_seeds = {domain: value_MSU.shape[1] for domain, value_MSU in values[0].items()}
     if len(set(num_seeds.values())) > 1:
         raise ValueError(f"got seeds per domain {num_seeds}, expected the same number for all domains")
-    seed_count_RS = _counts(num_resamples, next(iter(num_seeds.values())), generator)
+    seed_count_RS = counts(num_resamples, next(iter(num_seeds.values())), generator)
     resampled: list[dict[str, Tensor]] = [{} for _ in rows]
     for domain in values[0]:
-        drawn = _bootstrap_alike([of_row[domain] for of_row in values], generator, num_resamples, seed_count_RS)
+        drawn = bootstrap_alike([of_row[domain] for of_row in values], generator, num_resamples, seed_count_RS)
         for of_row, mean_RM in zip(resampled, drawn, strict=True):
             of_row[domain] = mean_RM
     for of_row in resampled:
@@ -315,7 +283,7 @@ def _intervals_alike(
             torch.stack([_by_person({d: v[m] for d, v in of_row.items()}, persons) for m in range(num_metrics)])
             for of_row in values
         ]
-        drawn = _bootstrap_alike(per_person, generator, num_resamples, seed_count_RS)
+        drawn = bootstrap_alike(per_person, generator, num_resamples, seed_count_RS)
         for of_row, mean_RM in zip(resampled, drawn, strict=True):
             of_row[MACRO] = mean_RM
     names = list(user_metrics(torch.zeros(1), cutoffs))
@@ -347,18 +315,6 @@ def _as_SU(values: Tensor) -> Tensor:
     return value_SU
 
 
-def _counts(num_rows: int, size: int, generator: torch.Generator) -> Tensor:
-    """How often each of ``size`` units is drawn in ``size`` draws with replacement, float64 (num_rows, size)."""
-    if size == 1:
-        return torch.ones(num_rows, 1, dtype=torch.float64)
-    count = torch.empty(num_rows, size, dtype=torch.float64)
-    for part in count.split(max(1, DRAWN // size)):
-        drawn = torch.randint(size, part.shape, generator=generator)
-        drawn += torch.arange(len(part))[:, None] * size
-        part.copy_(torch.bincount(drawn.view(-1), minlength=part.numel()).view(part.shape))
-    return count
-
-
 def _interval(mean: Tensor, resampled_R: Tensor, level: float) -> Interval:
     bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = torch.quantile(resampled_R, bounds).tolist()
@@ -367,11 +323,6 @@ def _interval(mean: Tensor, resampled_R: Tensor, level: float) -> Interval:
 
 def _per_domain(values: Tensor | PerDomain) -> dict[str, Tensor]:
     return {"": _as_SU(values)} if isinstance(values, Tensor) else {d: _as_SU(v) for d, v in values.items()}
-
-
-def _differences(first: Tensor | PerDomain, second: Tensor | PerDomain) -> list[Tensor]:
-    """Mean over seeds of first minus second, one (U,) tensor per domain."""
-    return [d.mean(0) for d in _paired(first, second).values()]
 
 
 def _paired(first: Tensor | PerDomain, second: Tensor | PerDomain) -> dict[str, Tensor]:
@@ -396,16 +347,55 @@ def _by_person(values: PerDomain, persons: Persons) -> Tensor:
     return total_SP * len(place)
 
 
-def _difference_interval(
-    first: PerDomain, second: PerDomain, generator: torch.Generator, num_resamples: int, persons: Persons | None = None
-) -> Interval:
-    paired = _paired(first, second)
+def _difference_intervals(
+    paired: Sequence[PerDomain], generator: torch.Generator, num_resamples: int, persons: Persons | None
+) -> list[Interval]:
+    """The interval of each macro mean of differences, all of one shape, from the same draws."""
     if persons is not None:
-        return bootstrap_interval(_by_person(paired, persons), generator, num_resamples)
-    seed_count_RS = _counts(num_resamples, next(iter(paired.values())).shape[0], generator)
-    resampled = [bootstrap_means(d[None], generator, num_resamples, seed_count_RS)[:, 0] for d in paired.values()]
-    mean = torch.stack([d.mean() for d in paired.values()]).mean()
-    return _interval(mean, torch.stack(resampled).mean(0), 0.95)
+        by_person = {member: _by_person(difference, persons) for member, difference in enumerate(paired)}
+        return list(bootstrap_intervals(by_person, generator, num_resamples).values())
+    seed_count_RS = counts(num_resamples, next(iter(paired[0].values())).shape[0], generator)
+    resampled = [
+        bootstrap_alike([difference[domain][None] for difference in paired], generator, num_resamples, seed_count_RS)
+        for domain in paired[0]
+    ]
+    means = [torch.stack([value_SU.mean() for value_SU in difference.values()]).mean() for difference in paired]
+    return [
+        _interval(mean, torch.stack([mean_R1[:, 0] for mean_R1 in per_domain]).mean(0), 0.95)
+        for mean, per_domain in zip(means, zip(*resampled, strict=True), strict=True)
+    ]
+
+
+def _p_values(
+    paired: Sequence[PerDomain], generator: torch.Generator, num_permutations: int, persons: Persons | None
+) -> list[float]:
+    """:func:`paired_permutation_test` of each of the differences (K of them), all of one shape, by the same flips."""
+    term_KU = torch.stack([_terms(difference, persons) for difference in paired])
+    total_K, num_extreme_K, left = term_KU.sum(1), torch.zeros(len(paired), dtype=torch.long), num_permutations
+    least_K = total_K.abs() - 1e-9 * term_KU.abs().sum(1)  # rounding makes no permutation less extreme
+    while left > 0:
+        rows = min(left, max(1, CHUNK // max(term_KU.shape)))
+        flip_RU = torch.randint(0, 2, (rows, term_KU.shape[1]), generator=generator, dtype=torch.int8)
+        permuted_RK = 2.0 * (flip_RU.to(torch.float64) @ term_KU.T) - total_K
+        num_extreme_K += (permuted_RK.abs() >= least_K).sum(0)
+        left -= rows
+    return ((1 + num_extreme_K).double() / (1 + num_permutations)).tolist()
+
+
+def _terms(difference: PerDomain, persons: Persons | None) -> Tensor:
+    """(U,) what every user adds to the macro mean of the differences; a person, where ``persons`` says who is one."""
+    if persons is not None:
+        return _by_person(difference, persons).mean(0)
+    return torch.cat([value_SU.mean(0) / value_SU.shape[1] for value_SU in difference.values()])
+
+
+def _effect_size(difference: PerDomain) -> float:
+    sizes = []
+    for value_SU in difference.values():
+        value_U = value_SU.mean(0)
+        mean, spread = float(value_U.mean()), float(value_U.std(correction=1)) if len(value_U) > 1 else 0.0
+        sizes.append(0.0 if mean == 0 else mean / spread if spread > 0 else math.copysign(math.inf, mean))
+    return sum(sizes) / len(sizes)
 
 
 def _metric_values(per_domain: PerDomain, metrics: Sequence[str]) -> dict[str, dict[str, Tensor]]:

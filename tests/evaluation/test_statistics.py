@@ -41,7 +41,7 @@ def test_bootstrap_of_one_run_has_the_standard_error():
 
 
 def test_values_that_share_their_draws_get_the_intervals_they_get_alone(monkeypatch):
-    monkeypatch.setattr("fedecider.evaluation.statistics.CHUNK", 700)  # several chunks of draws
+    monkeypatch.setattr("fedecider.evaluation.bootstrap.CHUNK", 700)  # several chunks of draws
     values = {name: torch.rand(2, 31, generator=generator(seed)) for seed, name in enumerate(("a", "b", "c"))}
     found = bootstrap_intervals(values, generator(7), num_resamples=90)
     assert list(found) == ["a", "b", "c"]
@@ -184,6 +184,28 @@ def table_of_three(num_users=400):
     return {
         name: {"crime": p, "comics": p[:300]} for name, p in (("local", base), ("fedavg", twin), ("fedecider", best))
     }
+
+
+SAME_PERSONS = {"a": [str(user) for user in range(30)], "b": [str(user) for user in reversed(range(30))]}
+
+
+@pytest.mark.parametrize("persons", [None, SAME_PERSONS])
+def test_comparisons_that_share_their_draws_get_what_they_get_alone(monkeypatch, persons):
+    for module in ("bootstrap", "statistics"):
+        monkeypatch.setattr(f"fedecider.evaluation.{module}.CHUNK", 300)  # several chunks of draws
+    draw = generator(3)
+    table = {name: {domain: torch.randint(0, 30, (2, 30), generator=draw) for domain in "ab"} for name in "xyz"}
+    settings = {"num_permutations": 8_000, "num_resamples": 60, "persons": persons}
+    whole = compare_table(table, generator(12), **settings)
+    for pair in (("x", "y"), ("x", "z"), ("y", "z")):
+        alone = compare_table(table, generator(12), pairs=[pair], **settings)
+        found = [row for row in whole if (row.first, row.second) == pair]
+        assert [row._replace(p_holm=0.0) for row in found] == [row._replace(p_holm=0.0) for row in alone]
+    three_seeds = {**table, "w": {domain: torch.cat([of, of[:1]]) for domain, of in table["x"].items()}}
+    three_seeds["v"] = three_seeds["w"]
+    with_others = compare_table(three_seeds, generator(12), pairs=[("x", "y"), ("w", "v")], **settings)
+    assert [row.p_value for row in with_others if row.first == "x"] == [row.p_value for row in whole[:6]]
+    assert {row.p_value for row in with_others if row.first == "w"} == {1.0}
 
 
 def test_compare_table_finds_the_winner_and_says_so():

@@ -33,6 +33,8 @@ from fedecider.running.yaml_file import load_yaml
 from idgen.backbone import BackboneConfig, linear_layers, load_backbone
 from idgen.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 TINY = {
     "domains": "crime",

@@ -14,6 +14,8 @@ from fedecider.llm.run_report import ReportConfig
 from fedecider.running.cli import build_parser
 from fedecider.running.yaml_file import PACKAGE, settings_file
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

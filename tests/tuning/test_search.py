@@ -23,6 +23,8 @@ from fedecider.tuning.search import Tried, best_of, check_budget, is_used_up, pr
 from fedecider.tuning.settings import value_of, with_setting
 from fedecider.tuning.space import OneOf, Real, Whole, points
 
+pytestmark = pytest.mark.whole
+
 
 @dataclasses.dataclass(frozen=True)
 class Inner:

@@ -21,6 +21,7 @@ from fedecider.evaluation.bootstrap import CHUNK, bootstrap_alike, counts
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
 
 PERMUTATIONS_PER_TEST = 400  # the smallest p-value that Holm's correction can then leave is 0.0025
+HELD = 25_000_000  # differences of users that are held at once: 200 MB
 PerDomain = Mapping[str, Tensor]
 """Domain -> values (S, U), or (U,) for a single run."""
 Persons = Mapping[str, Sequence[str]]
@@ -192,7 +193,6 @@ def compare_table(
     num_scopes = num_domains + (num_domains > 1) if each_domain else 1
     num_permutations = max(num_permutations, PERMUTATIONS_PER_TEST * len(pairs) * len(metrics) * num_scopes)
     names: list[tuple[str, str, str, str]] = []
-    found: list[dict[str, Tensor]] = []
     alike: dict[tuple, list[int]] = {}
     for first, second in pairs:
         if first not in values or second not in values:
@@ -201,27 +201,30 @@ def compare_table(
             raise ValueError(
                 f"got other domains for {first} than for {second}, expected the same domains in the same order"
             )
+        paired = _paired(values[first][metrics[0]], values[second][metrics[0]])
+        shapes = {domain: tuple(difference_SU.shape) for domain, difference_SU in paired.items()}
+        scopes = [*shapes, *([MACRO] if len(shapes) > 1 else [])][-num_scopes:]
         for metric in metrics:
-            difference = _paired(values[first][metric], values[second][metric])
-            scopes = [(domain, {domain: of_domain}) for domain, of_domain in difference.items()]
-            scopes += [(MACRO, difference)] if len(difference) > 1 else []
-            for domain, of_scope in scopes[-num_scopes:]:
-                shapes = tuple((name, tuple(value_SU.shape)) for name, value_SU in of_scope.items())
-                alike.setdefault((domain, shapes), []).append(len(names))
+            for domain in scopes:
+                alike.setdefault((domain, tuple(shapes.items())), []).append(len(names))
                 names.append((domain, metric, first, second))
-                found.append(of_scope)
-    drawn: dict[int, tuple[Interval, float]] = {}
+    drawn: dict[int, tuple[Interval, float, float]] = {}
     start = generator.get_state()
-    for (domain, _), members in alike.items():
-        generator.set_state(start)
-        units, of_members = persons if domain == MACRO else None, [found[member] for member in members]
-        intervals = _difference_intervals(of_members, generator, num_resamples, units)
-        p_values = _p_values(of_members, generator, num_permutations, units)
-        drawn.update(zip(members, zip(intervals, p_values, strict=True), strict=True))
-    adjusted = holm([drawn[member][1] for member in range(len(names))])
+    for (domain, shapes_of), members in alike.items():
+        at_once = max(1, HELD // sum(math.prod(shape) for _, shape in shapes_of))
+        for begin in range(0, len(members), at_once):
+            some = members[begin : begin + at_once]
+            differences = [_difference_of(values, *names[member]) for member in some]
+            units = persons if domain == MACRO else None
+            generator.set_state(start)
+            intervals = _difference_intervals(differences, generator, num_resamples, units)
+            p_values = _p_values(differences, generator, num_permutations, units)
+            drawn.update(zip(some, zip(intervals, p_values, map(_effect_size, differences), strict=True), strict=True))
+    found = [drawn[member] for member in range(len(names))]
+    adjusted = holm([p_value for _, p_value, _ in found])
     return [
-        Comparison(*name, *drawn[member], adjusted[member], _effect_size(found[member]))
-        for member, name in enumerate(names)
+        Comparison(*name, interval, p_value, p_holm, size)
+        for name, (interval, p_value, size), p_holm in zip(names, found, adjusted, strict=True)
     ]
 
 
@@ -333,6 +336,14 @@ def _paired(first: Tensor | PerDomain, second: Tensor | PerDomain) -> dict[str, 
             f"{ {d: tuple(v.shape) for d, v in b.items()} }, expected the same users and seeds in both"
         )
     return {domain: a[domain] - b[domain] for domain in a}
+
+
+def _difference_of(
+    values: Mapping[str, Mapping[str, PerDomain]], domain: str, metric: str, first: str, second: str
+) -> dict[str, Tensor]:
+    """The first method's values minus the second's, in one domain or in all."""
+    difference = _paired(values[first][metric], values[second][metric])
+    return difference if domain == MACRO else {domain: difference[domain]}
 
 
 def _by_person(values: PerDomain, persons: Persons) -> Tensor:

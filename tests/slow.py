@@ -1,4 +1,4 @@
-"""The one way to say which cases of a test are slow: what is promised is held by a fast one, `make slow` runs all."""
+"""Which cases of a test are slow: `make test` holds the promise by another case, `make slow` runs all."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -12,6 +12,8 @@ from idgen.decode import constrained_beam_search
 from idgen.samples import eval_batches
 from idgen.training import BackboneTraining
 
+pytestmark = pytest.mark.whole
+
 TASK, TOKENIZER = make_task()
 HELD_OUT, _ = make_task(seed=1)
 

@@ -24,6 +24,8 @@ from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
 from fedecider.federation.wire import measure
 from fedecider.methods import BUILT_IN as METHODS
 
+pytestmark = pytest.mark.whole
+
 AVERAGING = ["fedavg", "pfedavg", "fedprox", "ditto", "ffa_lora", "rolora", "fdlora"]
 SETTINGS: dict[str, dict] = {"fdlora": {"sync_every": 2, "num_evaluations": 5}}
 RESOLUTION = 2.0**-32

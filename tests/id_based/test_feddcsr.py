@@ -14,6 +14,8 @@ from fedecider.id_based.feddcsr import FeddcsrConfig, Histories, References, bac
 from fedecider.testing.bench import differing, updated
 from fedecider.testing.id_setting import HISTORIES, ITEMS, run, tiny_clients
 
+pytestmark = pytest.mark.whole
+
 CONFIG = FeddcsrConfig(embedding_size=8, batch_size=3, max_length=5, local_epochs=1)
 STILL = replace(CONFIG, learning_rate=1e-30)
 """Training changes no parameter."""

@@ -25,6 +25,8 @@ from fedecider.id_based.hypergraph import CHUNK, as_in_the_code, filtered, hyper
 from fedecider.testing.bench import differing
 from fedecider.testing.id_setting import HISTORIES, ITEMS, run, tiny_clients, tiny_domains
 
+pytestmark = pytest.mark.whole
+
 CONFIG = FedhcdrConfig(embedding_size=4, batch_size=8, walk_steps=3, local_epochs=1)
 CPU = torch.device("cpu")
 USER_E, ITEM_E = torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])  # H = [[1, 0], [1, 1]]

@@ -14,6 +14,8 @@ from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import Pull, train_locally
 
+pytestmark = pytest.mark.whole
+
 
 def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)

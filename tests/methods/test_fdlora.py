@@ -24,6 +24,8 @@ from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 
+pytestmark = pytest.mark.whole
+
 FAST = {"num_evaluations": 3}
 
 

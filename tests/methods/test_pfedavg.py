@@ -13,6 +13,8 @@ from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.pfedavg import PfedavgConfig, load_view, pfedavg
 
+pytestmark = pytest.mark.whole
+
 
 def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)

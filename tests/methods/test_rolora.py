@@ -19,6 +19,8 @@ from fedecider.methods.rolora import (
     trained_factor,
 )
 
+pytestmark = pytest.mark.whole
+
 COHORTS = [(0, 1, 2), (0,), (1, 2), (0, 2), (0, 2), (1,)]
 
 

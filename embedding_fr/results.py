@@ -19,6 +19,7 @@ from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol
 from fedecider.evaluation.statistics import Comparison, compare_table
+from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import privacy_report
 from fedecider.federation.record import non_finite_line, non_finite_uploads, read_records, write_json, write_text
 from fedecider.federation.state import RunState
@@ -71,7 +72,7 @@ def write_embedding_results(
         "last_round": state.round,
         "best_valid_ndcg@10": state.best_score,
         "num_eval_users": sum(len(block.clients) for block in setup.validated),
-        "privacy": privacy_text(settings),
+        "privacy": privacy_text(settings, interactions.num_users),
         "test": rows_data(rows, interactions.name),
         **group_tables(interactions, {**methods, **baselines}),
         "valid": rows_data(valid_rows, interactions.name),
@@ -140,16 +141,17 @@ def group_tables(interactions: Interactions, rows: Rows) -> dict[str, Any]:
     }
 
 
-def privacy_text(settings: EmbeddingSettings) -> str:
+def privacy_text(settings: EmbeddingSettings, num_clients: int) -> str:
     """What is guaranteed about one client's uploads over the run."""
     if not settings.run.federation:
         return "nothing leaves a client"
     entry = METHODS[settings.run.method]
     if entry.guarantee is not None:
         return entry.guarantee(settings.method)
-    hidden = 1.0 if entry.chooses_cohort(settings.method) else settings.run.participation
+    seen = entry.chooses_cohort(settings.method) or settings.run.secure_sum
+    share = hidden_share(num_clients, settings.run.participation, seen)
     num_rounds = min(settings.run.num_rounds, entry.upload_rounds or settings.run.num_rounds)
-    report = privacy_report(settings.privacy, num_rounds, hidden)
+    report = privacy_report(settings.privacy, num_rounds, share)
     return f"{report}; the server sees sums of the uploads alone" if settings.run.secure_sum else report
 
 
@@ -204,7 +206,7 @@ def _notes(
         f"{setup.method.views[0]}",
         f"{time['wall_s']:.2f} s a round (median), {time['evaluate_s']:.2f} s for its validation; per client and round "
         f"{size['up'] // clients:,} bytes up, {size['down'] // clients:,} down",
-        f"privacy: {privacy_text(settings)}",
+        f"privacy: {privacy_text(settings, setup.population.num_clients)}",
     ]
 
 

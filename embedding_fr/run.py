@@ -21,7 +21,7 @@ def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
     faults, hashes = faults_and_hashes(run, interactions)
     root, record = checked_run(settings.as_record(), hashes, [interactions.name], card=interactions.card)
     setup = set_up(settings, interactions, launch.device)
-    privacy_text(settings)  # what cannot be accounted for is told before the first round
+    privacy_text(settings, interactions.num_users)  # what cannot be accounted for is told before the first round
     with opened_together(root, record, launch) as folder:
         try:
             with round_progress(run.num_rounds, launch.is_main) as on_clients:

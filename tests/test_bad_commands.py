@@ -405,6 +405,19 @@ def test_a_stage_without_its_teacher_is_told_before_the_rounds(inside, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("domain", [(), ("--domain", "crime")])
+def test_a_run_that_did_not_finish_recommends_nothing(domain, copy, capsys):
+    shutil.rmtree(copy / "adapters")
+    assert f"--output {copy}" in refused(
+        capsys, "it did not finish. Go on with it", "recommend", "--run", str(copy), *domain
+    )
+
+
+def test_a_bar_within_a_title_does_not_part_a_history(inside, capsys):
+    words = ("--run", RUN, "--domain", "crime", "--history", "Foo|Bar")
+    assert "got title 'Foo|Bar'" in refused(capsys, "expected one of the", "recommend", *words)
+
+
 def test_an_embedding_run_is_not_evaluated_or_recommended_from(copy, capsys):
     record = json.loads((copy / "run.json").read_text())
     del record["config"]["ranking"]

@@ -167,6 +167,8 @@ def test_the_command_takes_both_kinds_of_files(there, capsys):
         writer.writerows([NewItem._fields, item])
     Path("new.jsonl").write_text(json.dumps(item._asdict()) + "\n\n")
     for name in ("new.csv", "new.jsonl"):
+        Path(f"marked-{name}").write_bytes(b"\xef\xbb\xbf" + Path(name).read_bytes())  # as spreadsheets do
+    for name in ("new.csv", "new.jsonl", "marked-new.csv", "marked-new.jsonl"):
         words = ("--run", "run", "--domain", "crime", "--k", "3", "--new_items", name)
         assert main("recommend", *words, "--history", CRIME.titles[7]) == 0
         assert "A Later Book" in capsys.readouterr().out
@@ -182,9 +184,11 @@ BAD_FILES = {
     "an empty text": ("a.jsonl", [NewItem("new", "T", " .. ")._asdict()], "got the text ' .. '"),
     "no title": ("a.jsonl", [{"key": "new", "text": "t"}], "entry 1 has not all"),
     "no text": ("a.csv", ["key,title,text", "new,T"], "entry 1 has not all"),
+    "a comma that is not quoted": ("a.csv", ["key,title,text", "new,T,title: t, u"], "quote texts that hold commas"),
     "no object": ("a.jsonl", ['"text"'], "entry 1 has not all"),
     "no JSON": ("a.jsonl", ["{"], "expected key, title, text"),
     "nothing": ("a.csv", ["key,title,text"], "it has no entry"),
+    "no file": ("a.jsonl", None, "cannot read a.jsonl (No such file or directory), expected a file of new items"),
     "another kind": ("a.txt", [], "expected a .csv or .jsonl file"),
 }
 
@@ -192,7 +196,9 @@ BAD_FILES = {
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_bad_files_are_one_line_and_code_2(there, case, capsys):
     name, lines, expected = BAD_FILES[case]
-    Path(name).write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    Path(name).unlink(missing_ok=True)
+    if lines is not None:
+        Path(name).write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
     words = ("--run", "run", "--domain", "crime", "--history", CRIME.titles[7], "--new_items", name)
     assert main("recommend", *words) == 2
     error = capsys.readouterr().err

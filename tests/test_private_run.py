@@ -10,6 +10,7 @@ import yaml
 
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
+from fedecider.llm import privacy
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.privacy import check_privacy, check_shared_noise, privacy_data, privacy_notes
 
@@ -57,16 +58,24 @@ def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, c
 
 
 def test_epsilon_is_told_only_where_bound_and_noise_both_hold():
-    assert privacy_data(settings()) == {}
-    assert privacy_notes(settings()) == []
-    bound = privacy_data(settings("--method", "fedavg", "--privacy.clip", "2", "--user_privacy.clip", "1"))
+    assert privacy_data(settings(), 3) == {}
+    assert privacy_notes({}) == []
+    bound = privacy_data(settings("--method", "fedavg", "--privacy.clip", "2", "--user_privacy.clip", "1"), 3)
     assert bound["uploads"]["epsilon"] is bound["users"]["epsilon"] is None
     assert bound["uploads"]["text"].startswith("no guarantee: noise missing")
-    both = privacy_data(settings("--method", "fedavg", *NOISE, *USERS, "--local_epochs", "3"))
+    both = privacy_data(settings("--method", "fedavg", *NOISE, *USERS, "--local_epochs", "3"), 3)
     assert both["uploads"]["epsilon"] == pytest.approx(10.72, abs=0.01)  # four rounds, z = 1, delta 1e-5
     assert "over 48 steps" in both["users"]["text"]  # 4 rounds, 3 epochs, 1 / 0.25 steps
-    some = privacy_data(settings("--method", "fedavg", *NOISE, "--participation", "0.5"))
+    some = privacy_data(settings("--method", "fedavg", *NOISE, "--participation", "0.5"), 3)
     assert some["uploads"] == {**both["uploads"], "text": some["uploads"]["text"]}  # the server knows who sends
+
+
+def test_cohorts_count_as_they_are_drawn_and_not_where_the_server_sees_them(monkeypatch):
+    monkeypatch.setattr(privacy, "epsilon", lambda config, num_rounds, share: share)
+    monkeypatch.setattr(privacy, "privacy_report", lambda config, num_rounds, share: "")
+    words = ("--method", "fedavg", *NOISE, "--privacy.noise_on", "sum", "--participation", "0.1")
+    assert privacy_data(settings(*words), 12)["uploads"]["epsilon"] == 2 / 12
+    assert privacy_data(settings(*words, "--secure_sum", "true"), 12)["uploads"]["epsilon"] == 1.0
 
 
 REFUSED = {

@@ -53,7 +53,7 @@ class RecommendConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), argv, RecommendConfig)
-        titles = [title.strip() for title in config.history.split("|") if title.strip()]
+        titles = [title.strip() for title in config.history.split(" | ") if title.strip()]
         if config.history and not titles:
             raise ValueError(
                 f"got an empty history {config.history!r}, expected titles or item keys, oldest first: "

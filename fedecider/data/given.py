@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.readers.table import (
     BELOW_RATING,
     DEFAULT_TEXT_FIELDS,
@@ -24,7 +23,7 @@ from fedecider.data.readers.table import (
     ReadOptions,
     clean,
     keep_rating,
-    unix_time,
+    moment,
 )
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
@@ -74,14 +73,14 @@ def event_tables(given: Given, name: str, min_rating: float | None) -> dict[str,
     options = ReadOptions(min_rating)
     for number, row in enumerate(_rows(given), 1):
         of = _key(row["domain"], "domain", given, number) if "domain" in row else name
-        table = tables.setdefault(of, EventTable())
+        table = tables.setdefault(of, EventTable(with_order="time" in row))
         user, item = (_key(row[one], one, given, number) for one in ("user", "item"))
         if "company" in row:
             user = f"{_company(row['company'], given, number)}:{user}"
         if "rating" in row and not keep_rating(_rating(row["rating"], given, number), options):
             table.skip(BELOW_RATING)
             continue
-        table.add(user, item, _time(row["time"], given, number) if "time" in row else UNKNOWN_TIME)
+        table.add(user, item, *(_time(row["time"], given, number) if "time" in row else ()))
     if not tables:
         raise ValueError("got no events, expected one row for each")
     return tables
@@ -251,18 +250,21 @@ def _rating(value: Any, given: Given, number: int) -> float:
     return found
 
 
-def _time(value: Any, given: Given, number: int) -> int:
-    """Unix seconds; times without a zone are taken as UTC."""
+def _time(value: Any, given: Given, number: int) -> tuple[int, int]:
+    """Unix seconds and microseconds; times without a zone are taken as UTC."""
+    if _is_nothing(value):
+        raise ValueError(
+            f"got no time in row {number} of the {given.what}, expected one in every row: leave such rows out, or the "
+            "column where rows are in order"
+        )
     try:
-        if _is_nothing(value):
-            return UNKNOWN_TIME
         if isinstance(value, str):
             value = float(value) if _NUMBER.fullmatch(value) else datetime.fromisoformat(value.replace("Z", "+00:00"))
         if isinstance(value, date) and not isinstance(value, datetime):
             value = datetime(value.year, value.month, value.day)
         if isinstance(value, datetime):
             value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
-        return unix_time(value)
+        return moment(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(
             f"got the time {value!r} in row {number} of the {given.what}, expected Unix seconds, or a date and time"

@@ -22,7 +22,7 @@ from fedecider.data.filtering import Sequences, compress, filter_core, first_occ
 from fedecider.data.rating_sets import DATASETS, PREPARED, DataSet, InteractionsConfig, data_root
 from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
 from fedecider.data.readers.files import Tell, describe_bad_lines, to_stderr
-from fedecider.data.readers.table import RawEvents, display_title
+from fedecider.data.readers.table import RawEvents, display_title, finer_than_seconds
 from fedecider.data.store import file_sha256, load_domains
 from fedecider.evaluation.split import MIN_EVENTS
 
@@ -206,7 +206,7 @@ def _settings(config: InteractionsConfig, plan: DataSet, min_user: int, min_item
 
 def _order(events: RawEvents) -> str:
     """What decides which event of a user is the last one."""
-    if events.order_E is not None:
+    if events.order_E is not None and not finer_than_seconds(events):
         return "the source's own order"
     return "time, ties in file order" if bool((events.time_E != UNKNOWN_TIME).any()) else "file order"
 

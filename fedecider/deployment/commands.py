@@ -102,13 +102,15 @@ def start(words: Sequence[str]) -> None:
     own = parser.parse_args(words)
     kit, file = Path(own.kit), Path(own.party)
     kind, party = jobs.kind_of(kit), party_file(file)
-    project = track_of(Path(party.project)).read_project(Path(party.project))
+    track = track_of(Path(party.project))
+    project = track.read_project(Path(party.project))
     if kind == "admin":
         raise ValueError(f"got the administrator's kit {kit}, expected the server's or a site's: the admin submits")
     if kind == "site":
         expected = jobs.site_names(project.names).get(party.client)
         if expected != kit.name:
             raise ValueError(f"got client {party.client!r} in {file} with the kit of {kit.name}, expected its own kit")
+        track.own_data(project, party.data, party.client)  # before it joins: FLARE ends a job whose site cannot answer
     jobs.start_party(kit, file)
 
 
@@ -155,11 +157,14 @@ def collect(words: Sequence[str]) -> None:
         table = Table(title=f"Test, round {metrics['best_round']}, as the sites tell it", show_edge=False)
         for column in ("row", *(f"{scope} {metric}" for scope in scopes for metric in ("hit@10", "ndcg@10"))):
             table.add_column(column)
-        for row in next(iter(scopes.values()))["test"]:
-            values = (
-                scope["test"][row][metric]["mean"] for scope in scopes.values() for metric in ("hit@10", "ndcg@10")
+        tests = [scope["test"] for scope in scopes.values()]
+        for row in dict.fromkeys(row for test in tests for row in test):  # a site without siblings has fewer
+            shown = (
+                f"{test[row][metric]['mean']:.4f}" if row in test else "-"
+                for test in tests
+                for metric in ("hit@10", "ndcg@10")
             )
-            table.add_row(row, *(f"{value:.4f}" for value in values))
+            table.add_row(row, *shown)
     console.print(table)
     with damage_names(folder.root / WIRE_FILE):
         down, up = (sum(one[way] for one in wire["messages"]) for way in ("bytes_down", "bytes_up"))

@@ -31,7 +31,7 @@ from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
 from fedecider.deployment.server import Line
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
-from fedecider.federation.secure_sum import check_survivors, rules_for
+from fedecider.federation.secure_sum import check_survivors
 from fedecider.llm.config import RunConfig
 from fedecider.llm.memories import own_counts, siblings
 from fedecider.llm.setup import Foundation
@@ -228,9 +228,7 @@ def _summed(
             for client, masked_L in _received(server.line, facts, there, part, part_size(num_items, part), round):
                 np.save(place(client, part), masked_L.numpy())
             there = [client for client in there if Path(place(client, part)).is_file()]
-        check_survivors(
-            rules_for(clients, server.sums.seed, server.purpose, round, threshold=server.sums.threshold), there
-        )
+        check_survivors(server.rules_of(round, clients), there)
         _check_there(there, clients, before)
         write_json(begun, {"clients": there})
         opened = server.opened(round, there)

@@ -238,9 +238,11 @@ def own_interactions(project: EmbeddingProject, data: str, name: str) -> tuple[l
     """The users of the site ``name`` and their item numbers, oldest first, from its own folder.
 
     Raises:
-        ValueError: the file is missing or damaged, has another number of users than the project, or a user with too few
-            items, with one twice, or with one that is not in the project's catalogue.
+        ValueError: the project has no such site; the file is missing or damaged, has another number of users than the
+            project, or a user with too few items, with one twice, or with one that is not in the project's catalogue.
     """
+    if name not in project.hosts:
+        raise ValueError(f"got the site {name}, expected one of the project's: {', '.join(project.names)}")
     path = Path(data) / INTERACTIONS_FILE
     if not path.is_file():
         raise ValueError(f"got no {path}, expected the users of {name} with their items: docs/deploy.md")

@@ -6,6 +6,7 @@ Shape legend: U users of a site.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedecider.deployment.embedding_project import EmbeddingProject, deployable,
 from fedecider.deployment.faults import Answer
 from fedecider.deployment.hosted import Hosted
 from fedecider.deployment.run import write_wire
-from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed, scored_together
+from fedecider.deployment.server import STARTED, DeploymentConfig, Exchange, Line, run_deployed, scored_together
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
 from fedecider.evaluation.per_user import UserPositions, write_per_user
@@ -35,7 +36,7 @@ from fedecider.report.costs import median_seconds, total_bytes
 from fedecider.report.rows import result_rows, rows_data, view_labels
 from fedecider.report.tables import ResultTable, markdown_table
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder, opened_run, provenance
+from fedecider.running.run_folder import RunFolder, opened_run, provenance, read_run
 from fedecider.running.stages import as_plain
 
 SCORES = tuple(user_metrics(torch.zeros(1)))
@@ -63,10 +64,12 @@ def serve(
         "protocol": run.protocol,
         "data": {"project": project.run},
         "deployment": as_plain(config),
+        STARTED: secrets.token_hex(8),
         **provenance(),
     }
     with opened_run(output, record, resume) as folder:
-        line = Line(exchange, config, project.run, project.names, hosts=list(project.hosts.values()))
+        hosts, started = list(project.hosts.values()), read_run(output).get(STARTED, "")
+        line = Line(exchange, config, project.run, project.names, hosts=hosts, started=started)
         method = deployable(project, device)
         state, told = run_deployed(
             method,
@@ -102,10 +105,8 @@ def make_site(
     on the CPU, as messages and states are, whatever ``launch`` has found.
 
     Raises:
-        ValueError: the project has no such site, or other users or items than its folder.
+        ValueError: what `own_interactions` refuses.
     """
-    if name not in project.hosts:
-        raise ValueError(f"got the site {name}, expected one of the project's: {', '.join(project.names)}")
     settings, run = project.settings, project.settings.run
     keep_freed_memory()
     users, sequences = own_interactions(project, data, name)
@@ -187,8 +188,10 @@ def _finish(
     note = f"{len(users)} of {project.num_clients} users: those of this site; round {state.best_round}"
     title = f"Test of {method.name} on {name}"
     write_text(folder.results, markdown_table(ResultTable(rows, protocol, [note]), title=title))
-    told: Mapping[str, Any] = content["test"]
-    return told
+    return {
+        row: {metric: {"mean": value["mean"]} for metric, value in metrics.items()}
+        for row, metrics in content["test"].items()
+    }  # an interval over few users is made of their own figures
 
 
 def _head(project: EmbeddingProject, method: FederatedMethod, state: RunState) -> dict[str, Any]:
@@ -202,7 +205,7 @@ def _head(project: EmbeddingProject, method: FederatedMethod, state: RunState) -
         "reported": view_labels(method.name, method.views)[method.views[0]],
         "best_round": state.best_round,
         "last_round": state.round,
-        "privacy": privacy_text(project.settings),
+        "privacy": privacy_text(project.settings, project.num_clients),
     }
 
 

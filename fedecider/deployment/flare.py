@@ -9,6 +9,7 @@ jobs with code. A script of the Client API would have to travel.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -28,12 +29,15 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedecider.bounds import check
 from fedecider.deployment.faults import Answer
+from fedecider.deployment.messages import Message, pack
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.deployment.tracks import track_of
 from fedecider.running.cli import from_plain
 from fedecider.running.launch import start
 from fedecider.running.tracking import round_text
 from fedecider.running.yaml_file import load_yaml
+
+logger = logging.getLogger(__name__)
 
 PARTY = "FEDECIDER_PARTY"
 """Environment variable: a party's file, or a folder that holds ``<name>.yaml`` for every party (simulation)."""
@@ -146,15 +150,23 @@ class SiteExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Called by FLARE for every message."""
-        if self._answer is None:
-            party = read_party(fl_ctx.get_identity_name())
-            launch = start(party.num_threads)
-            track = track_of(Path(party.project))
-            project = track.read_project(Path(party.project))
-            site = track.make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
-            self._answer = track.answer_of(project, site, party.faults, party.deployment)
-        answer = self._answer(to_blob(FLModelUtils.from_shareable(shareable)))
+        blob = to_blob(FLModelUtils.from_shareable(shareable))
+        try:
+            self._answer = self._answer or _made_ready(fl_ctx.get_identity_name())
+            answer = self._answer(blob)
+        except (OSError, ValueError):  # raised, it would end the job of all; its text may name what is private
+            logger.exception("this site could not be made ready")
+            answer = pack(Message("error", 0, {}, {"reason": "the site could not be made ready, see its log"}))
         return FLModelUtils.to_shareable(of_blob(answer))
+
+
+def _made_ready(name: str) -> Answer:
+    party = read_party(name)
+    launch = start(party.num_threads)
+    track = track_of(Path(party.project))
+    project = track.read_project(Path(party.project))
+    site = track.make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
+    return track.answer_of(project, site, party.faults, party.deployment)
 
 
 def of_blob(blob: bytes) -> FLModel:

@@ -169,21 +169,9 @@ def check_deployable(settings: Settings) -> None:
 
 
 def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> Party:
-    """A server (``own`` empty) or the site whose domain is in ``own``.
-
-    Raises:
-        ValueError: what is public in a domain of ``own`` is not what the project has.
-    """
+    """A server (``own`` empty) or the site whose domain is in ``own`` (`own_domain`)."""
     settings = project.settings
     public = load_domains(settings.run.data, project.names)
-    for name, domain in own.items():
-        if name not in public:
-            raise ValueError(f"got the domain {name}, expected one of the project's: {', '.join(public)}")
-        if without_users(domain).content_hash() != public[name].content_hash():
-            raise ValueError(
-                f"got another catalogue or other public users of {name} than the project has, expected the same: "
-                f"prepare the site's data with the items and public users in {settings.run.data}"
-            )
     everyone = {name: own.get(name, domain) for name, domain in public.items()}
     pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = load_ids(pretrained.folder, public, settings.run.pretrain, walks_of=own)
@@ -193,11 +181,23 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)
 
 
-def own_domain(data: str, name: str) -> Domain:
-    """The site's prepared domain, which must have client users."""
+def own_domain(project: Project, data: str, name: str) -> Domain:
+    """The site's prepared domain.
+
+    Raises:
+        ValueError: the project has no such client, or other public data than the site; or there are no client users.
+    """
+    if name not in project.names:
+        raise ValueError(f"got the client {name}, expected one of the project's: {', '.join(project.names)}")
     domain = load_domains(data, [name])[name]
     if not domain.clients.users:
         raise ValueError(f"got no client users of {name} in {data}, expected the site's own ones")
+    public = project.settings.run.data
+    if without_users(domain).content_hash() != load_domains(public, [name])[name].content_hash():
+        raise ValueError(
+            f"got another catalogue or other public users of {name} than the project has, expected the same: prepare "
+            f"the site's data with the items and public users in {public}"
+        )
     return domain
 
 

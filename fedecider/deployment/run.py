@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fedecider.deployment.faults import Answer, faulty
 from fedecider.deployment.hosted import one_client
 from fedecider.deployment.project import Party, Project, own_domain, party
 from fedecider.deployment.secure import SiteSums, masking
-from fedecider.deployment.server import DeploymentConfig, Exchange, Line, run_deployed
+from fedecider.deployment.server import STARTED, DeploymentConfig, Exchange, Line, run_deployed
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
 from fedecider.evaluation.protocols import get_protocol, stamp
@@ -29,7 +30,7 @@ from fedecider.llm.privacy import privacy_data
 from fedecider.llm.results import say_results, write_models, write_table
 from fedecider.report.rows import rows_data
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder, opened_run, provenance
+from fedecider.running.run_folder import RunFolder, opened_run, provenance, read_run
 from fedecider.running.stages import as_plain
 from fedecider.running.yaml_file import load_yaml
 
@@ -59,11 +60,12 @@ def serve(
         "protocol": run.protocol,
         "data": {"project": project.run},
         "deployment": as_plain(config),
+        STARTED: secrets.token_hex(8),
         **provenance(),
     }
     with opened_run(output, record, resume) as folder:
         served = party(project, {}, device)
-        line = Line(exchange, config, project.run, project.names)
+        line = Line(exchange, config, project.run, project.names, started=read_run(output).get(STARTED, ""))
         state, told = run_deployed(
             served.method,
             line,
@@ -91,11 +93,9 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
     """The site of the client ``name``, whose prepared domain lies in ``data``; everything it writes is in ``output``.
 
     Raises:
-        ValueError: the project has no such client, or other public data than the site.
+        ValueError: what `own_domain` refuses.
     """
-    if name not in project.names:
-        raise ValueError(f"got the client {name}, expected one of the project's: {', '.join(project.names)}")
-    domain = own_domain(data, name)
+    domain = own_domain(project, data, name)
     own = party(project, {name: domain}, launch.device)
     client, settings = project.names.index(name), project.settings
     output.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
         finish=lambda state, download: _finish(project, own, client, output, launch, state, download, counts),
         most_bytes=config.max_bytes,
         protect=protector(own.method, settings.run.privacy, seed=None),
-        spends=settings.run.num_rounds if privacy_data(settings) else 0,
+        spends=settings.run.num_rounds if privacy_data(settings, len(project.names)) else 0,
         sums=SiteSums(sums_of(project, own), client) if project.settings.run.secure_sum else None,
         counts=counts,
     )
@@ -175,7 +175,7 @@ def _server_metrics(project: Project, state: RunState, told: Mapping[int, Mappin
         "best_valid_ndcg@10": state.best_score,
         "domains": by_site,
     }
-    if promised := privacy_data(project.settings):
+    if promised := privacy_data(project.settings, len(project.names)):
         content["privacy"] = promised
     if len(by_site) == len(project.names) > 1:
         first, *others = (site["test"] for site in by_site.values())

@@ -173,7 +173,11 @@ class ServerSums:
     keys: dict[int, PublicKeys] = field(default_factory=dict)
 
     def begin(self, round: int, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Steps 1 and 2: what the message that asks to train adds for each client; the others have dropped out."""
+        """Steps 1 and 2: what the message that asks to train adds for each client; the others have dropped out.
+
+        Raises:
+            ValueError: fewer than the threshold of all ``clients`` are left, however few the sum would then be over.
+        """
         self.rules, self.keys, facts = None, {}, {"run": self.line.run}
         keys_kind, shares_kind, _ = self.kinds
         for client, answer in self.line.ask(round, {c: Message(keys_kind, round, {}, facts) for c in clients}).items():
@@ -186,8 +190,9 @@ class ServerSums:
                 f"got keys of {len(self.keys)} of {len(clients)} sites in round {round}, expected two at least. Start "
                 "the run again with --resume true when the sites are back"
             )
-        there = sorted(self.keys)
-        self.rules = rules_for(there, self.sums.seed, self.purpose, round, threshold=self.sums.threshold)
+        there, rules = sorted(self.keys), partial(self.rules_of, round)
+        check_survivors(rules(clients), there)
+        self.rules = rules(there)
         rows = torch.stack([_bytes(b"".join(self.keys[client])) for client in there])
         one = Message(shares_kind, round, {"keys": rows}, {**facts, "clients": there})
         sealed: dict[int, dict[str, str]] = {client: {} for client in there}
@@ -203,8 +208,13 @@ class ServerSums:
             shared.append(client)
             for other, message in messages.items():
                 sealed[other][str(client)] = base64.b64encode(message.numpy().tobytes()).decode()
+        check_survivors(rules(clients), shared)
         self.keys = {client: self.keys[client] for client in shared}
         return {client: {"sealed": sealed[client]} for client in shared}
+
+    def rules_of(self, round: int, clients: Sequence[int]) -> Rules:
+        """The rules of a sum over ``clients``."""
+        return rules_for(clients, self.sums.seed, self.purpose, round, threshold=self.sums.threshold)
 
     def like(self, expected: Tree) -> Tree:
         """An upload as it must look when it is masked."""

@@ -32,6 +32,8 @@ Exchange = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
 """site -> message, seconds to wait -> the answers of those who answered in time."""
 
 
+STARTED = "started"
+"""What tells two starts of one project apart, in messages and in the server's ``run.json``."""
 MAX_ROWS = 100
 MOST_REASON = 500
 """Characters of a reason that are kept."""
@@ -77,6 +79,8 @@ class Line:
     """site -> digest of the download that it says it has."""
     hosts: Sequence[Sequence[int]] = ()
     """The clients of each site, ascending; empty where each site is the client of its number."""
+    started: str = ""
+    """Drawn when the run was started, kept when it is resumed: what sites hold of another start is not gone on with."""
 
     def __post_init__(self) -> None:
         self.hosts = self.hosts or [[site] for site in range(len(self.names))]
@@ -84,7 +88,10 @@ class Line:
 
     def ask(self, round: int, requests: Mapping[int, Message]) -> dict[int, Message]:
         """The readable answers, by site in ascending order; all others are refused."""
-        sent = {site: pack(request) for site, request in sorted(requests.items())}
+        start = {STARTED: self.started} if self.started else {}
+        sent = {
+            site: pack(request._replace(facts={**request.facts, **start})) for site, request in sorted(requests.items())
+        }
         answers = self.exchange(sent, self.config.deadline_s)
         found = {}
         for site, blob in sent.items():
@@ -278,7 +285,7 @@ def download_digest(one: Message) -> str:
 
 
 def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
-    """row -> metric -> mean and interval, as a site tells them of its test items."""
+    """row -> metric -> mean, and interval if it is told, of a site's test items."""
     rows = answer.facts.get("results")
     if answer.kind != "results" or not isinstance(rows, dict) or len(rows) > MAX_ROWS:
         raise ValueError(f"got {answer.kind!r}, expected the results of the test in at most {MAX_ROWS} rows")
@@ -288,7 +295,7 @@ def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
             for value in metrics.values()
         )
         if not good:
-            raise ValueError(f"got no figures in the row {row!r}, expected mean, low and high of every metric")
+            raise ValueError(f"got no figures in the row {row!r}, expected the mean of every metric")
     return rows
 
 

@@ -8,6 +8,7 @@ the state before it. What leaves it are uploads and mean validation scores; logs
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -19,12 +20,13 @@ from fedecider.deployment.counts import COUNT_KINDS, SiteCounts
 from fedecider.deployment.hosted import Hosted, rows_of, write_own
 from fedecider.deployment.messages import RESEND, Message, of_upload, own_upload, pack, to_download, unpack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
-from fedecider.deployment.server import download_digest
+from fedecider.deployment.server import STARTED, download_digest
 from fedecider.federation.method import Download, FederatedMethod
-from fedecider.federation.record import Recorder, write_bytes
+from fedecider.federation.record import Recorder, write_bytes, write_json
 from fedecider.federation.rounds import Protect
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, joined
+from fedecider.running.damage import read_object
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,20 @@ class Site(NamedTuple):
         """The last upload that was made under a guarantee."""
         return self.folder / "sent.safetensors"
 
+    @property
+    def held(self) -> Path:
+        """The last download."""
+        return self.folder / "download.safetensors"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "training.jsonl"
+
+    @property
+    def started(self) -> Path:
+        """To which start of which run the rest of the folder belongs."""
+        return self.folder / "started.json"
+
     def answer(self, blob: bytes) -> bytes:
         """The answer to one message; what goes wrong is told in a sentence, and the site stays as it was."""
         round = 0
@@ -95,7 +111,35 @@ def _answered(site: Site, asked: Message) -> Message:
         )
     if asked.kind not in _ANSWERS:
         raise ValueError(f"got {asked.kind!r}, expected one of {', '.join(_ANSWERS)}")
+    _begin(site, {"run": site.run, STARTED: asked.facts.get(STARTED, "")})
     return _ANSWERS[asked.kind](site, asked)
+
+
+def _begin(site: Site, now: dict[str, Any]) -> None:
+    """Forget what the folder holds of an earlier start of the run.
+
+    Raises:
+        ValueError: it is another project's, or rounds of the earlier start have spent a guarantee.
+    """
+    if not site.started.is_file():
+        write_json(site.started, {"run": site.run, STARTED: ""})
+    known = read_object(site.started, {"run": str})
+    if known == now:
+        return
+    if known["run"] != site.run:
+        raise ValueError(
+            f"got a message of run {site.run}, expected one of run {known['run']}, to which the folder of this site "
+            "belongs. Start the site with another output"
+        )
+    if site.sent.is_file():
+        raise ValueError(
+            "got a run that was started anew, expected it to go on: this site has spent rounds of its guarantee on it. "
+            "Resume it on the server, or start the site with another output"
+        )
+    shutil.rmtree(site.checkpoints, ignore_errors=True)
+    for file in (site.held, site.logs):
+        file.unlink(missing_ok=True)
+    write_json(site.started, now)
 
 
 def _train(site: Site, asked: Message) -> Message:
@@ -121,7 +165,7 @@ def _trained(site: Site, asked: Message) -> Message:
         logs += [{"client": client, **log} for client, log in zip(block.clients.tolist(), told, strict=True)]
     save_state(state._replace(round=asked.round, local=local), site.checkpoints, site.run)
     logs.sort(key=itemgetter("client"))
-    Recorder(site.folder / "training.jsonl").write({"round": asked.round, "clients": logs})
+    Recorder(site.logs).write({"round": asked.round, "clients": logs})
     answer = of_upload(asked.round, joined(uploads), {})
     if site.spends:
         write_bytes(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
@@ -227,7 +271,7 @@ def _clients(site: Site, asked: Message) -> list[int]:
 
 def _download(site: Site, asked: Message) -> Download:
     """What came with the message, or what the site was sent before and holds."""
-    path, digest = site.folder / "download.safetensors", asked.facts.get("digest")
+    path, digest = site.held, asked.facts.get("digest")
     if not asked.facts.get("held"):
         write_bytes(path, pack(asked))
         return to_download(asked, site.most_bytes)

@@ -15,14 +15,20 @@ class Track(NamedTuple):
 
     read_project: Callable[[Path], Any]
     """Root -> the project, with ``names`` (of the sites, in order), ``settings`` and ``run``."""
+    own_data: Callable[[Any, str, str], Any]
+    """Project, a site's data folder and its client or name -> what is there; ``ValueError`` where it does not fit."""
     serve: Callable[..., Path]
     make_site: Callable[..., Any]
     answer_of: Callable[..., Any]
 
 
-LLM = Track(project.read_project, run.serve, run.make_site, run.answer_of)
+LLM = Track(project.read_project, project.own_domain, run.serve, run.make_site, run.answer_of)
 EMBEDDING = Track(
-    embedding_project.read_embedding_project, embedding_run.serve, embedding_run.make_site, embedding_run.answer_of
+    embedding_project.read_embedding_project,
+    embedding_project.own_interactions,
+    embedding_run.serve,
+    embedding_run.make_site,
+    embedding_run.answer_of,
 )
 
 

@@ -56,6 +56,11 @@ def cohort_size(num_clients: int, participation: float) -> int:
     return max(1, -int(-participation * num_clients // 1))
 
 
+def hidden_share(num_clients: int, participation: float, seen: bool) -> float:
+    """The share of clients in a cohort, as far as an epsilon may count on it: 1 where cohorts are ``seen``."""
+    return 1.0 if seen else cohort_size(num_clients, participation) / num_clients
+
+
 def choose_cohort(
     method: FederatedMethod, server: Tree, num_clients: int, participation: float, seed: int, round: int
 ) -> set[int]:

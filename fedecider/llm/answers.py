@@ -72,4 +72,4 @@ def recommendations(scored: Sequence[Scored], keys: Sequence[str], titles: Seque
 def check_k(k: int) -> None:
     """``ValueError`` for a number of recommendations that is none."""
     if type(k) is not int or k < 1:
-        raise ValueError(f"got k {k}, expected a whole number of at least 1")
+        raise ValueError(f"got k {k!r}, expected a whole number of at least 1")

@@ -21,7 +21,7 @@ from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_s
 from fedecider.federation.state import RunState
 from fedecider.llm.alternatives import keep, settle
 from fedecider.llm.limits import check_limits, check_uploads
-from fedecider.llm.privacy import check_privacy, check_shared_noise
+from fedecider.llm.privacy import check_privacy, check_shared_noise, privacy_data
 from fedecider.llm.results import write_results
 from fedecider.llm.setup import Foundation, Settings, build_foundation, load_data, make_recommender
 from fedecider.methods import METHODS
@@ -53,10 +53,12 @@ def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple
 
     Raises:
         ValueError: a setting that does not suit the data or another setting.
+        ImportError: an epsilon that needs the package dp-accounting.
     """
     config, clients = settings.run, clients_of(domains)
     check_limits(settings, clients)
     check_privacy(settings)
+    privacy_data(settings, len(clients))  # what cannot be accounted for is told before any work
     check_uploads(settings, len(clients))
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
     faults = read_faults(load_yaml(Path(config.faults)), list(clients), config.faults) if config.faults else []

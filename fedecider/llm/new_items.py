@@ -11,7 +11,7 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -50,20 +50,21 @@ def read_new_items(path: Path) -> list[NewItem]:
     """The items of a .csv or .jsonl file with ``key``, ``title`` and ``text``.
 
     Raises:
-        ValueError: another kind of file, a missing field or no item.
-        OSError: the file cannot be read.
+        ValueError: another kind of file, one that cannot be read, a missing or surplus field, or no item.
     """
     fields = NewItem._fields
     if path.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"got new items in {path}, expected a .csv or .jsonl file with {', '.join(fields)}")
     found = []
-    with path.open(encoding="utf-8", newline="") as file:
+    with _opened(path) as file:
         try:
             lines = (
                 csv.DictReader(file) if path.suffix == ".csv" else (json.loads(line) for line in file if line.strip())
             )
             for number, line in enumerate(lines, 1):
                 given = line if isinstance(line, dict) else {}
+                if None in given:  # where csv puts what is too much
+                    raise ValueError(f"entry {number} has more fields than the header; quote texts that hold commas")
                 values = [value for field in fields if isinstance(value := given.get(field), str)]
                 if len(values) < len(fields):
                     raise ValueError(f"entry {number} has not all of them as texts")
@@ -73,6 +74,13 @@ def read_new_items(path: Path) -> list[NewItem]:
         except (ValueError, RecursionError, csv.Error) as error:
             raise ValueError(f"got new items in {path}, expected {', '.join(fields)} in each entry: {error}") from error
     return found
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open(encoding="utf-8-sig", newline="")  # with the mark that spreadsheets write, or without
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}), expected a file of new items") from error
 
 
 def as_new_item(item: NewItem | Mapping[str, str]) -> NewItem:

@@ -138,7 +138,12 @@ def file_hashes(folder: Path) -> dict[str, str]:
 def _of_folder(folder: Path, name: str) -> Source:
     if RunFolder(folder).record.is_file():
         read_llm_run(folder)
-        return Source(name, _adapters(folder), RunFolder(folder))
+        if not (found := _adapters(folder)):
+            raise ValueError(
+                f"got no adapter in {folder}, expected those of a finished run: it did not finish. Go on with it: "
+                f"scripts/federate.py --resume true --output {folder} and the settings of the run"
+            )
+        return Source(name, found, RunFolder(folder))
     if (folder / CONFIG_FILE).is_file():
         run = RunFolder(_root(folder))
         if run.root != folder and run.record.is_file():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fedecider.federation.method import FederatedMethod
+from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
 from fedecider.llm.setup import Settings
 from fedecider.methods import METHODS
@@ -20,7 +22,6 @@ def check_privacy(settings: Settings) -> None:
 
     Raises:
         ValueError: bound, noise or hidden users where something of a client leaves beside them, or nothing leaves.
-        ImportError: an epsilon that needs the package dp-accounting.
     """
     config, privacy, users = settings.run, settings.run.privacy, settings.training.user_privacy
     counts = getattr(settings.method, "weighting", "uniform") == "examples"
@@ -68,7 +69,6 @@ def check_privacy(settings: Settings) -> None:
                 f"got user_privacy with samples.pair_share {samples.pair_share} and user_wording "
                 f"{samples.user_wording}, expected 0 and none: a sample has to be of one user alone"
             )
-    privacy_data(settings)
 
 
 def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommender: ClientModels) -> None:
@@ -86,12 +86,17 @@ def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommen
         )
 
 
-def privacy_data(settings: Settings) -> dict[str, Any]:
-    """What stands in ``metrics.json``, for what is on: ``uploads``, ``users``. An epsilon of null is no guarantee."""
+def privacy_data(settings: Settings, num_clients: int) -> dict[str, Any]:
+    """What stands in ``metrics.json``, for what is on: ``uploads``, ``users``. An epsilon of null is no guarantee.
+
+    Raises:
+        ImportError: an epsilon that needs the package dp-accounting.
+    """
     run, users, found = settings.run, settings.training.user_privacy, {}
     if run.privacy.clips:
-        value = epsilon(run.privacy, run.num_rounds, run.participation)
-        text = privacy_report(run.privacy, run.num_rounds, run.participation)
+        share = hidden_share(num_clients, run.participation, seen=run.secure_sum)
+        value = epsilon(run.privacy, run.num_rounds, share)
+        text = privacy_report(run.privacy, run.num_rounds, share)
         found["uploads"] = _entry(value, run.privacy.delta, text)
     if users.on:
         num_epochs = run.num_rounds * settings.training.local_epochs
@@ -99,9 +104,9 @@ def privacy_data(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def privacy_notes(settings: Settings) -> list[str]:
+def privacy_notes(promised: Mapping[str, Any]) -> list[str]:
     """The same as lines below a table."""
-    return [f"privacy of {what}: {entry['text']}" for what, entry in privacy_data(settings).items()]
+    return [f"privacy of {what}: {entry['text']}" for what, entry in promised.items()]
 
 
 def _entry(value: float, delta: float, text: str) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class Models(NamedTuple):
     shares: Shares
     num_beams: int | None
     """None where every item was scored."""
+    privacy: dict[str, Any]
+    """What the run promises, see `privacy_data`."""
 
 
 def write_models(
@@ -130,7 +132,8 @@ def write_models(
     examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0], shares)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
-    made = Models(rows, examples, memories, shares, num_beams)
+    promised = privacy_data(settings, recommender.num_clients)
+    made = Models(rows, examples, memories, shares, num_beams, promised)
     _write_metrics(settings, method, foundation, state, folder, made, valid_rows, models, truncated, tests)
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -253,8 +256,8 @@ def _write_metrics(
             content["domains"][name]["export"] = truncated[name]
     if settings.run.share_grid != [1.0]:
         content["update_shares"] = dict(made.shares)
-    if promised := privacy_data(settings):
-        content["privacy"] = promised
+    if made.privacy:
+        content["privacy"] = made.privacy
     if made.memories is not None:
         content["memory"] = memories_data(made.memories)
     if len(foundation.domains) > 1:
@@ -361,5 +364,5 @@ def _notes(
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         *([f"with memory, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
-        *privacy_notes(settings),
+        *privacy_notes(models.privacy),
     ]

@@ -96,13 +96,16 @@ def api_key(config: ServeConfig, environment: Mapping[str, str]) -> str:
     """The key that requests must name; empty where there is none.
 
     Raises:
-        ValueError: the key cannot be one, or there is none and ``config`` lets other machines in without being told to.
-        FileNotFoundError: there is no file of that name.
+        ValueError: the key cannot be read or be one, or there is none and ``config`` lets other machines in without
+            being told to.
     """
     source, key = KEY_VARIABLE, environment.get(KEY_VARIABLE)
     if config.api_key_file:
         source = config.api_key_file
-        key = Path(config.api_key_file).read_text(encoding="utf-8", errors="replace").strip()
+        try:
+            key = Path(config.api_key_file).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise ValueError(f"cannot read {source} ({error.strerror}), expected a file with the API key") from error
     if key is not None:
         if not (SHORTEST_KEY <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable() and " " not in key):
             raise ValueError(

@@ -84,6 +84,8 @@ def wrong_field(errors: Sequence[Any]) -> str:
     place = ".".join(str(part) for part in first["loc"][1:])  # the first one is "body" or "query"
     if kind == "json_invalid":
         return "got a body that is no JSON, expected an object such as /openapi.json shows"
+    if isinstance(first.get("input"), bytes):
+        return "got a body that is not sent as JSON, expected the header Content-Type: application/json"
     if kind == "missing":
         return f"got no {place or 'body'}, expected one"
     if kind == "extra_forbidden":

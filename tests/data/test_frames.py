@@ -114,6 +114,20 @@ def test_times_of_every_kind_are_the_same_moments(written):
     assert found.content_hash() == from_events(events(), items(), **NAMES, **SETTINGS)["shop"].content_hash()
 
 
+@pytest.mark.parametrize("written", [lambda time: time, lambda time: time.timestamp(), lambda time: time.isoformat()])
+def test_events_within_a_second_are_in_order(written):
+    """Also of a table that is newest first, as exports are."""
+    rows = [{**row, "when": START + timedelta(milliseconds=number)} for number, row in enumerate(events())]
+    found = from_events(
+        [{**row, "when": written(row["when"])} for row in reversed(rows)], items(), **NAMES, **SETTINGS
+    )["shop"]
+    hours = [{**row, "when": START + timedelta(hours=number)} for number, row in enumerate(events())]
+    expected = from_events(hours, items(), **NAMES, **SETTINGS)["shop"]
+    assert found.clients.users == expected.clients.users
+    assert found.clients.sequences == expected.clients.sequences
+    assert len({time for times in found.clients.timestamps for time in times}) == 1  # whole seconds
+
+
 def test_days_are_times():
     rows = [{**row, "when": (START + timedelta(days=number)).date()} for number, row in enumerate(events())]
     found = from_events(rows, items(), **NAMES, **SETTINGS)["shop"]
@@ -216,6 +230,12 @@ BAD = {
     "an item that is None": ([{**events()[0], "sku": None}], items(), {}, "got no item in row 1 of the events"),
     "a fraction as user": (GAPS.assign(customer=GAPS.customer + 0.5), items(), {}, "got the user 100.5 in row 1"),
     "a truth as item": ([{**row, "sku": True} for row in events()], items(), {}, "got the item True in row 1"),
+    "no time": (
+        [*events()[:3], {**events()[3], "when": None}],
+        items(),
+        {},
+        "got no time in row 4 of the events, expected one in every row: leave such rows out",
+    ),
     "a word as time": ([{**row, "when": "soon"} for row in events()], items(), {}, "got the time 'soon' in row 1"),
     "a word as rating": ([{**row, "stars": "good"} for row in events()], items(), {"rating": "stars"}, "rating 'good'"),
     "mixed values": (

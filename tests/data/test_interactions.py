@@ -119,6 +119,15 @@ def test_the_same_events_in_two_formats_and_any_row_order(write, tmp_path):
     assert list(map(len, loaded[0].sequences)) == [4, 5, 6, 7, 8, 9]
 
 
+def test_events_within_a_second_are_in_order(write, tmp_path):
+    rows = [f"{user},i{step},{1_700_000_000 + step / 4}" for user in "ab" for step in (3, 1, 0, 2)]
+    write("mine.csv", ["user,item,t", *rows])
+    data = load_interactions(InteractionsConfig("mine", "csv", str(tmp_path), time_column="t"))
+    assert [[data.item_keys[item] for item in items] for items in data.sequences] == [["i0", "i1", "i2", "i3"]] * 2
+    assert data.timestamps == [[1_700_000_000] * 4] * 2
+    assert data.card["order"] == "time, ties in file order"
+
+
 def test_titles_and_hash(write, tmp_path):
     write("u.data", [f"{u}\t{i}\t4\t{i}" for u in (1, 2) for i in (7, 8, 9)])
     write("movies.dat", ["7::Seven (1995)::Drama", "8::Eight::War", "8::Eight again::War"])

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,20 @@ def exchange_with(sites, away=lambda client, asked: False, damage=lambda client,
 
 
 def deployed(
-    name, sites, rounds, folder=None, resume=False, names=NAMES, recommender=None, config=None, sums=None, **faults
+    name,
+    sites,
+    rounds,
+    folder=None,
+    resume=False,
+    names=NAMES,
+    recommender=None,
+    config=None,
+    sums=None,
+    started="",
+    run="abc",
+    **faults,
 ):
-    line = Line(exchange_with(sites, **faults), config or DeploymentConfig(), "abc", names)
+    line = Line(exchange_with(sites, **faults), config or DeploymentConfig(), run, names, started=started)
     records = []
     nobody = recommender or toy_recommender(names, data=[{"labels": torch.zeros(0, 2)}] * len(names))
     state, results = run_deployed(
@@ -178,6 +190,48 @@ def test_a_silent_site_has_its_last_scores_after_a_restart_of_the_server_too(tmp
     assert found["restarted"]["round"] == 3
     assert found["restarted"]["valid"] == found["straight"]["valid"]
     assert found["restarted"]["valid"]["global"][2]["ndcg@10"] > 0.0
+
+
+def test_a_run_that_is_started_anew_takes_nothing_of_the_one_before(tmp_path):
+    """Not even from a site that is away when it begins, and would go on with the state of a later round."""
+    late = lambda client, asked: client == 2 and asked.round == 1  # noqa: E731
+    ended = {}
+
+    def ends(name, client, state, _):
+        ended[name, client] = state
+        return {}
+
+    for name, starts in (("once", ("b",)), ("anew", ("a", "b"))):
+        for started in starts:
+            sites = [
+                site_of("fedecider", client, tmp_path / name, finish=partial(ends, name, client)) for client in range(3)
+            ]
+            away = late if started == "b" else lambda client, asked: False
+            state, records, line, _ = deployed("fedecider", sites, 4, away=away, started=started)
+        ended[name] = (state.server, [record["refused_uploads"] for record in records])
+        assert line.refused == []
+    assert same(ended["anew"][0], ended["once"][0])
+    assert ended["anew"][1] == ended["once"][1]
+    for client in range(3):
+        assert same(ended["anew", client].best_local, ended["once", client].best_local)
+    assert len((tmp_path / "anew" / "site2" / "training.jsonl").read_text().splitlines()) == 3  # rounds 2 to 4
+
+
+def test_a_run_that_goes_on_is_the_same_start(tmp_path):
+    sites = [site_of("fedecider", client, tmp_path) for client in range(3)]
+    deployed("fedecider", sites, 2, tmp_path / "server", started="a")
+    state, _, line, _ = deployed("fedecider", sites, 3, tmp_path / "server", resume=True, started="a")
+    assert same(state.server, run(build("fedecider", toy_recommender()), 3, 3)[0].server)
+    assert line.refused == []
+
+
+def test_a_site_goes_into_no_other_run_with_its_folder(tmp_path):
+    deployed("fedavg", [site_of("fedavg", client, tmp_path) for client in range(3)], 1, started="a")
+    others = [site_of("fedavg", 0, tmp_path), *(site_of("fedavg", client, tmp_path / "b") for client in (1, 2))]
+    _, records, _, _ = deployed("fedavg", [site._replace(run="xyz") for site in others], 1, run="xyz", started="c")
+    (refused,) = records[0]["refused_uploads"]
+    assert refused["client"] == 0
+    assert "expected one of run abc, to which the folder of this site belongs" in refused["reason"]
 
 
 def test_sites_that_were_scored_together_have_the_mean_of_all_after_a_restart():

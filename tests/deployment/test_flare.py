@@ -4,18 +4,21 @@ import json
 import runpy
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
 
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from test_project import few
 
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.deployment import jobs
-from fedecider.deployment.flare import PARTY, of_blob, party_file, read_party, to_blob
+from fedecider.deployment import commands, jobs, tracks
+from fedecider.deployment.flare import PARTY, SiteExecutor, of_blob, party_file, read_party, to_blob
+from fedecider.deployment.messages import Message, pack, unpack
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -109,6 +112,31 @@ def test_a_blob_keeps_every_byte_in_flares_wrapping():
     assert to_blob(wrapped) == b""
     wrapped.params = None
     assert to_blob(wrapped) == b""
+
+
+def test_a_site_that_cannot_be_made_ready_leaves_the_job_to_the_others(monkeypatch, tmp_path):
+    """What an executor raises ends the job of all."""
+    file = tmp_path / "site-crime.yaml"
+    file.write_text(yaml.safe_dump({"project": str(tmp_path / "nothing"), "output": "o", "client": "crime"}))
+    monkeypatch.setenv(PARTY, str(file))
+    asked = FLModelUtils.to_shareable(of_blob(pack(Message("train", 1))))
+    context = SimpleNamespace(get_identity_name=lambda: "site-crime")
+    answer = unpack(to_blob(FLModelUtils.from_shareable(SiteExecutor().execute("", asked, context, None))), 1 << 20)
+    assert (answer.kind, answer.facts["reason"]) == ("error", "the site could not be made ready, see its log")
+
+
+def test_a_site_with_other_data_does_not_join(monkeypatch, tmp_path):
+    def other(project, data, client):
+        raise ValueError(f"got another catalogue of {client} in {data}")
+
+    track = tracks.LLM._replace(read_project=lambda root: SimpleNamespace(names=["crime"]), own_data=other)
+    monkeypatch.setattr(commands, "track_of", lambda root: track)
+    monkeypatch.setattr(jobs, "kind_of", lambda kit: "site")
+    monkeypatch.setattr(jobs, "start_party", lambda kit, file: pytest.fail("it joined"))
+    file = tmp_path / "party.yaml"
+    file.write_text(yaml.safe_dump({"project": "p", "output": "o", "data": "d", "client": "crime"}))
+    with pytest.raises(ValueError, match="got another catalogue of crime in d"):
+        commands.start(["--kit", str(tmp_path / "site-crime"), "--party", str(file)])
 
 
 def test_a_party_reads_its_own_file(monkeypatch, tmp_path):

@@ -67,6 +67,17 @@ def test_a_round_that_is_asked_again_gets_the_same_upload_and_an_earlier_one_non
     assert "got round 3, expected at most 2" in third.facts["reason"]
 
 
+def test_a_site_that_has_spent_rounds_takes_part_in_no_other_start(tmp_path):
+    sites = [private_site(client, tmp_path) for client in range(3)]
+    deployed("fedavg", sites, 1, started="a")
+    again = [sites[0], *(private_site(client, tmp_path / "b") for client in (1, 2))]
+    _, records, _, _ = deployed("fedavg", again, 1, started="b")
+    (refused,) = records[0]["refused_uploads"]
+    assert "this site has spent rounds of its guarantee on it. Resume it on the server" in refused["reason"]
+    _, records, _, _ = deployed("fedavg", sites, 1, started="a")
+    assert records[0]["refused_uploads"] == []
+
+
 def test_without_a_guarantee_a_site_trains_again(tmp_path):
     sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
     seen = asked_in(tmp_path, sites)
@@ -96,7 +107,7 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
     """`make_site` as it wires a project of two clients, over a party that is a toy."""
     chosen = settings("--privacy.clip", "0.5", "--privacy.noise_scale", "1", "--num_rounds", "3")
     recommender = toy_recommender(NAMES)
-    monkeypatch.setattr(deployed_run, "own_domain", lambda data, name: None)
+    monkeypatch.setattr(deployed_run, "own_domain", lambda *given: None)
     monkeypatch.setattr(
         deployed_run, "party", lambda *given: projects.Party(recommender, build("fedavg", recommender), None)
     )

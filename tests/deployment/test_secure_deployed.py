@@ -5,8 +5,8 @@ import re
 
 import pytest
 import torch
-from test_deployed import MOST, build, catalogue_recommender, deployed, run, same, site_of, toy_recommender
-from toy_recommender import SILOS
+from test_deployed import MOST, NAMES, build, catalogue_recommender, deployed, run, same, site_of, toy_recommender
+from toy_recommender import SILOS, toy_data
 
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.federation.faults import Fault, scenario
@@ -103,6 +103,20 @@ def test_too_few_sites_end_the_run_with_a_sentence(tmp_path):
     early = lambda client, asked: client > 0 and asked.kind == "keys"  # noqa: E731
     with pytest.raises(ValueError, match="keys of 1 of 3 sites in round 1, expected two"):
         deployed("fedavg", secure_sites("fedavg", tmp_path / "b"), 1, sums=SUMS, away=early)
+
+
+@pytest.mark.parametrize("kind", ["keys", "shares", "train"])
+def test_two_of_five_are_no_sum_of_five(kind, tmp_path):
+    """The threshold is one of all who were asked, also of those who have not even announced keys."""
+    names = tuple("abcde")
+    data = [toy_data(domain) for domain in (*NAMES, *NAMES[:2])]
+    sites = []
+    for client in range(5):
+        own = [one if client == other else {"labels": torch.zeros(0, 2)} for other, one in enumerate(data)]
+        sites.append(site_of("fedavg", client, tmp_path, toy_recommender(names, data=own), sums=SUMS))
+    gone = lambda client, asked: client > 1 and asked.kind == kind  # noqa: E731
+    with pytest.raises(ValueError, match="2 of 5 uploads for the secure sum of round 1, expected 3 at least"):
+        deployed("fedavg", sites, 1, names=names, sums=SUMS, away=gone)
 
 
 def test_an_upload_in_the_clear_and_wrong_shares_are_refused(tmp_path):

@@ -203,10 +203,16 @@ def test_bytes_are_those_of_the_formula():
 def test_a_cohort_that_the_server_chooses_hides_nobody(monkeypatch):
     """Epsilon of noise on the sum falls with participation for drawn cohorts alone."""
     monkeypatch.setattr(results, "privacy_report", lambda config, num_rounds, participation: f"{participation}")
-    run_config = EmbeddingRunConfig(method="fedfast", participation=0.1)
-    shared = (run_config, InteractionsConfig(), toy_training("fedfast"), PrivacyConfig())
-    assert results.privacy_text(EmbeddingSettings(*shared, FedfastConfig(draw="random"))) == "0.1"
-    assert results.privacy_text(EmbeddingSettings(*shared, FedfastConfig(draw="equal"))) == "1.0"
+
+    def counted(draw, num_users=20, **options):
+        run_config = EmbeddingRunConfig(method="fedfast", participation=0.1, **options)
+        shared = (run_config, InteractionsConfig(), toy_training("fedfast"), PrivacyConfig())
+        return results.privacy_text(EmbeddingSettings(*shared, FedfastConfig(draw=draw)), num_users)
+
+    assert counted("random") == "0.1"
+    assert counted("random", num_users=12) == str(2 / 12)  # a cohort has whole clients
+    assert counted("random", secure_sum=True).startswith("1.0")  # its server sees who takes part
+    assert counted("equal") == "1.0"
 
 
 @pytest.mark.parametrize("config", [FedfastConfig(draw=draw) for draw in ("equal", "proportional", "random")])

@@ -65,7 +65,7 @@ def test_an_epsilon_is_the_sum_over_rounds_with_uploads_alone(name):
         plane = {"direction": 0.0} if method == "fednear" else {}
         own = entry.config(**bound, **plane) if entry.guarantee else entry.config()
         run, privacy = EmbeddingRunConfig(method=method, num_rounds=3), PrivacyConfig(mechanism="gaussian", **bound)
-        found = privacy_text(EmbeddingSettings(run, InteractionsConfig(), toy_training(method), privacy, own))
+        found = privacy_text(EmbeddingSettings(run, InteractionsConfig(), toy_training(method), privacy, own), 30)
         budget = privacy_report(privacy, rounds).split(":")[0]
         assert found.split(":")[0] == budget, method
         assert f"over {rounds} round(s)" in found

@@ -142,7 +142,7 @@ def test_deep_json_gets_one_sentence():
 
 
 def test_a_form_is_no_question(small):
-    refused(small.client.post("/recommend", content=json.dumps(question("crime-0001"))), 422)
+    refused(small.client.post("/recommend", content=json.dumps(question("crime-0001"))), 422, "Content-Type")
     assert small.crime.calls == []
 
 

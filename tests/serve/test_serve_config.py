@@ -53,7 +53,9 @@ def test_the_key_of_a_file_comes_before_that_of_the_environment(tmp_path):
     (tmp_path / "key").write_text(f"{KEY}-of-the-file\n")
     config = ServeConfig(run="x", api_key_file=str(tmp_path / "key"))
     assert api_key(config, {"FEDECIDER_API_KEY": KEY}) == f"{KEY}-of-the-file"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(
+        ValueError, match=r"cannot read .*none \(No such file or directory\), expected a file with the API"
+    ):
         api_key(ServeConfig(run="x", api_key_file=str(tmp_path / "none")), {})
 
 

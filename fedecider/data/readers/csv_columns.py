@@ -17,9 +17,9 @@ from fedecider.data.readers.table import (
     RawDomain,
     ReadOptions,
     keep_rating,
+    moment,
     no_ratings,
     no_texts,
-    unix_time,
 )
 
 
@@ -30,23 +30,23 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     if not columns.rating:
         no_ratings(path, options)
 
-    def parse(row: dict[str, str]) -> tuple[str, str, float | None, int]:
+    def parse(row: dict[str, str]) -> tuple[str, str, float | None, int, int]:
         user, item = row[columns.user], row[columns.item]
         if not (user and item):
             raise ValueError("no user or no item")
         rating = finite_number(row[columns.rating], "rating") if columns.rating else None
         # By way of a float, for the many tables that write whole seconds as 881250949.0.
-        time = unix_time(finite_number(row[columns.time], "time")) if columns.time else UNKNOWN_TIME
-        return user, item, rating, time
+        time, order = moment(finite_number(row[columns.time], "time")) if columns.time else (UNKNOWN_TIME, 0)
+        return user, item, rating, time, order
 
     file = options.file(path)
     delimiter = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
     named = [name for name in columns if name]
     expected = "the columns that the settings name (user, item, and where wanted rating and time)"
-    table = EventTable()
-    for user, item, rating, time in read_csv(file, named, parse, delimiter, expected=expected):
+    table = EventTable(with_order=bool(columns.time))
+    for user, item, rating, time, order in read_csv(file, named, parse, delimiter, expected=expected):
         if rating is None or keep_rating(rating, options):
-            table.add(user, item, time)
+            table.add(user, item, time, order)
         else:
             table.skip(BELOW_RATING)
     return RawDomain(table.build(), no_texts, [file])

@@ -38,6 +38,7 @@ OTHER_TEXT_FIELDS = ("year", "price", "sales_rank")
 """Off by default: numbers pollute item IDs, and price and sales rank are snapshots taken after the interactions."""
 
 
+MICROSECONDS = 1_000_000
 MAX_TIME = 1 << 33
 """Unix seconds end here (the year 2242)."""
 NUM_SHELVES = 5
@@ -279,6 +280,16 @@ def no_ratings(path: Path, options: ReadOptions) -> None:
             f"{path}: no ratings are read from it, but min_rating is {options.min_rating}; expected none. "
             "Leave the threshold (min_rating, implicit_threshold) out, or name a rating column where there is one."
         )
+
+
+def moment(value: Any) -> tuple[int, int]:
+    """Unix seconds as :func:`unix_time`, and microseconds: what orders the events within a second."""
+    return unix_time(value), round(float(value) * MICROSECONDS)
+
+
+def finer_than_seconds(events: RawEvents) -> bool:
+    """Whether the order of ``events`` is that of :func:`moment`."""
+    return events.order_E is not None and bool((events.order_E // MICROSECONDS == events.time_E).all())
 
 
 def unix_time(value: Any) -> int:

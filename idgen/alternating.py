@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.bounds import OneOrMore, Positive, ZeroOrMore, check
-from idgen.samples import Task, num_batches, num_samples, train_batches
+from idgen.draws import is_target
+from idgen.samples import Task, num_batches, train_batches
 from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
     BackboneTraining,
@@ -106,7 +107,7 @@ def alternate(
     device = torch.device(device)
     tasks = make_tasks(ids)
     order = phases(config)
-    positions = num_samples(tasks) // tasks[0].config.samples_per_position
+    positions = sum(int(is_target(task.train).sum()) for task in tasks)  # no walks: the generator has none
     rec = _side(backbone, train, order.count("backbone") * config.rec_epochs * num_batches(tasks, train.batch_size))
     id_train = replace(train, learning_rate=config.id_lr, batch_size=config.id_batch_size)
     gen = _side(generator, id_train, order.count("ids") * config.id_epochs * -(-positions // config.id_batch_size))

@@ -89,7 +89,9 @@ class FusedLinear(LoraLinear):
         own_a, own_b = self.own_pair()
         if self.bank is None:
             return _LowRank.apply(base, x, own_a, own_b, None, None, None)
-        if self.by_rows and not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            self.bank.whole.clear()  # a fused optimiser changes values without a new version
+        elif self.by_rows:
             return base + F.linear(x, self.dense_update().to(x.dtype)).to(base.dtype)
         if self.bank.separate:
             return _LowRank.apply(base, x, own_a, own_b, self.bank.peer_a, self.bank.peer_bt, self.bank.weight_S())

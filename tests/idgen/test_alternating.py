@@ -11,6 +11,7 @@ from idgen.alternating import AlternatingConfig, alternate, changed_ids, phases
 from idgen.draws import SampleConfig
 from idgen.item_ids import assign_item_ids
 from idgen.training import BackboneTraining
+from idgen.walks import nearest_items
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
@@ -29,7 +30,7 @@ def ids_in_order(words):
     return assign_item_ids(DOMAIN.item_keys, lambda items, _: [[words[item]] for item in items], TOKENIZER)
 
 
-def run(config, train=TRAIN, seed=0):
+def run(config, train=TRAIN, seed=0, walk_share=0.0):
     first = make_ids(DOMAIN, TOKENIZER)
     written, used = [], []
 
@@ -39,7 +40,9 @@ def run(config, train=TRAIN, seed=0):
 
     def tasks_of(ids):
         used.append(ids)
-        return [make_task(DOMAIN, TOKENIZER, PLAIN, item_ids=ids)]
+        task = make_task(DOMAIN, TOKENIZER, PLAIN, item_ids=ids)
+        near = nearest_items(torch.randn(11, 4, generator=torch.Generator().manual_seed(0)))
+        return [task._replace(config=dataclasses.replace(PLAIN, walk_share=walk_share), neighbours=near)]
 
     backbone, generator = tiny_t5(1), tiny_t5(2)
     before = copy.deepcopy(backbone.state_dict()), copy.deepcopy(generator.state_dict())
@@ -105,7 +108,9 @@ def test_the_papers_generator_rate_hardly_moves_fp32_weights():
         assert moved == expected
 
 
-def test_learning_rates_span_all_turns(monkeypatch):
+@pytest.mark.parametrize("walk_share", [0.0, 0.5])
+def test_learning_rates_span_all_turns(walk_share, monkeypatch):
+    """Catalogue walks are samples of the backbone alone."""
     seen = []
     original = alternating.train_steps
 
@@ -114,9 +119,11 @@ def test_learning_rates_span_all_turns(monkeypatch):
         return original(optimizer, batches, loss_fn, config, device, first_step, total_steps, on_step)
 
     monkeypatch.setattr(alternating, "train_steps", spy)
-    run(AlternatingConfig(num_phases=2, rec_epochs=1, id_lr=1e-3, id_batch_size=4))
-    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, 4 steps of 4 for the generator
-    assert [entry[1:] for entry in seen if entry[0] == 1e-2] == [(0, 9), (3, 9), (6, 9)]
+    run(AlternatingConfig(num_phases=2, rec_epochs=1, id_lr=1e-3, id_batch_size=4), walk_share=walk_share)
+    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, with as many walks 6, 4 steps of 4 for the generator
+    steps = 6 if walk_share else 3
+    first = [turn * steps for turn in range(3)]
+    assert [entry[1:] for entry in seen if entry[0] == 1e-2] == [(step, 3 * steps) for step in first]
     assert [entry[1:] for entry in seen if entry[0] == 1e-3] == [(0, 8), (4, 8)]
 
 

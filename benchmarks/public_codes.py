@@ -45,8 +45,6 @@ class Code(NamedTuple):
     repository: str
     prepare: Callable[[np.ndarray, int], Round]
     """(events, 2) of users and items in time order, number of items -> its round. Runs in the clone."""
-    ours: dict[str, Any] = {}  # noqa: RUF012 (never written to)
-    """What makes our variant as wide as it is, where ours has other widths."""
 
 
 def pfedrec(events: np.ndarray, num_items: int) -> Round:
@@ -142,8 +140,8 @@ def fedrecgel(events: np.ndarray, num_items: int) -> Round:
 
 
 CODES = {
-    "pfedrec": Code("Zhangcx19/IJCAI-23-PFedRec", pfedrec, {"embedding_size": 32}),
-    "gpfedrec": Code("Zhangcx19/GPFedRec", gpfedrec, {"embedding_size": 32, "hidden_sizes": "32,16,8"}),
+    "pfedrec": Code("Zhangcx19/IJCAI-23-PFedRec", pfedrec),
+    "gpfedrec": Code("Zhangcx19/GPFedRec", gpfedrec),
     "fedrap": Code("mtics/FedRAP", fedrap),
     "fedem": Code("jundongchen13/FedEM", fedem),
     "fedrecgel": Code("anonymifish/FedRecGEL", fedrecgel),
@@ -183,7 +181,7 @@ def ours(method: str) -> Round:
     from fedecider.data.rating_sets import InteractionsConfig
 
     name = f"{method}/code" if METHODS[method].code else method
-    side = Side(name, load_interactions(InteractionsConfig()), compiled=True, **CODES[method].ours)
+    side = Side(name, load_interactions(InteractionsConfig()), compiled=True)
 
     def run(number: int) -> tuple[float, float]:
         started = time.process_time()

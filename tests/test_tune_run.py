@@ -41,6 +41,13 @@ def search(data, tmp_path, monkeypatch):
     return run
 
 
+def test_a_search_over_settings_without_a_bound_goes_on(search):
+    """One of FedNear's settings is infinite."""
+    words = ("--output", "run", "--num_rounds", 1)
+    assert search("--trials", 1, *words, method="fednear") == 0
+    assert search("--trials", 2, *words, "--resume", "true", method="fednear") == 0
+
+
 def trials(root="run") -> list[tuple]:
     """(setting, validation score or None) of every trial, as the journal has them."""
     lines = [json.loads(line) for line in (Path(root) / "journal.jsonl").read_text().splitlines()]

@@ -236,6 +236,7 @@ BUILT_IN: dict[str, Method] = {
         needs_server=fedrecgel.needs_server,
         equal_weights=always,
         code=fedrecgel.CODE,
+        item_tables=fedrecgel.ITEM_TABLES,
     ),
     "fedfast": Method(
         fedfast.FedfastConfig,

@@ -64,7 +64,9 @@ class FedrecgelConfig:
 
 
 DEFAULTS: dict[str, Any] = {"embedding_size": 32, "local_epochs": 1, "learning_rate": 0.01}
-CODE: dict[str, Any] = {"variant": "code", "learning_rate": 0.1, "participation": 0.1}
+ITEM_TABLES = tuple(f"{table}{of}" for table in ("item_table", "item_table_mlp") for of in ("", ".gradient"))
+"""Of all variants; ``code`` sends gradients."""
+CODE: dict[str, Any] = {"variant": "code", "learning_rate": 0.1, "participation": 0.1, "batch_size": 128}
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"init_std": 0.1},
@@ -226,8 +228,8 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
     """One step per client and round on all its examples: Adam for p_u, whose moments the client keeps; the shared
     gradient is uploaded, and the server takes an Adam step along the plain mean of the gradients.
 
-    ``local_epochs`` is not used; ``batch_size`` (128 in the code) only scales the loss. Differs from the code: linear
-    layers start as in the rest of this package.
+    ``local_epochs`` is not used; the loss is a sum of means over ``batch_size`` examples (128 in the code), so that a
+    client weighs by its number of batches. Differs from the code: linear layers start as in the rest of this package.
     """
     model = neumf_model(federation, training)
     names = [*model.shared, *model.private]

@@ -68,7 +68,7 @@ class GpfedrecConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
-CODE: dict[str, Any] = {"variant": "code"}
+CODE: dict[str, Any] = {"variant": "code", "embedding_size": 32, "hidden_sizes": "32,16,8"}
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"init_std": 0.1},

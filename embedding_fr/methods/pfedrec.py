@@ -45,7 +45,7 @@ class PfedrecConfig:
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}
-CODE: dict[str, Any] = {"variant": "code"}
+CODE: dict[str, Any] = {"variant": "code", "embedding_size": 32}
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"init_std": 0.1},

@@ -32,8 +32,8 @@ from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import stream
 from fedecider.running.damage import read_object
-from fedecider.running.run_folder import check_output, identity
-from fedecider.running.stages import as_plain, content_key
+from fedecider.running.run_folder import check_output, identity, recorded
+from fedecider.running.stages import content_key
 from fedecider.running.yaml_file import load_yaml
 
 FORMAT = 1
@@ -134,7 +134,7 @@ def make_embedding_project(
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the project")
     site_names(list(hosts))  # names that certificates take
-    plain = as_plain(_placed(settings).as_record())
+    plain = recorded(_placed(settings).as_record())
     shared = {"settings": plain, "dataset": settings.data.dataset, "items": list(item_keys)}
     shared["hosts"] = {name: list(own) for name, own in hosts.items()}
     run = content_key({**shared, "settings": identity(plain)})

@@ -37,8 +37,8 @@ from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import say
-from fedecider.running.run_folder import check_output, identity
-from fedecider.running.stages import Stage, as_plain, content_key
+from fedecider.running.run_folder import check_output, identity, recorded
+from fedecider.running.stages import Stage, content_key
 
 FORMAT = 1
 PROJECT_FILE = "project.json"
@@ -93,7 +93,7 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
         placed = _placed(settings, scratch)
         distill_stage(placed.run, pretrain_stage(placed.run, public, device, quiet), public, device, quiet)
         encoded_texts(public, placed.run.pretrain.text_encoder, placed.run.cache)
-        plain = as_plain(_placed(settings, Path()).as_record())
+        plain = recorded(_placed(settings, Path()).as_record())
         run = _fingerprint(identity(plain), public, scratch / "cache")
         write_json(scratch / PROJECT_FILE, {"format": FORMAT, "run": run, "clients": list(public), "settings": plain})
         write_sums(scratch)

@@ -165,15 +165,14 @@ def _rows_for_all(held: Sequence[Upload], name: str, kind: RobustMean, server: T
 
 def _middle(value: Tensor, kind: RobustMean) -> Tensor:
     """Median or trimmed mean over the first dimension, NaN left out."""
+    ascending, count = value.sort(0).values, (~value.isnan()).sum(0, keepdim=True)  # NaN comes last
     if kind == "median":
-        ascending, count = value.sort(0).values, (~value.isnan()).sum(0, keepdim=True)  # NaN comes last
         low, high = (ascending.gather(0, (place // 2).clamp(min=0))[0] for place in (count - 1, count))
         return low + 0.5 * (high - low)
-    total, count = value.nansum(0), (~value.isnan()).sum(0)
-    largest = value.nan_to_num(nan=-torch.inf).amax(0)
-    smallest = value.nan_to_num(nan=torch.inf).amin(0)
-    trims = count >= 3
-    return torch.where(trims, total - largest - smallest, total) / (count - 2 * trims).clamp(min=1)
+    trimmed = (count >= 3).long()
+    place = torch.arange(len(value), device=value.device).view(-1, *[1] * (value.dim() - 1))
+    kept = (place >= trimmed) & (place < count - trimmed)  # left out, not taken off a sum in which the others drown
+    return ascending.where(kept, 0.0).sum(0) / (count - 2 * trimmed)[0].clamp(min=1)
 
 
 def _clipped(held: Sequence[Upload], server: Tree) -> Iterator[Upload]:
@@ -188,8 +187,9 @@ def _clipped(held: Sequence[Upload], server: Tree) -> Iterator[Upload]:
         tensors = {}
         for name, tensor in upload.tensors.items():
             scale = factor_C.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
-            kept = tensor.double() - (1.0 - scale) * change[name]
-            tensors[name] = torch.where(scale == 1.0, tensor, kept.to(tensor.dtype))
+            kept = _base(upload, name, server).double() + scale * change[name]
+            same = (scale == 1.0) | (change[name] == 0.0)
+            tensors[name] = torch.where(same, tensor, kept.to(tensor.dtype))
         yield upload._replace(tensors=tensors, finite=torch.ones(len(upload.clients), dtype=torch.bool))
 
 
@@ -197,15 +197,19 @@ def _change(upload: Upload, server: Tree) -> Tree:
     """What each client changed of what the server holds, float64."""
     change = {}
     for name, tensor in upload.tensors.items():
-        base = server.get(name, tensor.new_zeros(()))
-        if name in upload.rows:
-            base = _server_table(upload, name, server)[upload.rows[name].clamp(min=0)]
-        one = tensor.double() - base
+        one = tensor.double() - _base(upload, name, server)
         for mark in (upload.sent_rows.get(name), upload.rows[name] >= 0 if name in upload.rows else None):
             if mark is not None:
                 one = one.masked_fill(~mark.to(one.device).view(*mark.shape, *[1] * (one.dim() - mark.dim())), 0.0)
         change[name] = one
     return change
+
+
+def _base(upload: Upload, name: str, server: Tree) -> Tensor:
+    """What the server holds of a tensor, or of its rows that a client holds."""
+    if name in upload.rows:
+        return _server_table(upload, name, server)[upload.rows[name].clamp(min=0)]
+    return server.get(name, upload.tensors[name].new_zeros(()))
 
 
 def _server_table(upload: Upload, name: str, server: Tree) -> Tensor:

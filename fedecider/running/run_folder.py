@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.metadata
+import math
 import os
 import platform
 import subprocess
@@ -126,7 +127,7 @@ def opened_run(root: Path, record: dict[str, Any], resume: bool, writes: bool = 
     with locked(folder.lock, _busy(root)):
         _check_content(folder, record, resume)
         if not folder.record.exists():
-            write_json(folder.record, as_plain(record))
+            write_json(folder.record, recorded(record))
         yield folder
 
 
@@ -188,7 +189,7 @@ def _check_content(folder: RunFolder, record: dict[str, Any], resume: bool) -> N
         return
     previous = read_run(root)
     with damage_names(folder.record):
-        changed = changed_settings(identity(previous["config"]), identity(as_plain(record["config"])))
+        changed = changed_settings(identity(previous["config"]), identity(recorded(record["config"])))
     if changed or previous.get("data") != record["data"]:
         raise ValueError(
             f"{root} holds a run of another configuration: {changed[0] if changed else 'the data'}. Resume with the "
@@ -239,6 +240,19 @@ def read_run(root: Path) -> dict[str, Any]:
     return record
 
 
+def recorded(value: Any) -> Any:
+    """``value`` as a file keeps it from which settings are read again: `as_plain`, with infinity as YAML writes it."""
+    return _with_infinity(as_plain(value))
+
+
+def _with_infinity(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_infinity(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_with_infinity(entry) for entry in value]
+    return ("-.inf" if value < 0 else ".inf") if isinstance(value, float) and math.isinf(value) else value
+
+
 def identity(config: dict) -> dict:
     """The settings that decide what a run computes: not where things lie, nor how it is watched or resumed."""
     run = {name: value for name, value in config["run"].items() if name not in PLACES}
@@ -259,7 +273,7 @@ def changed_settings(old: dict, new: dict, prefix: str = "") -> list[str]:
 
 def fingerprint(record: dict[str, Any]) -> str:
     """Key of the configuration and data of a run; checkpoints carry it."""
-    return content_key({"config": identity(as_plain(record["config"])), "data": record["data"]})
+    return content_key({"config": identity(recorded(record["config"])), "data": record["data"]})
 
 
 def provenance() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
 
 from embedding_fr.audit import moved_sum, moves_of
+from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.merging import Merging
 from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.results import privacy_text
@@ -71,14 +72,20 @@ def test_an_epsilon_is_the_sum_over_rounds_with_uploads_alone(name):
         assert f"over {rounds} round(s)" in found
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_item_tables_are_those_tensors_whose_rows_are_items(name):
+@pytest.mark.parametrize(
+    ("name", "own", "elsewhere"),
+    [
+        *((name, {}, set()) for name in METHODS if name not in ("fedcia_fitted", "fedrecgel")),
+        ("fedcia_fitted", {}, {"factor"}),  # in another encoding
+        ("fedrecgel", {}, {"item_table.gradient", "item_table_mlp", "item_table_mlp.gradient"}),
+        ("fedrecgel", {"variant": "code"}, set()),
+    ],
+)
+def test_item_tables_are_those_tensors_whose_rows_are_items(name, own, elsewhere):
     """In the tiny setting nothing but a table has as many rows as there are items."""
     tables = METHODS[name].item_tables
-    bench = EmbeddingBench(METHODS[name])
-    method, found = bench.build(), set()
-    if name == "fedcia_fitted":
-        found.add("factor")  # in another encoding
+    bench = EmbeddingBench(METHODS[name], METHODS[name].config(**own))
+    method, found = bench.build(), set(elsewhere)
 
     def server_aggregate(round, server, uploads):
         found.update(name for name, tensor in server.items() if tensor.dim() == 2 and len(tensor) == NUM_ITEMS)
@@ -112,3 +119,15 @@ def test_tensors_of_the_length_of_the_catalogue_are_no_item_tables():
 
         run(method._replace(server_aggregate=server_aggregate), None, 1)
         assert {tuple(move_CID.shape[1:]) for move_CID in seen} == {(NUM_ITEMS, size)}
+
+
+def test_rows_of_public_codes_are_as_wide_as_these():
+    """latent_dim, layers and batch sizes of Zhangcx19/IJCAI-23-PFedRec, Zhangcx19/GPFedRec and anonymifish/FedRecGEL."""
+    config = LeaderboardConfig(methods="pfedrec/code", protocol="paper")
+    of = {
+        name: run_settings(config, InteractionsConfig(), f"{name}/code", "paper", {}, 0, 0)
+        for name in ("pfedrec", "gpfedrec", "fedrecgel")
+    }
+    assert [of[name].training.embedding_size for name in ("pfedrec", "gpfedrec")] == [32, 32]
+    assert of["gpfedrec"].method.hidden_sizes == "32,16,8"
+    assert of["fedrecgel"].training.batch_size == 128

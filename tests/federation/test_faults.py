@@ -173,6 +173,9 @@ def test_medians_and_trimmed_means_by_hand():
 
     assert mean("median") == [3.0, 0.5]
     assert mean("trimmed_mean") == [3.0, 0.5]
+    huge = upload._replace(tensors={"x": torch.tensor([[0.1], [0.2], [0.3], [1e20]])})
+    trimmed = weighted_mean(robust([huge], "trimmed_mean", {}), {"x": torch.zeros(1)})["x"]
+    torch.testing.assert_close(trimmed, torch.tensor([0.25]))  # whom one number drowns is not lost
     marks = torch.tensor([[True, False], [True, False], [True, True], [True, True]])
     rows = Upload(
         torch.arange(4),
@@ -194,6 +197,9 @@ def test_norms_are_clipped_to_their_median():
     upload = Upload(torch.arange(3), torch.ones(3), {"x": server["x"] + change})
     (clipped,) = robust([upload], "norm_clip", server)
     torch.testing.assert_close(clipped.tensors["x"] - server["x"], torch.tensor([[3.0, 4.0], [0.0, 1.0], [3.0, 4.0]]))
+    huge = upload._replace(tensors={"x": torch.tensor([[1.1, 1.0], [1.2, 1.0], [1e20, 1.0]])})
+    (clipped,) = robust([huge], "norm_clip", server)
+    torch.testing.assert_close(clipped.tensors["x"], torch.tensor([[1.1, 1.0], [1.2, 1.0], [1.2, 1.0]]))
 
 
 def test_methods_without_a_mean_are_refused():

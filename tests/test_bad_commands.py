@@ -388,6 +388,17 @@ def test_a_run_that_reads_texts_by_tfidf_for_want_of_an_encoder_says_so_first(
     assert "got to the first stage" in told
 
 
+def test_a_run_does_not_go_on_with_another_reader_of_texts(copy, capsys, monkeypatch):
+    """What ``auto`` stands for changes when an encoder is installed."""
+    words = ["--config", "tiny.yaml", "--pretrain.text_encoder", "auto", "--output", str(copy), "--resume", "true"]
+    record = json.loads((copy / "run.json").read_text())
+    of_auto = changed(record, "config", "run", "pretrain", "text_encoder", to="auto")
+    (copy / "run.json").write_text(json.dumps(of_auto))
+    assert record["data"]["text encoder"] == "tfidf"
+    monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda package: package)
+    refused(capsys, "holds a run of another configuration: the data", "federate", *words)
+
+
 def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeypatch):
     monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
     record = json.loads((copy / "run.json").read_text())

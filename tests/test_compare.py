@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,41 @@ def test_the_same_settings_on_other_domains(playground, monkeypatch):
     assert {run.settings.run.domains for run in found["children,comics"]} == {"children,comics"}
     folders = [{run.folder.root for run in runs} for runs in found.values()]
     assert not folders[0] & folders[1]
+
+
+def test_runs_are_kept_by_what_reads_their_texts_and_what_their_scenario_says(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+
+    def folders():
+        planned = plan(CompareConfig(**{**TABLE, "rows": {"fedavg": {"faults": "faults.yaml"}}, "analysed": []}))
+        return {run.folder.root for settings in planned.values() for runs in settings for run in runs}
+
+    found = []
+    for package, kind in ((True, "late"), (None, "late"), (None, "away")):
+        monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda name, package=package: package)
+        Path("faults.yaml").write_text(f"faults: [{{client: crime, kind: {kind}}}]")
+        found.append(folders())
+        assert found[-1] == folders()
+    assert not found[0] & found[1] | found[1] & found[2] | found[0] & found[2]
+
+
+def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    content = {**RUNS, "precision": "auto", "distill": {**RUNS["distill"], "precision": "auto"}}
+    Path("runs.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.setattr("fedecider.llm.commands.fastest", lambda device: "bf16")
+    monkeypatch.setattr("fedecider.llm.commands.bf16_speedup", lambda device: 2.0)
+    called = []
+    monkeypatch.setattr(
+        planning.subprocess, "run", lambda command, **_: called.append(command) or subprocess.CompletedProcess([], 0)
+    )
+    config = CompareConfig(**{**TABLE, "rows": {"fedavg": {}}, "tune": 1, "analysed": []})
+    assert planning.fill(config, plan(config)) == []  # nobody ran
+    for command in called:
+        words = dict(pairwise(command))
+        given = [words[f"--{block}precision"] for block in ("", "distill.", "pretrain.train.")]
+        assert given == ["bf16", "bf16", "fp32"]
+    assert len(called) >= 2  # the stages and the run
 
 
 def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):

@@ -80,7 +80,7 @@ def _trained(settings: IdSettings, domains: Mapping[str, Domain], cache: Path, d
     inputs = {
         "run": as_plain(settings.run),
         "method": as_plain(settings.method),
-        "data": {name: domain.content_hash() for name, domain in domains.items()},
+        "data": [(name, domain.content_hash()) for name, domain in domains.items()],
         "device": device,
     }
     stage = cached_stage(cache, method, inputs, build)

@@ -26,6 +26,7 @@ from fedecider.data.encoders import load_encoder
 from fedecider.evaluation.metrics import MACRO
 from fedecider.llm.baselines import TEACHER
 from fedecider.llm.commands import parse_settings
+from fedecider.llm.federate import beside_data
 from fedecider.llm.memories import MEMORY_ROW, OWN_MEMORY_ROW, with_memory
 from fedecider.llm.run_words import valid_means
 from fedecider.llm.setup import Settings, load_data
@@ -310,7 +311,7 @@ def _runs(
     found = []
     for seed in range(config.seeds):
         settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed))
-        key = fingerprint({"config": settings.as_record(), "data": hashes})
+        key = fingerprint({"config": settings.as_record(), "data": {**hashes, **beside_data(settings.run)}})
         folder = RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}")
         found.append(Run(label, seed, options, settings, folder))
     return found
@@ -328,7 +329,7 @@ def _work(config: CompareConfig, jobs: Sequence[tuple[str, Run]]) -> None:
 
 def _call(config: CompareConfig, stage: str, run: Run) -> str:
     """Run ``stage`` in a process of its own; returns what went wrong, or nothing."""
-    words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed)]
+    words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed), *_precisions(run.settings)]
     place = run.folder.root if stage == "federate" else run.folder.root.with_name(f"stages-{run.seed}")
     place.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
@@ -347,6 +348,17 @@ def _call(config: CompareConfig, stage: str, run: Run) -> str:
         return ""
     last = [line for line in Path(log.name).read_text().splitlines() if line.strip()][-1:]
     return f"exit code {code}, {last[0] if last else 'no output'} (see {log.name})"
+
+
+def _precisions(settings: Settings) -> list[str]:
+    """As they were settled here: measured once more, beside other runs, ``auto`` could be another one."""
+    run = settings.run
+    found = {
+        "precision": settings.training.precision,
+        "distill.precision": run.distill.precision,
+        "pretrain.train.precision": run.pretrain.train.precision,
+    }
+    return _words(found)
 
 
 def _shared_words(config: CompareConfig) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed
@@ -79,6 +79,7 @@ def in_client_order(
 ) -> Iterator[tuple[Block, Any]]:
     """``(block, work(block))`` for every block in order, on every process; process p computes every P-th block.
 
+    What one of them raises ends the work of all, or the next exchange would take something else for a result.
     Works in waves of one block per process, so that at most P results are in memory at once. Where processes share a
     client's data, all of them work on every block.
     """
@@ -89,5 +90,26 @@ def in_client_order(
     for start in range(0, len(blocks), processes.count):
         wave = blocks[start : start + processes.count]
         mine = wave[processes.index] if processes.index < len(wave) else None
-        results = processes.gather(None if mine is None else work(mine))
+        results = _of_all(processes, work, mine)
         yield from zip(wave, results[: len(wave)], strict=True)
+
+
+class _Failed(NamedTuple):
+    text: str
+    bad_value: bool
+
+
+def _of_all(processes: Processes, work: Callable[[Block], Any], mine: Block | None) -> list[Any]:
+    """Every process's ``work(mine)``; where it fails in some, the others raise what the first of these said."""
+    own: Exception | None = None
+    try:
+        found = None if mine is None else work(mine)
+    except Exception as error:
+        own, found = error, _Failed(str(error) or type(error).__name__, isinstance(error, ValueError))
+    results = processes.gather(found)
+    if own is not None:
+        raise own
+    failed = next((one for one in results if isinstance(one, _Failed)), None)
+    if failed is not None:
+        raise (ValueError if failed.bad_value else RuntimeError)(failed.text)
+    return results

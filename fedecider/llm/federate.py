@@ -20,6 +20,8 @@ from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundS
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.llm.alternatives import keep, settle
+from fedecider.llm.config import RunConfig
+from fedecider.llm.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.llm.limits import check_limits, check_uploads
 from fedecider.llm.privacy import check_privacy, check_shared_noise, privacy_data
 from fedecider.llm.results import write_results
@@ -62,9 +64,13 @@ def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple
     check_uploads(settings, len(clients))
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
     faults = read_faults(load_yaml(Path(config.faults)), list(clients), config.faults) if config.faults else []
-    if faults:
-        hashes["faults"] = content_key(faults)
-    return hashes, faults
+    return {**hashes, **beside_data(config)}, faults
+
+
+def beside_data(config: RunConfig) -> dict[str, str]:
+    """What decides a run beside its settings and data: what reads the item texts here, and what a scenario says."""
+    found = {TEXT_ENCODER: encoder_digest(config.pretrain.text_encoder)}
+    return {**found, "faults": content_key(load_yaml(Path(config.faults)))} if config.faults else found
 
 
 def prepare_rounds(settings: Settings, foundation: Foundation, launch: Launch) -> Prepared:
@@ -117,6 +123,7 @@ def run_federation(
 
 def federate(settings: Settings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
+    settings = launch.from_main(settings)  # processes that measured for themselves may have settled on other precisions
     config = settings.run
     domains = load_data(config)
     hashes, faults = check_federation(settings, domains)

@@ -23,6 +23,10 @@ PROJECTION_FILE = "text_projection.safetensors"
 MEAN = "mean."
 
 
+TEXT_ENCODER = "text encoder"
+"""Its digest's name among the hashes of data; no domain is called so."""
+
+
 def encoder_digest(name: str) -> str:
     """What decides the vectors: the content of a local folder, else the encoder's name, ``auto`` being resolved."""
     chosen = chosen_encoder(name)

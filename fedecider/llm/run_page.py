@@ -19,6 +19,7 @@ from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import read_records
 from fedecider.llm.example_section import example_sections
 from fedecider.llm.examples import EXAMPLES_FILE
+from fedecider.llm.item_texts import TEXT_ENCODER
 from fedecider.llm.memory_section import memory_section
 from fedecider.llm.run_record import read_llm_run
 from fedecider.llm.run_warnings import canary_alarms, canary_score, run_warnings
@@ -317,7 +318,7 @@ def _origin(files: RunFiles) -> list[Section]:
     record = files.record
     rows = [("commit", record["commit"] or "not known"), ("python", record["python"])]
     rows += list(record["versions"].items()) + [(name, str(value)) for name, value in record["machine"].items()]
-    hashes = PageTable(("domain", "SHA-256"), list(record["data"].items()), "Data")
+    hashes = PageTable(("domain", "SHA-256"), [one for one in record["data"].items() if one[0] != TEXT_ENCODER], "Data")
     return [Section("Where it comes from", tables=[PageTable(("what", "value"), rows), hashes])]
 
 

@@ -11,6 +11,7 @@ from fedecider.data.domain import Domain, clients_of
 from fedecider.federation.record import read_json, write_json
 from fedecider.llm.config import RunConfig
 from fedecider.llm.examples import EXAMPLES_FILE
+from fedecider.llm.item_texts import TEXT_ENCODER
 from fedecider.llm.run_analysis import run_analysis
 from fedecider.llm.run_page import CARDS_FILE, damage_is_bad_input, page_colours, read_files, run_page
 from fedecider.llm.setup import load_data
@@ -96,8 +97,8 @@ def report(config: ReportConfig) -> Path:
 def cached_user_texts(record: Mapping[str, Any]) -> dict[str, list[str]]:
     """Textual user IDs from the stage in the cache that the run was built on; empty where it is not there any more."""
     run = record["config"]["run"]
-    scenario = {"faults"} if run.get("faults") else set()  # its hash stands among those of the domains
-    domains = {name: digest for name, digest in record["data"].items() if name not in scenario}
+    others = {TEXT_ENCODER, *(["faults"] if run.get("faults") else [])}  # their hashes stand among those of the domains
+    domains = {name: digest for name, digest in record["data"].items() if name not in others}
     wanted = (run["pretrain"], run["seed"], [list(pair) for pair in domains.items()])
     for path in sorted(Path(run["cache"]).glob("pretrain-*/inputs.json")):
         inputs = read_json(path)

@@ -22,6 +22,7 @@ from fedecider.tuning.study import Track, TrialPlace, tune
 
 def tune_llm(settings: Settings, config: TuneConfig, fixed: Sequence[str], launch: Launch) -> Path:
     """Try settings of the method on the validation items and return the folder of the search (``docs/tune.md``)."""
+    settings = launch.from_main(settings)
     run, entry = settings.run, METHODS[settings.run.method]
     domains = load_data(run)
     hashes, faults = check_federation(settings, domains)

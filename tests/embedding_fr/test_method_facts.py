@@ -122,7 +122,7 @@ def test_tensors_of_the_length_of_the_catalogue_are_no_item_tables():
 
 
 def test_rows_of_public_codes_are_as_wide_as_these():
-    """latent_dim, layers and batch sizes of Zhangcx19/IJCAI-23-PFedRec, Zhangcx19/GPFedRec and anonymifish/FedRecGEL."""
+    """Those of Zhangcx19/IJCAI-23-PFedRec, Zhangcx19/GPFedRec and anonymifish/FedRecGEL."""
     config = LeaderboardConfig(methods="pfedrec/code", protocol="paper")
     of = {
         name: run_settings(config, InteractionsConfig(), f"{name}/code", "paper", {}, 0, 0)

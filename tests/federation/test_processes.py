@@ -10,7 +10,8 @@ import pytest
 import torch
 from test_rounds import run
 
-from fedecider.federation.parties import Processes
+from fedecider.federation.method import Block
+from fedecider.federation.parties import Processes, in_client_order
 from fedecider.federation.record import Recorder, write_json
 
 pytestmark = pytest.mark.whole
@@ -32,10 +33,29 @@ torch.distributed.destroy_process_group()
 
 
 def report(folder: Path, me: Processes) -> None:
+    if (folder / "fails").exists():
+        fail(folder, me)
+        return
     recorder = Recorder(folder / "rounds.jsonl" if me.index == 0 else None)
     state = run(rounds=4, processes=me, checkpoints=folder / "checkpoints", recorder=recorder)
     found = {"count": me.count, "mean": state.server["mean"].double(), "seen": state.local["seen"]}
     write_json(folder / f"process{me.index}.json", {**found, "best": [state.best_round, state.best_score]})
+
+
+def fail(folder: Path, me: Processes) -> None:
+    """One of three clients has no result; what is exchanged afterwards must be in step."""
+
+    def work(block):
+        if block.clients.tolist() == [1]:
+            raise ValueError("client 1 diverged")
+        return block.clients.tolist()
+
+    blocks = [Block(torch.tensor([client]), None) for client in range(3)]
+    try:
+        found = [result for _, result in in_client_order(blocks, work, me)]
+    except ValueError as error:
+        found = str(error)
+    write_json(folder / f"process{me.index}.json", {"found": found, "next": me.gather("next")})
 
 
 def launch(folder: Path, count: int) -> None:
@@ -71,3 +91,11 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
     assert len(scores[0]) == 4
     assert scores[0] == scores[1]
     assert torch.tensor(one["seen"]).tolist() == [4, 4, 4]
+
+
+def test_what_fails_in_one_process_fails_in_all_and_they_stay_in_step(tmp_path):
+    (tmp_path / "fails").touch()
+    launch(tmp_path, 2)
+    for index in range(2):
+        content = json.loads((tmp_path / f"process{index}.json").read_text())
+        assert content == {"found": "client 1 diverged", "next": ["next", "next"]}

@@ -348,7 +348,8 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
     run = folder / "runs" / "foreign"
     metrics = json.loads((run / "metrics.json").read_text())
     assert list(metrics["domains"]) == ["crime.1", "crime.2"]
-    assert list(json.loads((run / "run.json").read_text())["data"]) == ["crime.1", "crime.2", "comics"]
+    hashed = json.loads((run / "run.json").read_text())["data"]
+    assert list(hashed) == ["crime.1", "crime.2", "comics", "text encoder"]
     silo, protocol = SILOS["crime.1"], get_protocol("strict")
     alone = mean_metrics(popularity(silo.clients.sequences, len(silo.item_keys), "test", protocol))
     assert metrics["domains"]["crime.1"]["test"]["popularity"]["ndcg@10"]["mean"] == pytest.approx(alone["ndcg@10"])

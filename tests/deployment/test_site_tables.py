@@ -54,7 +54,7 @@ def test_what_sites_prepare_is_what_the_project_expects(shops):
     project = read_project(shops / "project")
     assert project.names == list(NAMES)
     for name, num_users in zip(NAMES, (30, 20), strict=True):
-        own = own_domain(str(shops / "prepared"), name)
+        own = own_domain(project, str(shops / "prepared"), name)
         assert len(own.clients.users) == num_users
         ready = party(project, {name: own}, CPU)
         assert list(ready.foundation.domains) == [name]

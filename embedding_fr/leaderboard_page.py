@@ -28,7 +28,8 @@ def write_leaderboard_page(
         name: [row for row in content["rows"] if row["protocol"] == name]
         for name in dict.fromkeys(content["comparisons"])
     }
-    sections = [_section(name, own, content["comparisons"][name]) for name, own in rows.items() if own]
+    missing = content["missing"]
+    sections = [_section(name, own, content["comparisons"][name], missing[name]) for name, own in rows.items() if own]
     if curves:
         points = ([*place, *point] for place, points in _named(curves) for point in points)
         file = Download("validation.csv", csv_text(["panel", "method", "round", "ndcg@10"], points))
@@ -105,7 +106,14 @@ def board_evidence(
     )
 
 
-def _section(name: str, rows: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]]) -> Section:
+def left_out(missing: Sequence[str]) -> list[str]:
+    """Which rows a table lacks, as paragraphs: of what was asked for."""
+    return [f"Left out, since a run failed: {', '.join(missing)}."] if missing else []
+
+
+def _section(
+    name: str, rows: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]], missing: Sequence[str]
+) -> Section:
     canary = next((row["hit@10"]["mean"] for row in rows if row["method"] == CANARY), None)
     cells = [
         [
@@ -119,5 +127,5 @@ def _section(name: str, rows: Sequence[Mapping[str, Any]], tests: Sequence[Mappi
     ]
     header = ("row", "kind", *COMPARED, "against the best", "setting")
     files = [Download(f"tests-{name.replace('/', '-')}.csv", comparisons_csv(tests))] if tests else []
-    said = [stamp(get_protocol(name), canary)]
+    said = [stamp(get_protocol(name), canary), *left_out(missing)]
     return Section(f"Protocol {name}", said, [PageTable(header, cells)], downloads=files)

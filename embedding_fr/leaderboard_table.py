@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedding_fr.leaderboard import BoardRow, LeaderboardConfig, settings_text
-from embedding_fr.leaderboard_page import write_leaderboard_page
+from embedding_fr.leaderboard_page import left_out, write_leaderboard_page
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol, stamp
@@ -29,7 +29,7 @@ def write_leaderboard(
 ) -> Path:
     """Write ``leaderboard.md``, ``.csv``, ``.json``, ``.html`` and ``per_user.parquet``; -> the Markdown."""
     per_protocol = {name: [row for row in board if row.protocol == name] for name in config.protocol_names}
-    sections, rows, pairs = [], [], {}
+    sections, rows, pairs, missing = [], [], {}, {}
     for name, own in per_protocol.items():
         protocol = get_protocol(name)
         measured = result_rows({row.method: {interactions.name: row.positions()} for row in own}) if own else []
@@ -40,8 +40,9 @@ def write_leaderboard(
         for row in table:
             row["against_best"] = _against(row["method"], best, comparisons)
         table.sort(key=lambda row: -row["ndcg@10"]["mean"])
-        winners = distinguishable_winners(comparisons)
-        sections.append(_markdown(protocol, table, winners, interactions, config))
+        winners = set() if protocol.leaks else distinguishable_winners(comparisons)
+        missing[name] = [method for method in config.method_names if method not in {row.method for row in own}]
+        sections.append(_markdown(protocol, table, winners, interactions, missing[name]))
         rows += table
     csv = _csv(rows)
     write_text(root / "leaderboard.csv", csv)
@@ -53,6 +54,7 @@ def write_leaderboard(
         "chance_hit@10": {name: chance_hit(sequences, num_items, "test", get_protocol(name)) for name in per_protocol},
         "rows": rows,
         "comparisons": pairs,
+        "missing": missing,
     }
     write_json(root / "leaderboard.json", content)
     write_per_user(root / "per_user.parquet", _records(interactions, board))
@@ -69,7 +71,7 @@ def compare(interactions: Interactions, board: Sequence[BoardRow]) -> list[Compa
     positions = {row.method: {interactions.name: row.positions()} for row in board if row.method != CANARY}
     if len(positions) < 2:
         return []
-    return compare_table(positions, stream(0, "comparisons"), COMPARED, num_permutations=20_000, num_resamples=200)
+    return compare_table(positions, stream(0, "comparisons"), COMPARED, num_permutations=20_000)
 
 
 def _row_data(board: BoardRow, measured: ResultRow, interactions: Interactions) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def _markdown(
     table: Sequence[Mapping[str, Any]],
     winners: set[tuple[str, str, str]],
     interactions: Interactions,
-    config: LeaderboardConfig,
+    missing: Sequence[str],
 ) -> str:
     canary = next((row["hit@10"]["mean"] for row in table if row["method"] == CANARY), None)
     chance = chance_hit(interactions.sequences, interactions.num_items, "test", protocol)
@@ -129,7 +131,7 @@ def _markdown(
     right = {*COMPARED, "hit@5", "hit@20", "s / round", BEST_ROUND}
     grid = markdown_grid([*columns, *extra], [_cells(row, interactions.name, winners, last) for row in table], right)
     said = f"{stamp(protocol, canary)}; chance hit@10 {chance:.3f}"
-    return "\n".join([f"## Protocol `{protocol.name}`", "", said, "", *grid, ""])
+    return "\n".join([f"## Protocol `{protocol.name}`", "", said, "", *grid, "", *left_out(missing)])
 
 
 def _cells(row: Mapping[str, Any], dataset: str, winners: set[tuple[str, str, str]], last: bool) -> list[str]:
@@ -147,17 +149,18 @@ def _cells(row: Mapping[str, Any], dataset: str, winners: set[tuple[str, str, st
 
 
 def _card(interactions: Interactions, config: LeaderboardConfig) -> list[str]:
+    stopped = f"stopped after {config.patience} without a better validation score (not under `paper`)"
     tuned = f"the best of at most {config.tune} settings by validation ndcg@10 (whole catalogue, seed 0)"
     return [
         f"- Data: {interactions.num_users:,} users, {interactions.num_items:,} items, "
         f"{interactions.num_events:,} events",
         f"- {config.seeds} seed(s); settings: {tuned}, under `paper` those of the papers; federated runs of at most "
-        f"{config.num_rounds} rounds, stopped after {config.patience} without a better validation score (not under "
-        "`paper`)",
+        f"{config.num_rounds} rounds" + (f", {stopped}" if config.patience else ""),
         "- Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
         "papers' methods begin with their papers' settings. Seconds were measured while other runs were going on",
         "- Brackets: 95 % cluster bootstrap over users and seeds. Against best: paired permutation test over users on "
-        "ndcg@10, Holm-corrected over all pairs of the table; bold: distinguishably above every other row",
+        "ndcg@10, Holm-corrected over all pairs of the table but those with the canary; bold: distinguishably above "
+        "every other row but the canary, never under a protocol that leaks",
     ]
 
 

@@ -104,6 +104,11 @@ class EmbeddingRunConfig:
             raise ValueError(f"got secure_neighbours {self.secure_neighbours}, expected an even number, or 0 for all")
         if self.secure_sum and not self.federation:
             raise ValueError("got secure_sum with federation false, expected one of the two: nothing leaves a client")
+        if self.secure_sum and self.robust_mean != "mean":
+            raise ValueError(
+                f"got secure_sum with robust_mean {self.robust_mean}, expected one of the two: a robust mean looks at "
+                "every upload, a secure sum shows none"
+            )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
         if self.faults and not self.federation:
@@ -238,6 +243,11 @@ def check_settings(settings: EmbeddingSettings, population: Population) -> None:
     if entry.needs_everyone(settings.method) and run.participation < 1.0:
         raise ValueError(
             f"got secure with participation {run.participation}, expected 1: all clients exchange keys and shares"
+        )
+    if entry.needs_everyone(settings.method) and run.faults and settings.method.noise_scale:
+        raise ValueError(
+            f"got secure and noise_scale {settings.method.noise_scale} with faults {run.faults!r}, expected none: "
+            "every client adds its share of the noise, and epsilon counts them all"
         )
 
 

@@ -8,6 +8,7 @@ from outside import EXAMPLE
 from settings_mutants import wrong_settings
 from slow import slow
 
+from embedding_fr.methods import BUILT_IN
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
 from fedecider.testing import EMBEDDING_CONTRACT, LLM_CONTRACT, bench_of, check_method
@@ -345,6 +346,10 @@ def wrong_entries():
         ("federation_off", "runs"): (
             embedding._replace(needs_server=lambda config: True),
             "needs_server says that federation cannot be off, and the method runs all the same",
+        ),
+        ("equal_weights", "by users' events"): (
+            BUILT_IN["fedncf"]._replace(equal_weights=lambda config: True),
+            "equal_weights says that clients weigh alike, and their weights change the server's",
         ),
         ("absent_clients", "goes on"): (
             embedding._replace(needs_everyone=lambda config: True),

@@ -34,6 +34,7 @@ CONTENT = {
     "chance_hit@10": {"strict": 0.05, "strict/sampled99": 0.1},
     "rows": [*SAMPLED, *ROWS],
     "comparisons": {"strict/sampled99": [], "strict": []},
+    "missing": {"strict/sampled99": [], "strict": ["fedem", "fedrap"]},
 }
 
 
@@ -64,6 +65,7 @@ def test_the_strictest_protocol_speaks_first_and_a_board_without_federated_rows_
     path = write_leaderboard_page(config, CONTENT, ["note"], {}, "a,b\n", tmp_path / "board.html")
     text = path.read_text(encoding="utf-8")
     assert "8 rows under the" in text
+    assert text.count("Left out, since a run failed: fedem, fedrap.") == 1
     assert "Plotly" not in text
     assert 'href="data:text/csv;charset=utf-8,a,b%0A"' in text
     central = {**CONTENT, "rows": [one for one in ROWS if one["kind"] == "central"]}

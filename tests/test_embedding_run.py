@@ -13,6 +13,7 @@ from slow import fast_where
 from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
+from embedding_fr import leaderboard as board
 from embedding_fr.leaderboard import LeaderboardConfig, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
@@ -298,6 +299,7 @@ SHARED_NOISE = ("--clip", 1, "--noise_scale", 4, "--noise_on", "sum")
         (("--method", "fedfast"), "got noise_on sum with fedfast, expected upload"),
         (("--method", "fedmf"), "the noise would be scaled with a client's weight"),
         (("--method", "fedncf"), "the noise would be scaled with a client's weight"),
+        (("--method", "fedrecgel"), "the noise would be scaled with a client's weight"),
         (("--method", "pfedrec", "--robust_mean", "median"), "expected none and mean"),
     ],
 )
@@ -424,6 +426,32 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
     assert made_again
     assert all(line.startswith("fedmf") for line in made_again)
+
+
+def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(data, tmp_path, monkeypatch, capsys):
+    central = board._central
+
+    def failing(interactions, method, *rest):
+        if method == "ease":
+            raise ValueError("it diverged")
+        return central(interactions, method, *rest)
+
+    monkeypatch.setattr(board, "_central", failing)
+    words = ["--methods", "popularity,memoriser,ease,fedmf/local", *data, "--num_rounds", 3, "--tune", 1, "--seeds", 1]
+    words += ["--protocol", "strict,paper", "--patience", 0, "--output", tmp_path / "board"]
+    assert leaderboard(*words) == 0
+    assert "ease is left out of paper: it diverged" in capsys.readouterr().out
+    text = (tmp_path / "board" / "leaderboard.md").read_text()
+    assert text.count("Left out, since a run failed: ease.") == 2
+    assert "at most 3 rounds\n" in text, "patience 0 stops nothing"
+    assert "**" not in text.partition("Protocol `paper`")[2]
+    content = read_json(tmp_path / "board" / "leaderboard.json")
+    assert content["missing"] == {"strict": ["ease"], "paper": ["ease"]}
+    valid = {(row["method"], row["protocol"]): row["valid_ndcg@10"] for row in content["rows"]}
+    test = {(row["method"], row["protocol"]): row["ndcg@10"]["mean"] for row in content["rows"]}
+    for method in ("memoriser", "fedmf/local"):
+        assert valid[method, "paper"] > 2 * valid[method, "strict"], "among the candidates of the protocol, as on test"
+        assert valid[method, "paper"] == pytest.approx(test[method, "paper"], abs=0.2)
 
 
 def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):

@@ -133,6 +133,11 @@ def test_a_scenario_of_the_embedding_track_names_users_by_key_or_number(ratings,
         (("--faults", "faults.yaml", "--federation", "false"), "nothing leaves a client"),
         (("--robust_mean", "median", "--federation", "false"), "takes no mean over clients"),
         (("--robust_mean", "middle"), "robust_mean"),
+        (("--robust_mean", "median", "--secure_sum", "true"), "a secure sum shows none"),
+        (
+            ("--faults", "faults.yaml", "--method", "fedease", "--secure", "true", "--clip", "2", "--noise_scale", "1"),
+            "every client adds its share of the noise",
+        ),
         (("--robust_mean", "median", "--embedding_size", "65536", "--num_negatives", "9"), ""),
     ],
 )

@@ -110,6 +110,25 @@ def test_a_single_domain_is_printed_as_it_is():
     assert shown_domains(printed_rows(alone)) == ["crime"]
 
 
+@pytest.mark.parametrize("protocol", ["strict", "strict/keep_seen"])
+def test_sasrec_chooses_its_epoch_under_the_protocol_of_the_comparison(domains, tmp_path, monkeypatch, protocol):
+    """Where repeats count and a repeated validation item were a miss, no epoch would look better than the first."""
+    crime = domains["crime"]
+    repeats = [[*sequence[:-2], sequence[0], sequence[-1]] for sequence in crime.clients.sequences]
+    domain = dataclasses.replace(crime, clients=crime.clients._replace(sequences=repeats))
+    said = []
+
+    def train(sequences, num_items, config, *, valid, **settings):
+        first_UI = torch.eye(num_items)[[sequence[0] for sequence in sequences]]
+        said.append(valid(lambda user_B: first_UI[user_B]))
+        return real(sequences, num_items, dataclasses.replace(config, num_epochs=1), valid=valid, **settings)
+
+    real = comparison.train
+    monkeypatch.setattr(comparison, "train", train)
+    comparison.sasrec({"crime": domain}, protocol, 1, 1, tmp_path)
+    assert said == [1.0 if protocol == "strict/keep_seen" else 0.0]
+
+
 def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeypatch):
     assert {SASREC, SASREC_TEXT, CANARY} < set(WITHOUT_ROUNDS) < set(BASELINES)
     assert set(UNTRAINED) < set(BASELINES)

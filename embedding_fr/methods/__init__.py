@@ -234,7 +234,7 @@ BUILT_IN: dict[str, Method] = {
         fedrecgel.GRID,
         fedrecgel.SPACE,
         needs_server=fedrecgel.needs_server,
-        equal_weights=always,
+        equal_weights=lambda config: config.variant == "code",
         code=fedrecgel.CODE,
         item_tables=fedrecgel.ITEM_TABLES,
     ),

@@ -94,11 +94,13 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
     2. A random core user c and a random category M: ``s_u = sum_{i in M} cos(V_c[i], V_u[i])``.
     3. Sorted falling, the place e with the largest distance to the chord from the first to the last s is the elbow:
        places 0 to e are the group (:func:`elbow`).
-    4. The group gets the mean of its tables, everybody else keeps the own one. All get the categories.
+    4. The group gets the mean of its tables, everybody else the own one back. All get the categories.
 
     Loss: BCE + contrast_weight L (:func:`contrastive_loss`), from round 2 on; the term pulls items of a category
     together. Upload: V_u, 4 I D bytes; download: the table that the user goes on with and the categories, 4 I D + 4 I.
-    The server compares tables, so it must see them, and holds one per user: 4 N I D bytes; clients hold as much.
+    The server compares tables, so it must see them, and holds one per user: 4 N I D bytes; clients hold as much. A user
+    goes on with what the server holds: its own table as it arrived, with the noise of an upload, and the one of before
+    where an upload was late or refused.
 
     Views: ``personal`` scores with the user's table from before the aggregation, as PFedRec's public code does;
     ``group`` with the one it goes on with.

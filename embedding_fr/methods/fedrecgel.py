@@ -228,8 +228,9 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
     """One step per client and round on all its examples: Adam for p_u, whose moments the client keeps; the shared
     gradient is uploaded, and the server takes an Adam step along the plain mean of the gradients.
 
-    ``local_epochs`` is not used; the loss is a sum of means over ``batch_size`` examples (128 in the code), so that a
-    client weighs by its number of batches. Differs from the code: linear layers start as in the rest of this package.
+    ``local_epochs`` and ``item_learning_rate`` are not used, ``weight_decay`` for p_u alone. The loss is a sum of means
+    over ``batch_size`` examples (128 in the code), so that a client weighs by its number of batches. Differs from the
+    code: linear layers start as in the rest of this package.
     """
     model = neumf_model(federation, training)
     names = [*model.shared, *model.private]

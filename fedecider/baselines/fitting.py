@@ -45,12 +45,12 @@ class BaselineTraining(typing.Protocol):
     def patience(self) -> int: ...
 
 
-def validation_ndcg(sequences: Sequences, num_items: int) -> Valid:
-    """ndcg@10 of the validation items in the whole catalogue, protocol ``strict``; the test items are not read.
+def validation_ndcg(sequences: Sequences, num_items: int, protocol: Protocol = STRICT) -> Valid:
+    """ndcg@10 of the validation items in the whole catalogue; the test items are not read.
 
     The figure by which the trained baselines choose their epoch and a leaderboard the settings.
     """
-    return lambda score: mean_metrics(rank_held_out(score, sequences, num_items, "valid", STRICT), (10,))["ndcg@10"]
+    return lambda score: mean_metrics(rank_held_out(score, sequences, num_items, "valid", protocol), (10,))["ndcg@10"]
 
 
 def training_batches(

@@ -112,13 +112,14 @@ def _trained(
     sequences, num_items = domain.clients.sequences, len(domain.item_keys)
 
     def build(folder: Path) -> None:
-        valid, public = validation_ndcg(sequences, num_items), domain.public.sequences
+        ranking, public = get_protocol(protocol), domain.public.sequences
+        valid = validation_ndcg(sequences, num_items, ranking)
         start_ID = None if start is None else start.vector_ID
         model = train(
             sequences, num_items, config, seed=seed, device=device, valid=valid, extra=public, start_ID=start_ID
         )
         ranked = {
-            split: rank_held_out(scores(model, sequences, split), sequences, num_items, split, get_protocol(protocol))
+            split: rank_held_out(scores(model, sequences, split), sequences, num_items, split, ranking)
             for split in ("valid", "test")
         }
         save_file(ranked, folder / "positions.safetensors")
@@ -127,7 +128,7 @@ def _trained(
     inputs = {
         "config": as_plain(config),
         "seed": seed,
-        "protocol": protocol,
+        "protocol of epochs and ranks": protocol,
         "data": domain.content_hash(),
         "device": device,
         **({} if start is None else {"start": start.source}),

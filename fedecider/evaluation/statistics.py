@@ -283,7 +283,7 @@ def _intervals_alike(
     if persons is not None:
         num_metrics = len(next(iter(values[0].values())))
         per_person = [
-            torch.stack([_by_person({d: v[m] for d, v in of_row.items()}, persons) for m in range(num_metrics)])
+            torch.stack([_for_resampling({d: v[m] for d, v in of_row.items()}, persons) for m in range(num_metrics)])
             for of_row in values
         ]
         drawn = bootstrap_alike(per_person, generator, num_resamples, seed_count_RS)
@@ -358,12 +358,23 @@ def _by_person(values: PerDomain, persons: Persons) -> Tensor:
     return total_SP * len(place)
 
 
+def _for_resampling(values: PerDomain, persons: Persons) -> Tensor:
+    """(S, P) with the macro mean as its mean over persons, which stays one of means however many users a domain draws.
+
+    A resample's mean of a domain is a ratio, sum over number of its users; this is the ratio's linear part, what each
+    user is from the mean of the domain.
+    """
+    mean = {domain: value_SU.mean() for domain, value_SU in values.items()}
+    deviation = {domain: value_SU - mean[domain] for domain, value_SU in values.items()}
+    return _by_person(deviation, persons) + torch.stack(list(mean.values())).mean()
+
+
 def _difference_intervals(
     paired: Sequence[PerDomain], generator: torch.Generator, num_resamples: int, persons: Persons | None
 ) -> list[Interval]:
     """The interval of each macro mean of differences, all of one shape, from the same draws."""
     if persons is not None:
-        by_person = {member: _by_person(difference, persons) for member, difference in enumerate(paired)}
+        by_person = {member: _for_resampling(difference, persons) for member, difference in enumerate(paired)}
         return list(bootstrap_intervals(by_person, generator, num_resamples).values())
     seed_count_RS = counts(num_resamples, next(iter(paired[0].values())).shape[0], generator)
     resampled = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -53,7 +54,7 @@ def sample_cohort(num_clients: int, participation: float, seed: int, round: int)
 
 def cohort_size(num_clients: int, participation: float) -> int:
     """``ceil(participation * num_clients)``, at least one."""
-    return max(1, -int(-participation * num_clients // 1))
+    return max(1, math.ceil(participation * num_clients - 1e-9))  # 0.07 * 100 is a little more than 7
 
 
 def hidden_share(num_clients: int, participation: float, seen: bool) -> float:

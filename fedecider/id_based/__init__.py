@@ -13,7 +13,7 @@ from fedecider.id_based import feddcsr, fedgcdr, fedhcdr, fedsasrec
 from fedecider.tuning.space import Space
 
 
-def anything(num_rounds: int, participation: float, config: Any) -> None:
+def anything(num_rounds: int, patience: int, participation: float, config: Any) -> None:
     """Any number of rounds and any share of the clients will do."""
 
 
@@ -31,8 +31,8 @@ class Method(NamedTuple):
     patience: int = 4
     """Rounds without a better validation score after which a run of a comparison stops; 0: its rounds are stages of one
     schedule, so that all of them are run."""
-    check: Callable[[int, float, Any], None] = anything
-    """num_rounds, participation, config -> ``ValueError`` where the method could not do what it is for."""
+    check: Callable[[int, int, float, Any], None] = anything
+    """num_rounds, patience, participation, config -> ``ValueError`` where the method could not do what it is for."""
 
 
 METHODS = {

@@ -119,7 +119,7 @@ def noise_for(wanted: float, delta: float) -> float:
     return high
 
 
-def check_rounds(num_rounds: int, participation: float, config: FedgcdrConfig) -> None:
+def check_rounds(num_rounds: int, patience: int, participation: float, config: FedgcdrConfig) -> None:
     """``ValueError`` where a domain would not hand over, or nobody would use what is handed over."""
     if config.friends == "none":
         return
@@ -127,6 +127,11 @@ def check_rounds(num_rounds: int, participation: float, config: FedgcdrConfig) -
         raise ValueError(
             f"got fedgcdr with participation {participation}, expected 1: every domain hands over in one and the same "
             "round, and a domain that is absent then never would"
+        )
+    if patience:
+        raise ValueError(
+            f"got fedgcdr with patience {patience}, expected 0: the rounds before and behind the handing over are "
+            "stages of one schedule, and what begins anew has no better validation score at first"
         )
     if num_rounds <= config.source_rounds:
         raise ValueError(

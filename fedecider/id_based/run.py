@@ -106,7 +106,7 @@ def federate_ids(settings: IdSettings, launch: Launch) -> Path:
         raise ValueError(f"got {launch.processes.count} processes for {run.method}, expected one: its models are small")
     if not run.data:
         raise ValueError(f"got {run.method} without data, expected a folder of prepared domains: --data data/NAME")
-    METHODS[run.method].check(run.num_rounds, run.participation, settings.method)
+    METHODS[run.method].check(run.num_rounds, run.patience, run.participation, settings.method)
     domains = load_domains(run.data, run.domain_names)
     empty = [name for name in domains if name not in clients_of(domains)]
     if empty:

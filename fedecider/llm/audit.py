@@ -91,7 +91,7 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
         epsilon=epsilon_of(metrics),
         bytes_up=mean_bytes(read_records(folder.rounds)[-1], "up"),
         rows=[view_row(config, settings, recommender, asked, view) for view in views],
-        notes=_notes(asked, sent, views, metrics),
+        notes=_notes(settings, asked, sent, views, metrics),
     )
 
 
@@ -185,11 +185,20 @@ def _drawn(config: AuditConfig, sequences: Sequence[list[int]], label: str) -> l
     return [sequences[user] for user in order[: config.num_users or len(sequences)].sort().values.tolist()]
 
 
-def _notes(asked: Mapping[str, Asked], sent: Sent, views: Sequence[View], metrics: Mapping[str, Any]) -> list[str]:
+def _unseen(settings: Settings) -> str:
+    if settings.run.secure_sum:
+        return "the server sees the sum of the updates alone (secure_sum), which is in what it sends"
+    return "the server gets no update of this method"
+
+
+def _notes(
+    settings: Settings, asked: Mapping[str, Asked], sent: Sent, views: Sequence[View], metrics: Mapping[str, Any]
+) -> list[str]:
     members, others = (sum(getattr(one, name) for one in asked.values()) for name in ("num_members", "num_others"))
     shares = {name: share for name, share in metrics.get("update_shares", {}).items() if share != 1.0}
     return [
         f"{members:,} members and {others:,} others of {len(asked)} client(s); attacked is round {sent.round}",
-        *([] if any(view.party == "server" for view in views) else ["the server gets no update of this method"]),
+        *([] if any(view.party == "server" for view in views) else [_unseen(settings)]),
+        *(["no other client says which attack does best: the first one is reported"] if len(asked) == 1 else []),
         *([f"adapters hold a share of the update: {shares}"] if shares else []),
     ]

@@ -28,8 +28,9 @@ from fedecider.methods.recommender import ClientModels
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 
-SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Times an update that is tried: who sees a direction does not know its size, and a larger step can show more."""
+SCALES = (1.0, 0.25, 0.5, 2.0, 4.0)
+"""Times an update that is tried: who sees a direction does not know its size, and a larger step can show more. The
+first is taken where no other client says which is best."""
 
 
 class View(NamedTuple):

@@ -98,7 +98,8 @@ def _answer(evidence: Evidence, held: bool) -> str:
     if harm and kinds != {"below"}:
         found = f"no: {harm}"
     elif kinds >= {"above", "below"}:
-        found = f"there is no clear answer: by one metric it is better than {best}, the best simple rule, by one worse"
+        better, worse = (_named(sides, wanted) for wanted in ("above", "below"))
+        found = f"there is no clear answer: it is better than {better} and worse than {worse}"
     elif "below" in kinds:
         found = f"no: it is worse than {_named(sides, 'below')}, which needs no training"
     elif "above" in kinds:

@@ -18,7 +18,7 @@ from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.protocols import PROTOCOLS
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.testing.bench import Bench, Ran, alike, differing, require, require_same
+from fedecider.testing.bench import Bench, Ran, alike, differing, require, require_same, updated
 from fedecider.testing.embedding_setting import (
     SEQUENCES,
     run,
@@ -105,6 +105,20 @@ def tables_in_files(bench: EmbeddingBench) -> None:
     require_same(states[0], states[1], "personal tables in files give other results than in memory")
 
 
+def equal_weights(bench: EmbeddingBench) -> None:
+    """Where ``equal_weights`` says that clients weigh alike, no weight of an upload changes the server's mean."""
+    with bench.precision():
+        method = bench.build()
+        if not (method.takes_mean and bench.entry.equal_weights(bench.config)):
+            return
+        server, local = method.init()
+        sent = [updated(method, 1, block, server, local)[1] for block in bench.blocks(1)]
+        alone = [upload._replace(weights=torch.ones_like(upload.weights)) for upload in sent]
+        mean, expected = (method.server_aggregate(1, server, iter(some)) for some in (sent, alone))
+    wrong = differing(mean, expected, bench.tolerance)
+    require(not wrong, f"equal_weights says that clients weigh alike, and their weights change the server's {wrong}")
+
+
 def federation_off(bench: EmbeddingBench) -> None:
     """With federation off nothing travels and nobody learns from anybody, unless ``needs_server`` says it cannot be."""
     federation = tiny_federation()
@@ -138,6 +152,7 @@ EMBEDDING_CONTRACT: tuple[Callable[[EmbeddingBench], None], ...] = (
     *SHARED,
     held_out_items,
     tables_in_files,
+    equal_weights,
     federation_off,
 )
 

@@ -14,8 +14,8 @@ from toy_recommender import toy_recommender
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.llm.audit import away_from_run
-from fedecider.llm.audit_views import Sent, another, scaled, views_of, without_own
+from fedecider.llm.audit import _notes, away_from_run
+from fedecider.llm.audit_views import SCALES, Sent, another, scaled, views_of, without_own
 from fedecider.lora.adapters import adapter_shapes, initial_adapters
 from fedecider.lora.directions import update_norms
 from fedecider.running.run_folder import RunFolder
@@ -61,6 +61,20 @@ def test_of_a_secure_sum_the_server_sees_no_upload(tmp_path):
 
     assert parties(False) == ["nobody", "server", "another client", "another client"]
     assert parties(True) == ["nobody", "another client", "another client"]
+
+
+def test_notes_say_why_the_server_is_missing_and_who_chose_the_attack():
+    asked = {"crime": SimpleNamespace(num_members=4, num_others=3)}
+
+    def notes(secure_sum: bool, clients: int) -> list[str]:
+        settings = SimpleNamespace(run=SimpleNamespace(secure_sum=secure_sum))
+        groups = {f"crime.{number}": asked["crime"] for number in range(clients)}
+        return _notes(settings, groups, SimpleNamespace(round=2), [], {})[1:]
+
+    assert notes(True, 2) == ["the server sees the sum of the updates alone (secure_sum), which is in what it sends"]
+    assert notes(False, 2) == ["the server gets no update of this method"]
+    assert notes(False, 1)[1:] == ["no other client says which attack does best: the first one is reported"]
+    assert SCALES[0] == 1.0, "the update as it is"
 
 
 def test_a_scale_is_that_of_the_update():

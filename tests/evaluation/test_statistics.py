@@ -306,6 +306,21 @@ def test_intervals_of_shared_persons_are_wider():
     assert together["a"] == apart["a"]
 
 
+def test_one_person_in_two_domains_of_unequal_size_widens_no_interval():
+    """How many users a domain happens to draw is no part of its mean."""
+    generator = torch.Generator().manual_seed(5)
+    sizes = {"a": 50, "b": 500, "c": 1250}
+    positions = {name: torch.randint(0, 20, (1, size), generator=generator) for name, size in sizes.items()}
+    users = {name: [f"{name}{number}" for number in range(size)] for name, size in sizes.items()}
+    apart = metric_intervals(positions, torch.Generator().manual_seed(0))
+    one = {**users, "b": ["a0", *users["b"][1:]]}
+    together = metric_intervals(positions, torch.Generator().manual_seed(0), persons=one)
+    for metric in ("hit@10", "ndcg@10"):
+        widths = [found["macro"][metric].high - found["macro"][metric].low for found in (apart, together)]
+        assert widths[1] / widths[0] == pytest.approx(1.0, abs=0.08), metric
+        assert together["macro"][metric].mean == apart["macro"][metric].mean
+
+
 def test_many_tests_raise_the_number_of_permutations():
     """Forty tests at ten permutations could never be significant after Holm."""
     positions = {"low": {"a": torch.full((60,), 30), "b": torch.full((60,), 30)}}

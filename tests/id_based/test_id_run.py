@@ -110,6 +110,7 @@ def test_bad_input_is_told_in_one_line(data, tmp_path, capsys, words, message):
     ("words", "message"),
     [
         (["--num_rounds", "12"], "got num_rounds 12 with source_rounds 12, expected more"),
+        (["--num_rounds", "20", "--patience", "4"], "got fedgcdr with patience 4, expected 0"),
         (["--num_rounds", "20", "--participation", "0.5"], "got fedgcdr with participation 0.5, expected 1"),
     ],
 )

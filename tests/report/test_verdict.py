@@ -64,8 +64,8 @@ def test_a_test_that_names_the_rows_the_other_way_round_says_the_same():
         ),
         (
             {"tests": [paired("ours", RULES[1], 0.026, 0.01), paired("ours", RULES[1], -0.02, 0.01, "ndcg@10")]},
-            "There is no clear answer: by one metric it is better than text neighbours + counts, the best simple rule, "
-            "by one worse.",
+            "There is no clear answer: it is better than text neighbours + counts by hit@10 and worse than text "
+            "neighbours + counts by ndcg@10.",
         ),
         (
             {"tests": [paired("ours", RULES[1], 0.026, 0.2), paired("ours", RULES[1], -0.02, 0.01, "ndcg@10")]},

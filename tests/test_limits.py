@@ -6,18 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from embedding_fr import setup
 from fedecider.data.domain import Domain, Events
+from fedecider.data.sample import sample_domains
 from fedecider.llm.commands import parse_settings
+from fedecider.llm.foundation import pretrain_stage
 from fedecider.llm.limits import check_limits
 from fedecider.llm.setup import load_data
 from fedecider.running import memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BILLION = 10**9
-SEVERAL_TOKENS = ["--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", 2000]
-SEVERAL_TOKENS += ["--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", 1]
+WORDS = ["--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", 2000]
+WORDS += ["--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", 1]
+SEVERAL_TOKENS = [*WORDS, "--softmax", "vocabulary"]
 """Item IDs that are searched with beams."""
 
 
@@ -49,6 +53,8 @@ def rows() -> str:
         (["--lora_rank", 4000], "got lora_rank 4000, expected at most 48, the width of the backbone"),
         (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
         (["--num_beams", 9999, *SEVERAL_TOKENS], "got num_beams 9999, expected at most"),
+        (["--softmax", "catalogue", *WORDS], "got softmax catalogue with tokenizer_kind word and samples"),
+        (["--pretrain.train.keep_best", "true"], "got train.keep_best True and train.evaluate_every 0 for stage 1"),
         (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
         (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2000000000"),
         (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),
@@ -138,6 +144,18 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
     one_token = parse_settings("", ["--memory.kind", "none"])
     for num_beams in (1, 20):
         check_limits(with_beams(one_token, num_beams), domains)
+
+
+def test_data_without_public_users_are_told_before_stage_1(tmp_path):
+    """What a backbone would be trained on; walks are a share of their samples."""
+    domains = {
+        name: dataclasses.replace(domain, public=Events([], [], None))
+        for name, domain in sample_domains(("crime", "comics")).items()
+    }
+    settings = parse_settings("", ["--cache", str(tmp_path)])
+    with pytest.raises(ValueError, match="got no public user in crime, comics, expected some"):
+        pretrain_stage(settings.run, domains, torch.device("cpu"), quiet=True)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_a_client_with_nothing_to_train_on_is_told():

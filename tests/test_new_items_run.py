@@ -12,17 +12,19 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.split import MIN_EVENTS, train_part
 from fedecider.llm import item_texts, new_items, setup
 from fedecider.llm.config import PretrainConfig
-from fedecider.llm.item_texts import PROJECTION_FILE, save_projection
+from fedecider.llm.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.llm.manifest import write_manifest
 from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.llm.recommender import Recommender
 from fedecider.lora.item_table import ItemTable
+from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
 from idgen.keywords import KeywordConfig
 from idgen.text_vectors import text_projection, token_vectors
@@ -131,6 +133,8 @@ def test_items_may_be_added_later_and_another_adapter_takes_them_away(there):
     rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
     plain = rec.recommend([titles[7]], k=5)
     added = [NewItem("later", "A Later Book", CRIME.item_texts[7]), NewItem("last", "The Last", CRIME.item_texts[9])]
+    rec.add_items([])
+    assert rec.recommend([titles[7]], k=5) == plain
     rec.add_items(added[:1])
     with pytest.raises(ValueError, match="one that no other item has"):
         rec.add_items([{"key": "new", "title": "New", "text": "title: new"}, added[0]._asdict()])
@@ -219,6 +223,22 @@ def test_another_encoder_than_that_of_the_run_is_refused(there, monkeypatch):
         Recommender.from_pretrained("damaged", "crime")
 
 
+def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
+    """Else its row would stand in every prompt, and move the scores of all items."""
+    tokenizer = train_tokenizer(["old", "one customer bought"], 300, "word", ["old"])
+    path, item = tmp_path / PROJECTION_FILE, [NewItem("new", "New", "title: one customer")]
+    save_projection(path, text_projection({"shop": word_sums(["old", "other", "third"])}, 2), encoder_digest("encoder"))
+
+    def phrase(*prompts):
+        sizes = {"vocab_size": len(tokenizer), "hidden_size": 2, "intermediate_size": 4, "tie_word_embeddings": True}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1))
+        texts = NewTexts(path, "encoder", KeywordConfig(), prompts)
+        longer, _ = add_items(model, tokenizer, ItemTable(["old"], ["Old"], ["old"], [[3]]), "shop", item, texts)
+        return longer.convert_ids_to_tokens(len(longer) - 1)
+
+    assert phrase() != phrase("What one customer bought:")
+
+
 def test_models_without_a_place_for_new_items_are_refused(tmp_path):
     item, path = [NewItem("new", "New", "title: new")], tmp_path / PROJECTION_FILE
     texts = NewTexts(path, "tfidf", KeywordConfig())
@@ -240,6 +260,17 @@ BAD_SETTINGS = {
     "a T5": (BackboneConfig, {"kind": "t5"}, "for a T5 or a pretrained"),
     "a pretrained decoder": (BackboneConfig, {"kind": "decoder", "name_or_path": "x"}, "for a T5 or a pretrained"),
     "tokens that are words": (PretrainConfig, {"tokenizer_kind": "word"}, "expected phrase"),
+    "turns without their length": (
+        PretrainConfig,
+        {
+            "backbone": BackboneConfig(),
+            "id_source": "generator",
+            "tokenizer_kind": "word",
+            "alternating": AlternatingConfig(num_phases=2),
+            "train": BackboneTraining(max_steps=5),
+        },
+        "the phases count epochs",
+    ),
     "a rate": (PretrainConfig, {"train": BackboneTraining(table_rate=20.0)}, "got freeze_item_table with train.table"),
 }
 

@@ -345,14 +345,7 @@ def test_what_cannot_be_saved_is_one_sentence_and_leaves_nothing(rec, alone, tmp
     shutil.rmtree(copy / "private")
     with pytest.raises(ValueError, match="has no memory"):
         Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new", include_memory=True)
-    (copy / "data_cards.json").write_text("[")
-    with pytest.raises(ValueError, match=r"data_cards\.json"):
-        Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "run"]
-    (copy / "data_cards.json").unlink()
-    card = (Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new") / "README.md").read_text()
-    assert "## Data" not in card
-    assert "It was trained on events of the" in card
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["kept"]
 
 

@@ -108,6 +108,27 @@ def test_checksums_count_however_the_folder_is_named(parts, monkeypatch, place, 
         Recommender.from_pretrained(source)
 
 
+def test_the_card_of_what_a_site_hands_over_says_what_that_of_a_run_says(run, rec, parts, tmp_path):
+    """Beside its adapter a site of a deployment has no record of a run."""
+    shutil.copytree(run / "private", parts / "private")
+    of_site = Recommender.from_pretrained(parts, "crime").save_pretrained(tmp_path / "site", include_memory=True)
+    of_run = rec.save_pretrained(tmp_path / "run", include_memory=True)
+    card = (of_site / "README.md").read_text()
+    assert card == (of_run / "README.md").read_text()
+    assert json.loads((of_site / "recommender.json").read_text()) == json.loads(
+        (of_run / "recommender.json").read_text()
+    )
+    for said in ("## Data", "It was trained on events of the", "counts of real users. Do not share this folder"):
+        assert said in card
+
+
+def test_with_added_items_a_memory_still_says_what_is_popular(rec, monkeypatch):
+    """It never counted what was added, which is no event of anybody."""
+    popular = rec.recommend([], k=3)
+    monkeypatch.setattr(rec, "_loaded", rec._loaded._replace(num_added=1))
+    assert [item.key for item in rec.recommend([], k=3)] == [item.key for item in popular]
+
+
 def test_a_memory_elsewhere_is_not_taken(run, rec, parts, tmp_path):
     saved = rec.save_pretrained(tmp_path / "some" / "saved")
     shutil.copytree(run / "private", tmp_path / "private")

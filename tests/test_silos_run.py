@@ -24,15 +24,15 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.llm import domain_ids, foundation
 from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.domain_ids import load_ids
+from fedecider.llm.recipe import read_recipe
 from fedecider.llm.recommender import Recommender
-from fedecider.llm.run_facts import privacy_lines, run_facts
+from fedecider.llm.run_facts import privacy_lines
 from fedecider.llm.setup import load_data
 from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.own_rows import rows_of_clients
 from fedecider.methods.recommender import LocalTraining, build_recommender
-from fedecider.running.run_folder import RunFolder
 from idgen.backbone import BackboneConfig
 from idgen.draws import SampleConfig
 from idgen.item_ids import IdConfig
@@ -364,7 +364,7 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
 @pytest.mark.parametrize(("name", "others"), [("silos", "crime.2, comics.1, comics.2"), ("foreign", "crime.2")])
 def test_the_card_of_a_silo_names_the_clients_and_no_pattern(folder, name, others):
     run = folder / "runs" / name
-    facts = run_facts(RunFolder(run), "crime.1")
+    facts = read_recipe(run / "adapters" / "crime.1").facts
     assert facts["clients"] == list(json.loads((run / "metrics.json").read_text())["domains"])
     sentences = privacy_lines({**facts, "method": "fedecider"}, "crime.1", memory_inside=False)
     assert any(f"What the clients {others} sent in the rounds" in sentence for sentence in sentences)

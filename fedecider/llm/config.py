@@ -104,6 +104,17 @@ class PretrainConfig:
                 "got alternating phases with a decoder, expected none: gradients reach the ID generator through the "
                 "encoder of a T5. Set alternating.num_phases to 0"
             )
+        if self.train.keep_best or self.train.evaluate_every:
+            raise ValueError(
+                f"got train.keep_best {self.train.keep_best} and train.evaluate_every {self.train.evaluate_every} for "
+                "stage 1, expected false and 0: all events of the public users are trained on, and none is left to "
+                "validate with"
+            )
+        if self.alternating.num_phases > 0 and (self.train.max_steps or self.train.gradient_checkpointing):
+            raise ValueError(
+                f"got alternating phases with train.max_steps {self.train.max_steps} and train.gradient_checkpointing "
+                f"{self.train.gradient_checkpointing}, expected 0 and false: the phases count epochs"
+            )
         if self.alternating.num_phases > 0 and self.id_source == "keywords":
             raise ValueError(
                 "got alternating phases with id_source keywords, expected generator: there is no ID generator to "

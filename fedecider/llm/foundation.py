@@ -161,6 +161,11 @@ def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBa
 def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
     """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
     settings, catalogues = config.pretrain, by_catalogue(domains)
+    if not any(domain.public.users for domain in catalogues.values()):
+        raise ValueError(
+            f"got no public user in {', '.join(catalogues)}, expected some: the backbone is trained on them. Prepare "
+            "the data with public_users_per_domain or public_share, or name domains that have some in public_domains"
+        )
     source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedecider.evaluation.metrics import mean_metrics
@@ -17,6 +18,7 @@ from fedecider.llm.manifest import write_manifest
 from fedecider.llm.new_items import TEXT_FOLDER
 from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.recipe import Recipe, write_recipe
+from fedecider.llm.run_facts import run_facts
 from fedecider.llm.setup import Foundation, Settings
 from fedecider.lora.card import LOCAL_BACKBONE, Card
 from fedecider.lora.export import export_adapter
@@ -40,11 +42,13 @@ def hand_over(
     foundation: Foundation,
     state: RunState,
     folder: RunFolder,
-    reported: ResultRow,
+    rows: Sequence[ResultRow],
     shares: Shares,
+    promised: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
 
+    ``rows``, the reported one first, and what was ``promised`` to users are told beside the adapters.
     Adapters that ``export_rank`` cuts down are evaluated again, since they are other models than the reported ones.
 
     Returns domain -> examples of the report page, decoded while the domain's model is loaded; and domain -> what
@@ -63,7 +67,7 @@ def hand_over(
     for name, domain in foundation.domains.items():
         client = recommender.names.index(name)
         own = load_reported(settings, method, recommender, state, client, shares[name])
-        metrics = {metric: value.mean for metric, value in reported.values[name].items()}
+        metrics = {metric: value.mean for metric, value in rows[0].values[name].items()}
         details: dict[str, Any] = {
             "round": state.best_round,
             "lora_rank": settings.run.lora_rank,
@@ -76,10 +80,12 @@ def hand_over(
             details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
         items, catalogue = foundation.ids[name].items, "" if domain.catalogue == name else domain.catalogue
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
+        facts = run_facts(settings, method.name, recommender.names, domain, state.best_round, rows, promised)
         cut = truncate_loaded(recommender.model, settings.run.export_rank) if settings.run.export_rank else None
         if cut is not None:
             metrics = mean_metrics(recommender.positions(client, "test"))
             truncated[name] = {**cut.summary(), "test": metrics}
+            facts["export"] = metrics
             details |= {f"truncation, {field}": f"{value:.4g}" for field, value in cut.summary().items()}
             _print_truncation(name, cut)
         alpha, pretrain = _weights(entry, recommender, own), settings.run.pretrain
@@ -102,7 +108,7 @@ def hand_over(
             factors=cut.tree if cut else None,
         )
         asked = (pretrain.samples, settings.ranking, pretrain.keywords, pretrain.text_encoder, settings.run.quantize)
-        write_recipe(Recipe(name, *asked, alpha), folder.adapters / name)
+        write_recipe(Recipe(name, *asked, alpha, facts), folder.adapters / name)
     write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in foundation.domains)])
     return examples, truncated
 

@@ -8,6 +8,7 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import CUTOFFS
 from fedecider.evaluation.split import train_part
 from fedecider.federation.parties import cohort_size
+from fedecider.llm.alternatives import choices
 from fedecider.llm.setup import Settings, calibration
 from fedecider.methods import METHODS
 from idgen.backbone import known_width
@@ -31,8 +32,16 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
 
 
 def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:
-    """``ValueError`` for more beams than items or too few for the metrics, and adapters of a larger rank than the
-    layers they adapt. No user is looked at."""
+    """``ValueError`` for more beams than items or too few for the metrics, adapters of a larger rank than the layers
+    they adapt, and a softmax over IDs of one token where they have several. No user is looked at."""
+    pretrain = settings.run.pretrain
+    several = not pretrain.has_one_token_ids and not pretrain.tokenizer_source  # else the tokenizer may have phrases
+    if several and any(choice.training.softmax == "catalogue" for choice in choices(settings)):
+        raise ValueError(
+            f"got softmax catalogue with tokenizer_kind {pretrain.tokenizer_kind} and samples.templates "
+            f"{pretrain.samples.templates}, expected phrase and history: item IDs are one token each there. Set "
+            "softmax to vocabulary"
+        )
     if not settings.run.pretrain.has_one_token_ids:
         _check_beams(settings.ranking.num_beams, max(len(domain.item_keys) for domain in domains.values()))
     width = known_width(settings.run.pretrain.backbone)

@@ -34,13 +34,13 @@ def load_reported(
     client: int,
     share: float = 1.0,
 ) -> Tree:
-    """The reported model of ``client`` at the selected round; returns the client's own row."""
+    """The reported model of ``client`` at the selected round; returns the client's own row, as it was loaded."""
     download = received(method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client])), 0)
     own = take_row(state.best_local, client)
     entry = METHODS[settings.run.method]
-    entry.load_view(recommender, settings.method, method.views[0], download, own, client)
+    loaded = entry.load_view(recommender, settings.method, method.views[0], download, own, client)
     scale_update(recommender.model, share)
-    return own
+    return own if loaded is None else loaded
 
 
 def chosen_shares(

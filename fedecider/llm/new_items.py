@@ -44,6 +44,8 @@ class NewTexts(NamedTuple):
     encoder: str
     """The name in the run's settings."""
     keywords: KeywordConfig
+    prompts: Sequence[str] = ()
+    """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
 
 
 def read_new_items(path: Path) -> list[NewItem]:
@@ -106,8 +108,9 @@ def add_items(
 ) -> tuple[PreTrainedTokenizerBase, ItemTable]:
     """Add items to a loaded model, in place; the tokenizer and the item table with them, behind the others.
 
-    Each gets a phrase of its text that is no token yet for its ID, and for its row what `text_projection` of stage 1
-    makes of the text. Nothing is trained, and scores of other items before softmax stay what they were.
+    Each gets a phrase of its text that is no token yet and in no prompt for its ID, and for its row what
+    `text_projection` of stage 1 makes of the text. Nothing is trained, and scores of other items before softmax stay
+    what they were.
 
     Raises:
         ValueError: a key that is there already, an empty text, IDs of several tokens, a run that keeps no projection,
@@ -120,7 +123,7 @@ def add_items(
         {catalogue: keys},
         {catalogue: [_clean(item.text) for item in new_items]},
         texts.keywords,
-        known_phrases(tokenizer),
+        known_phrases(tokenizer) | _word_runs(texts.prompts),
     )[catalogue]
     longer = with_phrases(tokenizer, phrases)
     ids = phrase_item_ids(keys, phrases, longer, IdConfig(max_id_tokens=1))
@@ -132,6 +135,12 @@ def add_items(
         token_ids=[*items.token_ids, *ids.token_ids],
     )
     return longer, table
+
+
+def _word_runs(texts: Sequence[str]) -> set[str]:
+    """Every run of words in ``texts``."""
+    rows = [clean_words(text) for text in texts]
+    return {" ".join(words[i:j]) for words in rows for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
 
 
 def _rows(catalogue: str, texts: Sequence[str], settings: NewTexts) -> Tensor:

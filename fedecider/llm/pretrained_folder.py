@@ -83,7 +83,7 @@ class Source(NamedTuple):
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
             memory = _memory(self.run.private / domain)
-            place = Place(domain, adapter, self.run.backbone, memory, recipe_of_run(self.run, domain))
+            place = Place(domain, adapter, self.run.backbone, memory, recipe_of_run(self.run, adapter))
         else:
             recipe, backbone, root = read_recipe(adapter), _backbone(adapter), _root(adapter)
             memory = _memory(adapter / MEMORY_FOLDER)

@@ -1,7 +1,6 @@
 """What a recommender has to know beside its weights: how it is asked, and what its card says of the run it is from.
 
-A run keeps that in ``run.json``, ``fusion_weights.json``, ``metrics.json`` and ``data_cards.json``; a folder that
-stands for itself in one file, ``recommender.json``.
+It is written once, when a run hands over, into ``recommender.json`` beside the weights.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Recipe(NamedTuple):
         return {name: abs(alpha) / total for name, alpha in self.alpha.items()}
 
 
-def recipe_of_run(folder: RunFolder, domain: str) -> Recipe:
-    """The recipe of one domain of a run.
+def recipe_of_run(folder: RunFolder, adapter: Path) -> Recipe:
+    """The recipe of one adapter of a run, with a text encoder in a folder as the run has it.
 
     Raises:
         FileNotFoundError: there is no run.
@@ -59,20 +58,8 @@ def recipe_of_run(folder: RunFolder, domain: str) -> Recipe:
     """
     record = read_llm_run(folder.root)
     with damage_names(folder.record):
-        run, ranking = record["config"]["run"], record["config"]["ranking"]
-        pretrain = run["pretrain"]
-        samples, keywords = pretrain["samples"], pretrain["keywords"]
-        encoder = pretrain.get("text_encoder", "auto")  # runs before there was the choice
-        quantize = run.get("quantize", "none")
-    return Recipe(
-        domain,
-        from_plain(SampleConfig, samples, f"samples in {folder.record}"),
-        from_plain(RankingConfig, ranking, f"ranking in {folder.record}"),
-        from_plain(KeywordConfig, keywords, f"keywords in {folder.record}"),
-        encoder,
-        quantize,
-        _alpha(folder, domain),
-    )
+        encoder = str(record["config"]["run"]["pretrain"]["text_encoder"])
+    return read_recipe(adapter)._replace(text_encoder=encoder)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -117,18 +104,3 @@ def write_recipe(recipe: Recipe, folder: Path) -> Path:
     named = recipe._replace(text_encoder=Path(encoder).name if Path(encoder).is_dir() else encoder)
     write_json(folder / RECIPE_FILE, {name: as_plain(value) for name, value in named._asdict().items()})
     return folder / RECIPE_FILE
-
-
-def _alpha(folder: RunFolder, domain: str) -> dict[str, float]:
-    if not folder.fusion_weights.is_file():
-        return {}
-    metrics, content = read_object(folder.metrics), read_object(folder.fusion_weights)
-    with damage_names(folder.metrics):
-        best = int(metrics["best_round"])
-    with damage_names(folder.fusion_weights):
-        names = [str(name) for name in content["domains"]]
-        alpha_K = content["alpha"][content["rounds"].index(best)][names.index(domain)]
-        found = dict(zip(names, map(float, alpha_K), strict=True))
-        if not all(map(math.isfinite, found.values())):
-            raise ValueError("weights that are no finite numbers")
-    return found

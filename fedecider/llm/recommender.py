@@ -30,6 +30,7 @@ from fedecider.memory.memory import Memory
 from fedecider.running.device import checked_device
 from idgen.backbone import cut_table, load_backbone
 from idgen.new_items import append_rows
+from idgen.prompts import prompt_texts
 from idgen.samples import Task
 from idgen.tokenizer import load_tokenizer
 
@@ -177,10 +178,13 @@ class Recommender:
         with self._lock:
             self._check_whole()
             now, added = self._loaded, [as_new_item(item) for item in new_items]
+            if not added:
+                return
             place = now.place
             projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
-            texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.keywords)
-            catalogue = now.table.catalogue or place.domain
+            catalogue, samples = now.table.catalogue or place.domain, place.recipe.samples
+            prompts = prompt_texts(samples.templates, samples.separator, [catalogue])
+            texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.keywords, prompts)
             tokenizer, table = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts)
             ready = ready_to_rank(now.source, place, now.model, tokenizer, table, now.memory, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))
@@ -335,7 +339,8 @@ class Recommender:
         else:
             scored = search(loaded.model, loaded.task, ranking, given, k, exclude_seen)
         found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))
-        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(memory, k)
+        popular = loaded.memory if loaded.num_added else memory  # of what is new it has no events
+        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(popular, k)
         common = [UNCOUNTED] if loaded.memory is not None and memory is None else []
         answers = []
         for row, entries in enumerate(resolved):

@@ -129,10 +129,11 @@ def write_models(
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     rows = result_rows(models, counts, shared_persons(users))
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
-    examples, truncated = hand_over(settings, method, recommender, foundation, state, folder, rows[0], shares)
+    promised = privacy_data(settings, recommender.num_clients)
+    handed = (settings, method, recommender, foundation, state, folder, rows, shares, promised)
+    examples, truncated = hand_over(*handed)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
-    promised = privacy_data(settings, recommender.num_clients)
     made = Models(rows, examples, memories, shares, num_beams, promised)
     _write_metrics(settings, method, foundation, state, folder, made, valid_rows, models, truncated, tests)
     records = (

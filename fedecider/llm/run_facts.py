@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedecider.data.domain import Domain
+from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.llm.memories import MEMORY_ROW, with_memory
-from fedecider.llm.run_page import CARDS_FILE
-from fedecider.llm.run_record import read_llm_run
-from fedecider.running.damage import damage_names, read_object
-from fedecider.running.run_folder import RunFolder
+from fedecider.llm.setup import Settings
+from fedecider.report.rows import ResultRow, rows_data
 
 COMPARED = ("text neighbours + counts", "popularity")
 """Simple rules that the card shows beside the adapter."""
 
 
-def run_facts(run: RunFolder, domain: str) -> dict[str, Any]:
+def run_facts(
+    settings: Settings,
+    method: str,
+    clients: Sequence[str],
+    domain: Domain,
+    round: int,
+    rows: Sequence[ResultRow],
+    promised: Mapping[str, Any],
+) -> dict[str, Any]:
     """The facts of one domain, plain values: ``method``, ``clients``, ``protocol``, ``round``, ``lora_rank``, ``seed``,
     ``num_users`` and ``rows`` (of the test items; row -> metric -> ``mean``, ``low``, ``high``), ``export`` (metrics of
     an adapter that was cut down, else null), ``privacy`` (sentences) and ``data`` (counts of the data card, or null).
 
-    Raises:
-        ValueError: a file of the run is missing or damaged; the message names it.
+    ``rows``: the reported one first. ``promised``: `fedecider.llm.privacy.privacy_data`.
     """
-    record, metrics = read_llm_run(run.root), read_object(run.metrics)
-    with damage_names(run.record):
-        config = record["config"]["run"]
-        settings = {"lora_rank": int(config["lora_rank"]), "seed": int(config["seed"])}
-    with damage_names(run.metrics):
-        method, found = str(metrics["method"]), metrics["domains"][domain]
-        wanted = (str(metrics["reported"]), with_memory(method), MEMORY_ROW, *COMPARED)
-        return {
-            "method": method,
-            "clients": list(metrics["domains"]),
-            "protocol": str(metrics["stamp"]),
-            "round": int(metrics["best_round"]),
-            **settings,
-            "num_users": int(found["num_users"]),
-            "rows": {row: found["test"][row] for row in wanted if row in found["test"]},
-            "export": found.get("export", {}).get("test"),
-            "privacy": [entry["text"] for entry in metrics.get("privacy", {}).values()],
-            "data": _counts(run.root / CARDS_FILE, domain),
-        }
+    wanted = (rows[0].label, with_memory(method), MEMORY_ROW, *COMPARED)
+    return {
+        "method": method,
+        "clients": list(clients),
+        "protocol": stamp(get_protocol(settings.run.protocol)),
+        "round": round,
+        "lora_rank": settings.run.lora_rank,
+        "seed": settings.run.seed,
+        "num_users": len(domain.clients.sequences),
+        "rows": rows_data([row for label in wanted for row in rows if row.label == label], domain.name),
+        "export": None,
+        "privacy": [entry["text"] for entry in promised.values()],
+        "data": _counts(domain.card),
+    }
 
 
 def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -82,15 +83,10 @@ def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) ->
     return [*lines, "`item_ids.json` holds the keys and titles of the whole catalogue, and nothing of users."]
 
 
-def _counts(path: Path, domain: str) -> dict[str, Any] | None:
-    """Counts of the data card; None where there is none, as at a site of a deployment."""
-    if not path.is_file():
+def _counts(card: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the card of a model says of its data; None where the data card has no counts, as that of published data."""
+    if not {"clients", "public", "items", "split"} <= card.keys():
         return None
-    cards = read_object(path)
-    with damage_names(path):
-        card = cards[domain]
-        groups = {
-            name: {field: int(card[name][field]) for field in ("users", "events")} for name in ("clients", "public")
-        }
-        source = card.get("settings", {}).get("source", "prepared data")
-        return {"source": source, "items": int(card["items"]["count"]), "split": str(card["split"]), **groups}
+    groups = {name: {field: int(card[name][field]) for field in ("users", "events")} for name in ("clients", "public")}
+    source = card.get("settings", {}).get("source", "prepared data")
+    return {"source": source, "items": int(card["items"]["count"]), "split": str(card["split"]), **groups}

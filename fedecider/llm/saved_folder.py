@@ -28,7 +28,7 @@ from fedecider.llm.pretrained_folder import (
 )
 from fedecider.llm.prompt_layout import prompt_layout
 from fedecider.llm.recipe import RECIPE_FILE, write_recipe
-from fedecider.llm.run_facts import data_lines, privacy_lines, run_facts
+from fedecider.llm.run_facts import data_lines, privacy_lines
 from fedecider.lora.card import INNER_BACKBONE, Card, model_card
 from fedecider.lora.item_table import CONFIG_FILE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
 from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
@@ -66,7 +66,7 @@ def save_folder(
 ) -> Path:
     """Write a folder that `fedecider.llm.recommender.Recommender.from_pretrained` reads; returns it.
 
-    ``run``: where the facts of the card are, if the recommender is of a run. ``titles``: examples for its program.
+    ``run``: the run that the recommender is of, if it is of one. ``titles``: examples for its program.
     ``published_name``: the name under which hubs will know the folder, which its card gives as the place of the
     backbone. It is written beside its place and renamed at the end, so a part of it never appears under its name.
 
@@ -77,7 +77,6 @@ def save_folder(
     _check(folder, place, include_memory, backbone_name)
     folder = folder.resolve()
     verify_place(place, run)  # else the checksums of the new folder would be those of other files than were loaded
-    facts = place.recipe.facts or (run_facts(run, place.domain) if run is not None else {})
     base = backbone_name or INNER_BACKBONE
     scratch = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -88,7 +87,7 @@ def save_folder(
         config = json.loads((place.adapter / CONFIG_FILE).read_text(encoding="utf-8"))
         text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True)
         (scratch / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-        write_recipe(place.recipe._replace(facts=facts), scratch)
+        write_recipe(place.recipe, scratch)
         table = read_item_ids(scratch)
         parts = [scratch / name for name in ADAPTER_FILES]
         if not backbone_name:
@@ -100,8 +99,8 @@ def save_folder(
                 shutil.copyfile(place.memory / name, scratch / MEMORY_FOLDER / name)
                 (scratch / MEMORY_FOLDER / name).chmod(0o600)
             parts.append(scratch / MEMORY_FOLDER)
-        with damage_names(place.adapter / RECIPE_FILE if run is None else run.metrics):
-            card = _card(place, facts, model, task, include_memory, license)
+        with damage_names(place.adapter / RECIPE_FILE):
+            card = _card(place, model, task, include_memory, license)
             text = model_card(card, base, titles, backbone_name or published_name)
         (scratch / CARD_FILE).write_text(text, encoding="utf-8")
         write_manifest(scratch, parts)
@@ -167,30 +166,27 @@ def _copied(backbone: Path, target: Path) -> Path:
     return target
 
 
-def _card(place: Place, facts: Mapping[str, Any], model: Any, task: Task, include_memory: bool, license: str) -> Card:
-    domain, recipe = place.domain, place.recipe
-    privacy = privacy_lines(facts, domain, include_memory) if facts else []
-    details: dict[str, Any] = {name: facts[name] for name in ("round", "lora_rank", "seed") if name in facts}
+def _card(place: Place, model: Any, task: Task, include_memory: bool, license: str) -> Card:
+    domain, recipe, facts = place.domain, place.recipe, place.recipe.facts
+    details: dict[str, Any] = {name: facts[name] for name in ("round", "lora_rank", "seed")}
     if recipe.quantize != "none":
         details["base while training and measuring"] = recipe.quantize
     return Card(
-        method=facts.get("method", "fedecider"),
+        method=facts["method"],
         domain=domain,
         prompt=prompt_layout(task, recipe.ranking, model, task.name),
         alpha=recipe.alpha,
-        metrics=facts.get("export") or {},
+        metrics=facts["export"] or {},
         protocol=_protocol(facts),
         license=license,
         details=details,
-        intervals=facts.get("rows", {}),
-        data=data_lines(facts["data"]) if facts.get("data") else (),
-        privacy=privacy,
+        intervals=facts["rows"],
+        data=data_lines(facts["data"]) if facts["data"] else (),
+        privacy=privacy_lines(facts, domain, include_memory),
     )
 
 
 def _protocol(facts: Mapping[str, Any]) -> str:
-    if not facts:
-        return "Nothing is known of how it was measured."
     text = f"{facts['protocol']}; {facts['num_users']} users of the client"
     if facts["export"]:
         text += ". The adapter was cut down to a lower rank: the second table is of what is in this folder"

@@ -37,7 +37,8 @@ class Method(NamedTuple):
     """(recommender, config) -> the method, over whole adapters; :meth:`build` is what runs."""
     load_view: Callable[..., Any]
     """(recommender, config, view, download, own row, client): put that client's model into ``recommender.model``. The
-    download is what the client knows (`fedecider.federation.wire.received`)."""
+    download is what the client knows (`fedecider.federation.wire.received`). A method with fusion weights returns the
+    row with those that it loaded."""
     scalars: Callable[[Shapes, Sequence[Shapes], int], tuple[int, int]]
     """(shapes, peers, round) -> scalars that one client receives and sends, by the formula. ``shapes`` are those of its
     own adapters, ``peers[j]`` those of what it reads of client j's; they differ where only rows of catalogues travel

@@ -158,17 +158,20 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
 
 def load_view(
     recommender: ClientModels, config: FedeciderConfig, view: str, download: Download, own: Tree, client: int
-) -> None:
+) -> Tree:
     """Load what client ``client`` recommends with; ``own`` is its row of the local state.
 
     ``post_broadcast`` is also the model that the next round's training starts from; ``pre_upload`` holds its own pair,
-    the peers and the weights in one.
+    the peers and the weights in one. Returns the row with the weights that were loaded: those that ``merge`` and
+    ``first_fusion`` make for what was received.
     """
     assert view in VIEWS, view
     if view == "pre_upload":
         load_factors(recommender.model, without_prefix(own, "whole"))
     else:
-        _load_broadcast(recommender, config, download, _fitted(recommender, config, download, own, client), client)
+        own = _fitted(recommender, config, download, own, client)
+        _load_broadcast(recommender, config, download, own, client)
+    return own
 
 
 def _load_broadcast(
@@ -264,7 +267,7 @@ def _update(
         pair = take_row(normalise(stacked, balanced=config.balanced).tree, 0)
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
     # the two kinds of weights differ under absorb, and where auto has just set them
-    weights = {**_weight_log("alpha", next_alpha), **_weight_log("trained_alpha", trained_alpha)}
+    weights = {**_weight_log("alpha", fusion_weights(new_own)), **_weight_log("trained_alpha", trained_alpha)}
     skipped = {"skipped": new_own["away"].nonzero().flatten().tolist()} if config.skip_below else {}
     log = {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M), **skipped}
     return {**pair, **_flags(new_own)}, new_own, log

@@ -58,30 +58,38 @@ def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int,
     """The local row ``own`` as `started` made it, with weights that are an entry of ``first_fusion``.
 
     A mean is over the directions that hold anything in a layer: in a table, of the clients that share items. The own
-    part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight.
+    part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight. With one weight
+    a client a peer has the mean of its shares in the layers where its direction holds anything.
     """
     if fusion == SUM:
         return own
     alpha, pair = own["alpha"], without_prefix(own, "own")
+    came_KM = hold_anything(received)
+    came_KM[client] = True
     if isinstance(fusion, str):
         pairs_K = {
             key: torch.cat([all_K[:client], pair[key][None], all_K[client + 1 :]]) for key, all_K in received.items()
         }
         share_MK = projection_weights(pairs_K).to(alpha)
     else:
-        came_KM = hold_anything(received)
-        came_KM[client] = True
         num_M = came_KM.sum(0).to(alpha)
         share_MK = (fusion / num_M)[:, None].repeat(1, len(came_KM))
         share_MK[:, client] = 1.0 - fusion * (num_M - 1) / num_M
+    own_M = share_MK[:, client]
     if alpha.dim() == 1:
-        share_MK = share_MK.mean(0, keepdim=True).expand_as(share_MK)
+        share_MK = _mean_where(share_MK, came_KM.T).expand_as(share_MK)
     factor_MK = share_MK / config.alpha_peers
     factor_MK[:, client] = share_MK[:, client]
     if config.own_slot == "raw":
-        factor_MK[:, client], pair = 1.0, times(pair, share_MK[:, client])
+        factor_MK[:, client], pair = 1.0, times(pair, own_M)
     alpha = alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)
     return {**own, **with_prefix(pair, "own"), "alpha": alpha}
+
+
+def _mean_where(value_MK: Tensor, holds_MK: Tensor) -> Tensor:
+    """(K,) means over the layers where ``holds_MK``; over all of them where it never does."""
+    counted_MK = (holds_MK | ~holds_MK.any(0)).to(value_MK)
+    return (value_MK * counted_MK).sum(0) / counted_MK.sum(0)
 
 
 def times(pair: Tree, factor: Tensor) -> Tree:

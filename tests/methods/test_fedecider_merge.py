@@ -13,7 +13,7 @@ from fedecider.lora.directions import normalise, projection_weights, update_norm
 from fedecider.lora.fusion import client_order, fused_factors, fused_layers, load_fusion
 from fedecider.lora.truncation import compact
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.fedecider import fedecider, load_view
+from fedecider.methods.fedecider import FUSION_WEIGHTS, fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.testing import LLM_CONTRACT, LlmBench
@@ -171,6 +171,16 @@ def test_with_norms_a_mean_of_directions_is_that_of_the_updates(alpha_per):
             part_K[client] = update_K[client]
             torch.testing.assert_close(found[name], below[name] + part_K.mean(0), rtol=1e-3, atol=1e-5)
             assert (found[name] - other[name]).abs().max() > 1e-4  # the receiver's size is another
+
+
+def test_the_weights_that_are_told_are_those_of_the_loaded_model():
+    recommender = toy_recommender()
+    state, _ = run(build(recommender), 3, 1)
+    row, config = take_row(state.local, 1), FedeciderConfig(**MERGE)
+    told = FUSION_WEIGHTS.read(load_view(recommender, config, "post_broadcast", Download(state.server), row, 1))
+    used = next(iter(fused_layers(recommender.model).values())).bank.alpha.detach()
+    torch.testing.assert_close(told, client_order(used, 1))
+    assert not torch.equal(told, row["alpha"])
 
 
 def test_every_broadcast_is_chosen_anew_and_seen_by_the_view():

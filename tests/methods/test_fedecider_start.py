@@ -9,12 +9,12 @@ from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.results import fusion_over_rounds
-from fedecider.lora.adapters import module_names, without_prefix
+from fedecider.lora.adapters import module_names, with_prefix, without_prefix
 from fedecider.lora.directions import geometric_mean_norm, update_norms
 from fedecider.lora.fusion import fused_factors, fused_layers, load_plain
 from fedecider.methods.fedecider import FUSION_WEIGHTS, _fitted, fedecider, load_view
 from fedecider.methods.fedecider_config import FedeciderConfig
-from fedecider.methods.fedecider_start import started
+from fedecider.methods.fedecider_start import fused_start, started
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 
@@ -231,6 +231,31 @@ def test_one_entry_is_taken_unseen():
         mean = float(norm) * products.sum(0) / 3
         torch.testing.assert_close(found[f"{name}.lora_b"] @ found[f"{name}.lora_a"], mean, rtol=1e-4, atol=1e-6)
     assert torch.equal(fitted["alpha"][:, 1], torch.ones(len(norm_M)))  # the pair itself is smaller
+
+
+def test_one_weight_a_client_is_a_mean_over_the_layers_that_it_came_in():
+    """A table that nobody shares stays whole, and its layers are a third of three, whatever the table has."""
+    generator = torch.Generator().manual_seed(0)
+
+    def pair(*size):
+        return {
+            f"{name}.lora_{part}": torch.randn(*size, *shape, generator=generator)
+            for name in ("layer", "table")
+            for part, shape in (("a", (2, 5)), ("b", (4, 2)))
+        }
+
+    own, received = pair(), pair(3)
+    for part in ("a", "b"):
+        received[f"table.lora_{part}"] = torch.zeros_like(received[f"table.lora_{part}"])
+    config = FedeciderConfig(**FROZEN, own_slot="raw", first_fusion="1")
+    row = {"alpha": torch.ones(3), **with_prefix(own, "own")}
+    fused = fused_start(config, row, received, 0, 1.0)
+    torch.testing.assert_close(
+        fused["alpha"], torch.tensor([1.0, 1 / 3, 1 / 3]) / torch.tensor([1.0, *[config.alpha_peers] * 2])
+    )
+    pair_after = without_prefix(fused, "own")
+    torch.testing.assert_close(pair_after["layer.lora_b"], own["layer.lora_b"] / 3)
+    assert torch.equal(pair_after["table.lora_b"], own["table.lora_b"])
 
 
 def test_nobody_chooses_before_another_client_has_trained():

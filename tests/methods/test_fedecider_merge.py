@@ -116,9 +116,8 @@ def test_projected_is_as_large_as_the_own_update_along_every_direction(alpha_per
     recommender = toy_recommender()
     settings = {**MERGE, "alpha_per": alpha_per, "first_fusion": "projected"}
     state, _ = run(fedecider(recommender, FedeciderConfig(**settings)), 3, 1)
-    share_MK = projection_weights(state.server)
-    if alpha_per == "client":
-        share_MK = share_MK.mean(0, keepdim=True).expand_as(share_MK)
+    layer_MK = projection_weights(state.server)
+    share_MK = layer_MK if alpha_per == "module" else layer_MK.mean(0, keepdim=True).repeat(len(layer_MK), 1)
     names = module_names(without_prefix(state.local, "own"))
     norm_KM = update_norms(without_prefix(state.local, "own"))
     for client in range(3):
@@ -137,7 +136,9 @@ def test_projected_is_as_large_as_the_own_update_along_every_direction(alpha_per
             if alpha_per == "client":  # peers come at the geometric mean of the own norms
                 norm_K[:] = norm_KM[client].log().mean().exp()
                 norm_K[client] = norm_KM[client, module]
-            expected = ((share_MK[module] * norm_K)[:, None, None] * directions).sum(0)
+            share_K = share_MK[module].clone()
+            share_K[client] = layer_MK[module, client]  # of the own pair B is cut down, layer by layer
+            expected = ((share_K * norm_K)[:, None, None] * directions).sum(0)
             torch.testing.assert_close(found[name].double(), expected, rtol=1e-3, atol=1e-5)
             if alpha_per == "module" and (share_MK[module] > 0).all():
                 along_K = (found[name].double() * directions).flatten(1).sum(1)

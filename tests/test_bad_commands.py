@@ -403,6 +403,9 @@ def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeyp
     monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
     record = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "quantize", to="int8")))
+    recipe = json.loads((copy / RECIPE).read_text())
+    (copy / RECIPE).write_text(json.dumps({**recipe, "quantize": "int8"}))
+    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
     for script, words in {"recommend": ("--domain", "crime", "--history", "x"), "evaluate": ()}.items():
         refused(capsys, "bitsandbytes is not installed", script, "--run", str(copy), *words)
 
@@ -439,7 +442,10 @@ def test_an_embedding_run_is_not_evaluated_or_recommended_from(copy, capsys):
 
 CUT = object()
 ANYTHING = {"empty": "{}", "a list": "[1]", "a number": "3", "cut off": CUT, "nothing": ""}
-JSON = ("run.json", "metrics.json", "fusion_weights.json", "adapters/crime/adapter_config.json")
+RECIPE = "adapters/crime/recommender.json"
+READ_ALONE = {"metrics.json": ("evaluate",), RECIPE: ("recommend",)}
+"""What one of the commands has no need of."""
+JSON = ("run.json", *READ_ALONE, "adapters/crime/adapter_config.json")
 JSON = (*JSON, "adapters/crime/item_ids.json", "backbone/config.json", MANIFEST_FILE)
 
 
@@ -456,24 +462,21 @@ def test_a_damaged_file_is_named(damaged, content, copy, capsys):
     if damaged != MANIFEST_FILE:
         write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
     title = next(iter(json.loads((Path(RUN) / "adapters/crime/item_ids.json").read_text())["items"]))
-    scripts = {"recommend": ("--domain", "crime", "--history", title)}
-    scripts |= {} if damaged == "fusion_weights.json" else {"evaluate": ()}
-    for script, words in scripts.items():
+    scripts = {"recommend": ("--domain", "crime", "--history", title), "evaluate": ()}
+    for script in READ_ALONE.get(damaged, scripts):
         name = "backbone" if damaged == "backbone/config.json" else damaged
-        refused(capsys, name, script, "--run", str(copy), *words)
+        refused(capsys, name, script, "--run", str(copy), *scripts[script])
 
 
 VALUES = {
-    "no samples": ("run.json", ("config", "run", "pretrain", "samples"), None, "samples"),
-    "wrong samples": ("run.json", ("config", "run", "pretrain", "samples", "max_history"), "x", "max_history"),
-    "wrong beams": ("run.json", ("config", "ranking", "num_beams"), None, "num_beams"),
-    "no such round": ("metrics.json", ("best_round",), 7, "fusion_weights.json"),
-    "no round": ("metrics.json", ("best_round",), None, "metrics.json"),
-    "texts as weights": ("fusion_weights.json", ("alpha",), [[["x"]]], "fusion_weights.json"),
-    "null as weights": ("fusion_weights.json", ("alpha",), [[[None]]], "fusion_weights.json"),
-    "too many weights": ("fusion_weights.json", ("alpha",), [[[1.0, 2.0]]], "fusion_weights.json"),
-    "infinite weights": ("fusion_weights.json", ("alpha",), [[[1e999]]], "fusion_weights.json"),
-    "other domains": ("fusion_weights.json", ("domains",), ["comics"], "fusion_weights.json"),
+    "no samples": (RECIPE, ("samples",), None, "samples"),
+    "wrong samples": (RECIPE, ("samples", "max_history"), "x", "max_history"),
+    "wrong beams": (RECIPE, ("ranking", "num_beams"), None, "num_beams"),
+    "no encoder": ("run.json", ("config", "run", "pretrain"), None, "run.json"),
+    "texts as weights": (RECIPE, ("alpha", "crime"), "x", RECIPE),
+    "null as weights": (RECIPE, ("alpha", "crime"), None, RECIPE),
+    "infinite weights": (RECIPE, ("alpha", "crime"), 1e999, RECIPE),
+    "a list as weights": (RECIPE, ("alpha",), [1.0], RECIPE),
     "other layers": ("adapters/crime/adapter_config.json", ("target_modules",), ["q"], "adapter_config.json"),
     "more layers": (
         "adapters/crime/adapter_config.json",

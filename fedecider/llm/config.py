@@ -110,15 +110,15 @@ class PretrainConfig:
                 "stage 1, expected false and 0: all events of the public users are trained on, and none is left to "
                 "validate with"
             )
-        if self.alternating.num_phases > 0 and (self.train.max_steps or self.train.gradient_checkpointing):
-            raise ValueError(
-                f"got alternating phases with train.max_steps {self.train.max_steps} and train.gradient_checkpointing "
-                f"{self.train.gradient_checkpointing}, expected 0 and false: the phases count epochs"
-            )
         if self.alternating.num_phases > 0 and self.id_source == "keywords":
             raise ValueError(
                 "got alternating phases with id_source keywords, expected generator: there is no ID generator to "
                 "train. Set alternating.num_phases to 0"
+            )
+        if self.alternating.num_phases > 0 and (self.train.max_steps or self.train.gradient_checkpointing):
+            raise ValueError(
+                f"got alternating phases with train.max_steps {self.train.max_steps} and train.gradient_checkpointing "
+                f"{self.train.gradient_checkpointing}, expected 0 and false: the phases count epochs"
             )
 
     @property

@@ -19,7 +19,8 @@ from fedecider.comparison.plan import CompareConfig, RowRuns, Run, shown_as
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.evaluation.statistics import Comparison, Persons, compare_table, shared_persons
+from fedecider.evaluation.persons import Persons, shared_persons
+from fedecider.evaluation.statistics import Comparison, compare_table
 from fedecider.federation.record import read_json, read_records
 from fedecider.federation.streams import stream
 from fedecider.id_based import METHODS as ID_METHODS

@@ -19,13 +19,10 @@ from torch import Tensor
 
 from fedecider.evaluation.bootstrap import CHUNK, bootstrap_alike, counts
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
+from fedecider.evaluation.persons import PerDomain, Persons, by_person, for_resampling
 
 PERMUTATIONS_PER_TEST = 400  # the smallest p-value that Holm's correction can then leave is 0.0025
 HELD = 25_000_000  # differences of users that are held at once: 200 MB
-PerDomain = Mapping[str, Tensor]
-"""Domain -> values (S, U), or (U,) for a single run."""
-Persons = Mapping[str, Sequence[str]]
-"""Domain -> key of every user; equal keys are one person."""
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -237,11 +234,6 @@ def verdict(comparison: Comparison, level: float = 0.05) -> str:
     return f"{c.first} is {'above' if d.mean > 0 else 'below'} {c.second} ({c.domain}, {c.metric}: {figures})"
 
 
-def shared_persons(users: Mapping[str, Sequence[str]]) -> Persons | None:
-    """``users``, domain -> keys, where some person is in several domains; None where nobody is."""
-    return users if len(set().union(*users.values())) < sum(map(len, users.values())) else None
-
-
 def distinguishable_winners(comparisons: Sequence[Comparison], level: float = 0.05) -> set[tuple[str, str, str]]:
     """(domain, metric, method) of every method that is distinguishably above all it was compared with.
 
@@ -283,7 +275,7 @@ def _intervals_alike(
     if persons is not None:
         num_metrics = len(next(iter(values[0].values())))
         per_person = [
-            torch.stack([_for_resampling({d: v[m] for d, v in of_row.items()}, persons) for m in range(num_metrics)])
+            torch.stack([for_resampling({d: v[m] for d, v in of_row.items()}, persons) for m in range(num_metrics)])
             for of_row in values
         ]
         drawn = bootstrap_alike(per_person, generator, num_resamples, seed_count_RS)
@@ -346,35 +338,12 @@ def _difference_of(
     return difference if domain == MACRO else {domain: difference[domain]}
 
 
-def _by_person(values: PerDomain, persons: Persons) -> Tensor:
-    """(S, P): what every person adds to the macro mean, times P, so that the mean over persons is the macro mean."""
-    place = {person: number for number, person in enumerate(sorted(set().union(*(persons[d] for d in values))))}
-    total_SP = torch.zeros(next(iter(values.values())).shape[0], len(place), dtype=torch.float64)
-    for domain, value_SU in values.items():
-        if len(persons[domain]) != value_SU.shape[1]:
-            raise ValueError(f"got {len(persons[domain])} persons for {value_SU.shape[1]} users of {domain}")
-        index_U = torch.tensor([place[person] for person in persons[domain]])
-        total_SP.index_add_(1, index_U, value_SU.to(torch.float64) / (value_SU.shape[1] * len(values)))
-    return total_SP * len(place)
-
-
-def _for_resampling(values: PerDomain, persons: Persons) -> Tensor:
-    """(S, P) with the macro mean as its mean over persons, which stays one of means however many users a domain draws.
-
-    A resample's mean of a domain is a ratio, sum over number of its users; this is the ratio's linear part, what each
-    user is from the mean of the domain.
-    """
-    mean = {domain: value_SU.mean() for domain, value_SU in values.items()}
-    deviation = {domain: value_SU - mean[domain] for domain, value_SU in values.items()}
-    return _by_person(deviation, persons) + torch.stack(list(mean.values())).mean()
-
-
 def _difference_intervals(
     paired: Sequence[PerDomain], generator: torch.Generator, num_resamples: int, persons: Persons | None
 ) -> list[Interval]:
     """The interval of each macro mean of differences, all of one shape, from the same draws."""
     if persons is not None:
-        by_person = {member: _for_resampling(difference, persons) for member, difference in enumerate(paired)}
+        by_person = {member: for_resampling(difference, persons) for member, difference in enumerate(paired)}
         return list(bootstrap_intervals(by_person, generator, num_resamples).values())
     seed_count_RS = counts(num_resamples, next(iter(paired[0].values())).shape[0], generator)
     resampled = [
@@ -407,7 +376,7 @@ def _p_values(
 def _terms(difference: PerDomain, persons: Persons | None) -> Tensor:
     """(U,) what every user adds to the macro mean of the differences; a person, where ``persons`` says who is one."""
     if persons is not None:
-        return _by_person(difference, persons).mean(0)
+        return by_person(difference, persons).mean(0)
     return torch.cat([value_SU.mean(0) / value_SU.shape[1] for value_SU in difference.values()])
 
 

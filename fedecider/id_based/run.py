@@ -16,8 +16,8 @@ from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.persons import shared_persons
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import (
     Recorder,

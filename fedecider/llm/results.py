@@ -11,8 +11,9 @@ from torch import Tensor
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.persons import shared_persons
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
-from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
+from fedecider.evaluation.statistics import Comparison, compare_table
 from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedecider.evaluation.statistics import Comparison, Interval, PerDomain, Persons, table_intervals
+from fedecider.evaluation.persons import PerDomain, Persons
+from fedecider.evaluation.statistics import Comparison, Interval, table_intervals
 from fedecider.federation.streams import stream
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.evaluation.persons import shared_persons
 from fedecider.evaluation.statistics import (
     Comparison,
     Interval,
@@ -22,7 +23,6 @@ from fedecider.evaluation.statistics import (
     holm,
     metric_intervals,
     paired_permutation_test,
-    shared_persons,
     table_intervals,
     verdict,
 )

@@ -24,7 +24,7 @@ from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.federation.aggregate import RobustMean, with_robust_mean
+from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
@@ -104,11 +104,7 @@ class EmbeddingRunConfig:
             raise ValueError(f"got secure_neighbours {self.secure_neighbours}, expected an even number, or 0 for all")
         if self.secure_sum and not self.federation:
             raise ValueError("got secure_sum with federation false, expected one of the two: nothing leaves a client")
-        if self.secure_sum and self.robust_mean != "mean":
-            raise ValueError(
-                f"got secure_sum with robust_mean {self.robust_mean}, expected one of the two: a robust mean looks at "
-                "every upload, a secure sum shows none"
-            )
+        check_one_mean(self.secure_sum, self.robust_mean)
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
         if self.faults and not self.federation:

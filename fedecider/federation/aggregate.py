@@ -68,6 +68,15 @@ PART_NUMBERS = 1 << 23
 RobustMean = Literal["mean", "median", "trimmed_mean", "norm_clip"]
 
 
+def check_one_mean(secure_sum: bool, robust_mean: RobustMean) -> None:
+    """``ValueError`` for a robust mean of uploads that a secure sum hides."""
+    if secure_sum and robust_mean != "mean":
+        raise ValueError(
+            f"got secure_sum with robust_mean {robust_mean}, expected one of the two: a robust mean looks at every "
+            "upload, a secure sum shows none"
+        )
+
+
 def with_robust_mean(method: FederatedMethod, kind: RobustMean) -> FederatedMethod:
     """``method`` whose server takes its mean over uploads that :func:`robust` has made harmless.
 

@@ -19,7 +19,7 @@ from fedecider.bounds import (
     shares_of,
 )
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.federation.aggregate import RobustMean
+from fedecider.federation.aggregate import RobustMean, check_one_mean
 from fedecider.federation.parties import Placement
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.lora.adapters import LoraSettings
@@ -256,11 +256,7 @@ class RunConfig:
                 f"got memory.kind {self.memory.kind} with protocol {self.protocol}, expected strict: a memory knows no "
                 "probability of items that were seen before"
             )
-        if self.secure_sum and self.robust_mean != "mean":
-            raise ValueError(
-                f"got secure_sum with robust_mean {self.robust_mean}, expected one of the two: a robust mean looks at "
-                "every upload, a secure sum shows none"
-            )
+        check_one_mean(self.secure_sum, self.robust_mean)
         if self.memory.kind != "none" and self.export_rank:
             raise ValueError(
                 f"got memory.kind {self.memory.kind} with export_rank {self.export_rank}, expected one of the two: the "

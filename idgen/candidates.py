@@ -142,7 +142,7 @@ def trie_log_probs(
             first_BM = first_BK.gather(1, place_BM.clamp(max=node_BK.shape[1] - 1))
             child_BM = first_BM + path.after_IT[item_BM, number] - trie.first_child_N1[node_BM]
             score_BM[open_BM] += log_prob_C[child_BM[open_BM]]
-    return score_BM.masked_fill(~asked_BM, -torch.inf)
+    return score_BM.masked_fill_(~asked_BM, -torch.inf)
 
 
 def _steps(

@@ -169,7 +169,18 @@ def only_rows(tensor: Tensor, mark: Tensor | None) -> Tensor:
     """``tensor`` with zeros where its leading dimensions are not marked; all of it without marks."""
     if mark is None:
         return tensor
-    return tensor.masked_fill(~mark.to(tensor.device).view(*mark.shape, *[1] * (tensor.dim() - mark.dim())), 0)
+    found, mark = torch.zeros_like(tensor), mark.to(tensor.device)
+    found[mark] = tensor[mark]
+    return found
+
+
+def rows_with_anything(stacked: Tensor) -> Tensor:
+    """(C,) bool on CPU: which of ``stacked[c]`` hold a number that is not 0. NaN is one.
+
+    By the least and the largest: over floating-point numbers ``any`` takes four times as long.
+    """
+    ends = [torch.stack(torch.aminmax(part)) for part in stacked]
+    return (torch.stack(ends) != 0).any(1).cpu() if ends else torch.zeros(0, dtype=torch.bool)
 
 
 def measure(download: Download, upload: Upload) -> list[Traffic]:

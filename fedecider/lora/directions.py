@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedecider.federation.method import Tree
+from fedecider.federation.wire import rows_with_anything
 from fedecider.lora.adapters import module_names
 
 EPSILON = 1e-8
@@ -51,7 +52,7 @@ def update_norms(adapters: Tree) -> Tensor:
 
 def hold_anything(adapters: Tree) -> Tensor:
     """(C, M) bool: whose updates are not 0, where B is what an untrained module has zeros in; costs no product."""
-    return torch.stack([adapters[f"{name}.lora_b"].flatten(1).any(1) for name in module_names(adapters)], 1).cpu()
+    return torch.stack([rows_with_anything(adapters[f"{name}.lora_b"]) for name in module_names(adapters)], 1)
 
 
 def normalise(adapters: Tree, *, balanced: bool = False, epsilon: float = EPSILON) -> Directions:
@@ -137,9 +138,16 @@ def thin_svd(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor, Tensor
     return left * sign, value, sign[:, None] * right_t
 
 
+def filled_rows(factor_b: Tensor) -> Tensor:
+    """(O,) bool: the rows of a factor (O, R) that hold a number that is not 0; of a table most are of other catalogues.
+    NaN is one."""
+    return (factor_b.amax(1) != 0) | (factor_b.amin(1) != 0)
+
+
 def _norm(factor_a: Tensor, factor_b: Tensor) -> float:
-    if not factor_b.any() and torch.isfinite(factor_a).all():
+    if not rows_with_anything(factor_b[None]).any() and torch.isfinite(factor_a).all():
         return 0.0  # at once: most rows of others are in no catalogue of this client
+    factor_b = factor_b[filled_rows(factor_b)]
     a, b = factor_a.detach().cpu().double().contiguous(), factor_b.detach().cpu().double().contiguous()
     square = float(((a @ a.T) * (b.T @ b)).sum())
     return math.sqrt(max(square, 0.0)) if math.isfinite(square) else math.nan
@@ -147,10 +155,14 @@ def _norm(factor_a: Tensor, factor_b: Tensor) -> float:
 
 def _inner_products(adapters: Tree, others: Tree, name: str) -> Tensor:
     """(C, C') float64 ``<B_c A_c, B_d A_d>`` of a module: as ``tr((A_c A_d^T)(B_d^T B_c))``, or of the (O, I) products
-    where that is less work, as it is for ranks near the width of a layer. Clients whose B is 0 cost nothing."""
+    where that is less work, as it is for ranks near the width of a layer. Clients whose B is 0 cost nothing, nor do
+    rows that are 0 on one side."""
     inner = torch.zeros(len(adapters[f"{name}.lora_b"]), len(others[f"{name}.lora_b"]), dtype=torch.float64)
-    left_C, left_a, left_b = _nonzero(adapters, name)
-    right_C, right_a, right_b = (left_C, left_a, left_b) if others is adapters else _nonzero(others, name)
+    left_C, left_a, left_b, left_O = _nonzero(adapters, name)
+    right_C, right_a, right_b, right_O = (
+        (left_C, left_a, left_b, left_O) if others is adapters else _nonzero(others, name)
+    )
+    left_b, right_b = (factor_b[:, left_O & right_O].double() for factor_b in (left_b, right_b))
     rank, in_features, size = left_a.shape[1], left_a.shape[2], left_a.shape[2] * left_b.shape[1]
     num_pairs, ranks = len(left_C) * len(right_C), len(left_C) * rank + len(right_C) * right_a.shape[1]
     if num_pairs * rank * right_a.shape[1] * (in_features + left_b.shape[1]) > size * (ranks + num_pairs):
@@ -163,11 +175,15 @@ def _inner_products(adapters: Tree, others: Tree, name: str) -> Tensor:
     return inner
 
 
-def _nonzero(adapters: Tree, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Which clients have a B that is not 0, and their float64 factors."""
+def _nonzero(adapters: Tree, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Which clients have a B that is not 0, their factors, A in float64, and the rows where any of these B is not 0."""
     factor_a, factor_b = adapters[f"{name}.lora_a"], adapters[f"{name}.lora_b"]
-    kept_C = factor_b.flatten(1).any(1).nonzero().flatten()
-    return kept_C.cpu(), factor_a[kept_C].cpu().double(), factor_b[kept_C].cpu().double()
+    kept_C = rows_with_anything(factor_b).nonzero().flatten()
+    kept_b = factor_b[kept_C].cpu()
+    filled_O = torch.zeros(kept_b.shape[1], dtype=torch.bool)
+    for one_b in kept_b:
+        filled_O |= filled_rows(one_b)
+    return kept_C.cpu(), factor_a[kept_C].cpu().double(), kept_b, filled_O
 
 
 def _unit_pair(

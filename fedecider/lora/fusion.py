@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedecider.federation.method import Tree
+from fedecider.federation.wire import rows_with_anything
 
 ADAPTER = "default"
 """Name of the one PEFT adapter that holds the trainable pair."""
@@ -40,8 +41,9 @@ class Bank(NamedTuple):
     """Row of this layer in an (M, S) alpha."""
     separate: bool
     """True: sum of products (the method). False: product of sums (the ablation w/o Sep)."""
-    kept: list[tuple[Tensor, Tensor]]
-    """At most one: outputs that were asked for again and again, and the peers' rows there (`peer_rows`)."""
+    kept: list[tuple[Tensor, Tensor, Tensor]]
+    """At most one: outputs that are asked for again and again (C,), the peers' rows there (P, C, I), and the place of
+    each output among them (O,), -1 for none (`peer_rows`)."""
     whole: dict[tuple[int, ...], Tensor]
     """At most one: the dense update, by versions of what it was made of (`FusedLinear.dense_update`)."""
     num_merged: int = 0
@@ -57,15 +59,28 @@ class Bank(NamedTuple):
     @torch.no_grad()
     def peer_rows(self, token_ids: Tensor, rank: int) -> Tensor:
         """(P, *, I) rows ``B_j[token_ids] A_j`` of every peer's direction."""
-        if self.kept and self.kept[0][0] is token_ids:
-            return self.kept[0][1]
+        if not self.kept:
+            return self._products(token_ids, rank)
+        kept_C, row_PCI, place_O = self.kept[0]
+        if kept_C is token_ids:
+            return row_PCI
+        place = place_O[token_ids]
+        rows, missing = row_PCI[:, place.clamp(min=0)], place < 0
+        if bool(missing.any()):
+            rows[:, missing] = self._products(token_ids[missing], rank).to(rows.dtype)
+        return rows
+
+    def _products(self, token_ids: Tensor, rank: int) -> Tensor:
         row_b = F.embedding(token_ids, self.peer_bt.t()).unflatten(-1, (-1, rank))
         return torch.einsum("...pr,pri->p...i", row_b, self.peer_a.unflatten(0, (-1, rank)))
 
     def keep(self, token_ids: Tensor, rank: int) -> None:
-        """Have :meth:`peer_rows` of exactly this tensor at hand: a catalogue is the same in every step."""
+        """Have :meth:`peer_rows` of exactly this tensor at hand: a catalogue is the same in every step, and most items
+        of histories are in it. For one dimension of distinct outputs."""
         if not (self.kept and self.kept[0][0] is token_ids):
-            self.kept[:] = [(token_ids, self.peer_rows(token_ids, rank))]
+            place_O = torch.full((self.peer_bt.shape[1],), -1, device=token_ids.device)
+            place_O[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
+            self.kept[:] = [(token_ids, self.peer_rows(token_ids, rank), place_O)]
 
 
 class FusedLinear(LoraLinear):
@@ -305,7 +320,7 @@ def load_fusion(
 
 def _nonzero(stacked_b: Tensor, peers: list[int]) -> list[int]:
     """Of ``peers`` those whose direction is not 0: of a table, whose rows are not all of other catalogues."""
-    trained = stacked_b.flatten(1).any(1).tolist()
+    trained = rows_with_anything(stacked_b).tolist()
     return [peer for peer in peers if trained[peer]]
 
 

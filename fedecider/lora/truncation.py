@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedecider.federation.method import Tree
 from fedecider.lora.adapters import Shapes, module_names
-from fedecider.lora.directions import thin_svd
+from fedecider.lora.directions import filled_rows, thin_svd
 from fedecider.lora.fusion import fused_factors, fused_layers, load_fusion, slots_of_rank
 
 
@@ -59,7 +59,8 @@ def compact(factors: Tree, rank: int = 0) -> Tree:
     for name, (num_inputs, num_outputs) in sides.items():
         factor_a, factor_b = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"]
         if least < given:  # in every layer: all are at most ``least`` wide
-            update = (factor_b.double() @ factor_a.double()).to(factor_a.dtype)
+            update, filled_O = factor_a.new_zeros(num_outputs, num_inputs), filled_rows(factor_b)
+            update[filled_O] = (factor_b[filled_O].double() @ factor_a.double()).to(factor_a.dtype)
             square = torch.eye(min(num_inputs, num_outputs), dtype=factor_a.dtype)
             factor_a, factor_b = (square, update) if num_inputs <= num_outputs else (update, square)
         missing = rank - len(factor_a)

@@ -39,6 +39,11 @@ def no_counts(num_items: int) -> Counts:
     return Counts(scipy.sparse.csr_array((num_items, num_items), dtype=np.int64), np.zeros(num_items, np.int64))
 
 
+def pair_weight(distance_P: np.ndarray) -> np.ndarray:
+    """1 / distance of pairs of events in units of ``UNIT``, int64."""
+    return np.rint(2**FRACTION_BITS / distance_P).astype(np.int64)
+
+
 def count_events(parts: Sequence[Sequence[int]], num_items: int) -> Counts:
     """Counts of users whose events are ``parts``, oldest first; give train parts only.
 
@@ -49,7 +54,7 @@ def count_events(parts: Sequence[Sequence[int]], num_items: int) -> Counts:
     total, pending = no_counts(num_items).pair_II, []
     for distance in range(1, max((len(part) for part in parts), default=1)):
         same = owner_E[:-distance] == owner_E[distance:]
-        weight = np.full(int(same.sum()), round(2**FRACTION_BITS / distance), np.int64)
+        weight = pair_weight(np.full(int(same.sum()), distance))
         pending.append((item_E[:-distance][same], item_E[distance:][same], weight))
         if sum(len(weight) for *_, weight in pending) > MAX_PAIRS:  # one sparse sum per few million pairs
             total, pending = total + _summed(pending, num_items), []

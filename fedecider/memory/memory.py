@@ -121,7 +121,7 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
     num_items = memory.counts.num_items
     for batch in _batches(contexts, num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
-        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in ALONE}
+        own = alone_probs(found, memory.unit_ID, memory.config)
         own_parts = _parts(mixture, found, own)
         prob_BI = _total(own_parts)
         item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
@@ -145,16 +145,15 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
         yield Ranked(item_BM, given_BM * unseen_BM, _at_places(item_BM, own_parts, model_parts))
 
 
-def expert_probs(name: str, found: experts.Evidence, unit_ID: np.ndarray, config: MemoryConfig) -> np.ndarray:
-    """(B, I) of one expert that needs no model."""
-    if name == "counts":
-        return experts.count_probs(found, config.count_exponent)
-    if name == "text":
-        return experts.text_probs(unit_ID, found.newest, config.text_power)
-    if name == "agreement":
-        return experts.agreement_probs(found, unit_ID)
-    assert name == FLOOR, name
-    return experts.uniform_probs(found.newest)
+def alone_probs(found: experts.Evidence, unit_ID: np.ndarray, config: MemoryConfig) -> dict[str, np.ndarray]:
+    """Expert that needs no model -> (B, I), in the order of ``ALONE``."""
+    near = experts.near_texts(unit_ID, found.newest)
+    return {
+        "counts": experts.count_probs(found, config.count_exponent),
+        "text": experts.text_probs(near, found.newest, config.text_power),
+        "agreement": experts.agreement_probs(found, near),
+        FLOOR: experts.uniform_probs(found.newest),
+    }
 
 
 def model_probs(
@@ -213,7 +212,7 @@ def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores
     found_N = []
     for batch in _batches(contexts, memory.counts.num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
-        own = {name: expert_probs(name, found, memory.unit_ID, memory.config) for name in ALONE}
+        own = alone_probs(found, memory.unit_ID, memory.config)
         alone_BI, every_BI = _total(_parts(memory.alone, found, own)), torch.arange(memory.counts.num_items)
         asked = (found.newest.unseen_BI, batch.histories, every_BI.expand(len(alone_BI), -1))
         model_BI = model_probs(model, *asked, memory.config.temperature).numpy()
@@ -235,11 +234,12 @@ def _target_probs(
 ) -> dict[str, np.ndarray]:
     """Expert -> probabilities of the targets, (B,)."""
     row_B, target_B = np.arange(len(batch.targets)), np.array(batch.targets)
-    probs = {name: expert_probs(name, found, unit_ID, config)[row_B, target_B] for name in EXPERTS}
+    alone = {name: prob_BI[row_B, target_B] for name, prob_BI in alone_probs(found, unit_ID, config).items()}
+    probs = {name: alone[name] for name in EXPERTS}
     if model is not None:
         asked = (found.newest.unseen_BI, batch.histories, torch.from_numpy(target_B)[:, None], config.temperature)
         probs[MODEL] = model_probs(model, *asked)[:, 0].numpy()
-    return {**probs, FLOOR: expert_probs(FLOOR, found, unit_ID, config)[row_B, target_B]}
+    return {**probs, FLOOR: alone[FLOOR]}
 
 
 def _candidates(prob_BI: Tensor, beam_BK: Tensor, num_best: int) -> Tensor:

@@ -15,6 +15,7 @@ from fedecider.federation.wire import (
     measure,
     message,
     received,
+    rows_with_anything,
     tensor_bytes,
 )
 
@@ -53,6 +54,14 @@ def test_what_one_client_of_a_block_is_sent_is_its_own_rows_and_the_marked_share
     for row, whole in enumerate((first, second)):
         alone = message(download_of(download, row), 0)
         assert {name: tensor.tolist() for name, tensor in alone.items()} == {n: t.tolist() for n, t in whole.items()}
+
+
+def test_what_holds_anything_is_what_any_finds():
+    stacked = torch.zeros(6, 2, 3)
+    stacked[1, 1, 2], stacked[2, 0, 0], stacked[3, 0, 1], stacked[4, 1, 1] = 1e-30, -2.0, float("nan"), -0.0
+    assert rows_with_anything(stacked).tolist() == [False, True, True, True, False, False]
+    assert torch.equal(rows_with_anything(stacked), stacked.flatten(1).any(1))
+    assert rows_with_anything(stacked[:0]).tolist() == []
 
 
 def test_streams_depend_on_every_label_and_not_on_order():

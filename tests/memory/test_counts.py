@@ -42,7 +42,9 @@ def test_users_add_up():
     assert same(no_counts(NUM_ITEMS).plus(COUNTS), COUNTS)
 
 
-def test_leaving_a_user_out_is_counting_without_them():
+@pytest.mark.parametrize("max_pairs", [7, 4_000_000])
+def test_leaving_a_user_out_is_counting_without_them(monkeypatch, max_pairs):
+    monkeypatch.setattr(experts, "MAX_PAIRS", max_pairs)
     contexts = training_contexts(USERS, 10**6, stream(0, "toy"))
     assert len({tuple(events) for events in contexts.left_out}) > 4
     found = experts.evidence(COUNTS, contexts, 4)
@@ -78,11 +80,11 @@ def test_count_probs_by_hand():
 
 def test_every_expert_is_a_distribution_over_unseen_items():
     found = experts.evidence(COUNTS, held_out_contexts(USERS, "test"), 3)
-    unit_ID = experts.unit_vectors(vectors())
+    near = experts.near_texts(experts.unit_vectors(vectors()), found.newest)
     for prob_BI in (
         experts.count_probs(found, 3.0),
-        experts.text_probs(unit_ID, found.newest, 6.0),
-        experts.agreement_probs(found, unit_ID),
+        experts.text_probs(near, found.newest, 6.0),
+        experts.agreement_probs(found, near),
         experts.uniform_probs(found.newest),
     ):
         assert np.allclose(prob_BI.sum(1), 1.0)
@@ -90,11 +92,13 @@ def test_every_expert_is_a_distribution_over_unseen_items():
         assert (prob_BI >= 0).all()
 
 
-def test_texts_vote_as_the_text_neighbours_do():
+@pytest.mark.parametrize("power", [1.5, 3, 6])
+def test_texts_vote_as_the_text_neighbours_do(power):
     vector_ID = vectors()
     found = experts.newest_items([sequence[:-1] for sequence in USERS], NUM_ITEMS, 4)
-    vote_BI = experts.text_votes(experts.unit_vectors(vector_ID), found, 3.0)
-    score = text_neighbour_scores(torch.from_numpy(vector_ID), USERS, "test", num_context=4)
+    near = experts.near_texts(experts.unit_vectors(vector_ID), found)
+    vote_BI = experts.text_votes(near, found, float(power))
+    score = text_neighbour_scores(torch.from_numpy(vector_ID), USERS, "test", power=power, num_context=4)
     expected_BI = score(torch.arange(len(USERS))).numpy() * found.unseen_BI
     assert np.allclose(vote_BI, expected_BI, atol=1e-5)
 

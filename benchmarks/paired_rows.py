@@ -17,6 +17,7 @@ best of its grid on validation. What is printed is Markdown.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -28,8 +29,10 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, table_intervals
 from fedecider.federation.streams import stream
+from fedecider.running.cli import run
 
 METRICS = ("hit@10", "ndcg@10")
+PER_USER = "per_user.parquet"
 Positions = dict[str, dict[str, torch.Tensor]]
 """row -> domain -> (S, U) places."""
 
@@ -38,18 +41,24 @@ def rows_of(settings: list[list[Path]]) -> tuple[Positions, dict[str, list[str]]
     """Test rows of all settings, seeds stacked, and the users of every domain.
 
     Raises:
-        ValueError: the runs ranked other domains or users.
+        ValueError: the runs ranked other domains or users, or one is not there.
     """
     rows: Positions = {}
     persons: dict[str, list[str]] = {}
     for number, runs in enumerate(settings):
         found: dict[str, dict[str, list[torch.Tensor]]] = {}
-        for run in runs:
-            for record in read_per_user(run / "per_user.parquet"):
+        for folder in runs:
+            if not (folder / PER_USER).is_file():
+                raise ValueError(
+                    f"got {folder} without {PER_USER}, expected the folder of a finished run of federate.py"
+                )
+            for record in read_per_user(folder / PER_USER):
                 if record.split != "test":
                     continue
                 if persons.setdefault(record.domain, list(record.users)) != list(record.users):
-                    raise ValueError(f"got other users of {record.domain} in {run}, expected those of {settings[0][0]}")
+                    raise ValueError(
+                        f"got other users of {record.domain} in {folder}, expected those of {settings[0][0]}"
+                    )
                 found.setdefault(record.view, {}).setdefault(record.domain, []).append(record.position_U)
         for row, seeds in found.items():
             positions = {domain: torch.stack(position_SU) for domain, position_SU in seeds.items()}
@@ -136,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,10 +19,13 @@ from distill.pairing import Init, Keep, Pair, build_student, pair_parameters, pa
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
 from idgen.backbones.families import family_of
 from idgen.backbones.family import evaluating
+from idgen.checkpoints import Checkpoint
 from idgen.samples import Task, TokenBatch, num_batches, train_batches
 from idgen.training import BackboneTraining, OnStep, epoch_generator, sequence_loss, set_dropout, train_model
 
 Evaluate = Callable[[Any], dict[str, Any]]
+
+TRAININGS = ("pairs", "finetune")
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ def distill(
     on_step: OnStep | None = None,
     evaluate: Evaluate | None = None,
     held_out: Task | Sequence[Task] | None = None,
+    checkpoints: Path | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A student of half depth trained on the samples of ``tasks``, and a report; the teacher is left as it was.
 
@@ -112,6 +117,7 @@ def distill(
     The report holds ``pairs`` (loss of each before and after), ``chained_loss`` (cross-entropy of teacher, student at
     the start, student), ``parameters``, ``logs``; ``held_out`` (tasks that are not trained on) adds the same losses
     under "held_out", ``evaluate(model)`` adds its results for each model under "metrics".
+    ``checkpoints``: a folder for those of both trainings (`idgen.checkpoints`).
     Source: FeDecider (WWW 2026), appendix B.2. Differs from the paper: mean over tokens that count instead of a sum
     over all, see `pair_losses`; ``config.finetune`` is an extension.
     """
@@ -124,10 +130,16 @@ def distill(
         measured["held_out"] = _report_batches(held_out, config, seed, device)
     stages = {"teacher": _measure(teacher, teacher, [], measured, evaluate)}
     stages["init"] = _measure(teacher, student, pairs, measured, evaluate)
-    logs = {"pairs": train_pairs(teacher, student, tasks, config, seed=seed, device=device, on_step=on_step)}
+    begun = {name: None if checkpoints is None else Checkpoint(checkpoints / f"{name}.pt") for name in TRAININGS}
+    pairs_log = train_pairs(
+        teacher, student, tasks, config, seed=seed, device=device, on_step=on_step, checkpoint=begun["pairs"]
+    )
+    logs = {"pairs": pairs_log}
     stages["student"] = _measure(teacher, student, pairs, measured, evaluate)
     if config.finetune.epochs > 0:
-        logs["finetune"] = finetune(teacher, student, tasks, config, seed=seed, device=device, on_step=on_step)
+        logs["finetune"] = finetune(
+            teacher, student, tasks, config, seed=seed, device=device, on_step=on_step, checkpoint=begun["finetune"]
+        )
         stages["finetuned"] = _measure(teacher, student, pairs, measured, evaluate)
     report = {
         **_losses(pairs, stages, "train"),
@@ -151,6 +163,7 @@ def train_pairs(
     seed: int,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[dict[str, Any]]:
     """Train every student block on its pair, in place; logs as in `train_model` (loss: sum over the pairs)."""
     teacher.eval()
@@ -163,7 +176,7 @@ def train_pairs(
 
     training = config.training(config.epochs, config.learning_rate)
     groups = [pair_parameters(student, pair) for pair in pairs]
-    return _train(student, groups, tasks, training, loss, seed, device, on_step, clip_each_group=True)
+    return _train(student, groups, tasks, training, loss, seed, device, on_step, checkpoint, clip_each_group=True)
 
 
 def finetune(
@@ -175,6 +188,7 @@ def finetune(
     seed: int,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[dict[str, Any]]:
     """Extension: train all layers through the chained student, in place, see `finetune_loss`.
 
@@ -192,7 +206,7 @@ def finetune(
     ]
     groups = [pair_parameters(student, block) for block in blocks]
     # seed + 1: other batches than the pairs had.
-    return _train(student, groups, tasks, training, loss, seed + 1, device, on_step, clip_each_group=False)
+    return _train(student, groups, tasks, training, loss, seed + 1, device, on_step, checkpoint, clip_each_group=False)
 
 
 def _train(
@@ -204,6 +218,7 @@ def _train(
     seed: int,
     device: torch.device | str,
     on_step: OnStep | None,
+    checkpoint: Checkpoint | None,
     clip_each_group: bool,
 ) -> list[dict[str, Any]]:
     """Train groups of parameters; everything else of the student is frozen meanwhile."""
@@ -223,6 +238,7 @@ def _train(
         loss_fn=loss,
         on_step=on_step,
         clip_each_group=clip_each_group,
+        checkpoint=checkpoint,
     )
     student.requires_grad_(True)
     set_dropout(student, family_of(student).dropout(student.config))

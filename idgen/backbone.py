@@ -30,6 +30,7 @@ from idgen.backbones.checks import (
 )
 from idgen.backbones.families import family_of_config
 from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
+from idgen.checkpoints import Checkpoint
 from idgen.quantized import Quantize, keep_trainable, loading_options
 from idgen.samples import Task, num_batches, train_batches
 from idgen.text_vectors import token_vectors
@@ -285,6 +286,7 @@ def train_backbone(
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
     validate: Callable[[], float] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[dict[str, Any]]:
     """Train what is not frozen on the mixed training samples of ``tasks``, in place; logs as in `train_model`.
 
@@ -299,6 +301,7 @@ def train_backbone(
         seed=seed,
         on_step=on_step,
         validate=validate,
+        checkpoint=checkpoint,
     )
 
 

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from fedecider.bounds import (
 )
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import TokenBatch, num_samples_of
+from idgen.checkpoints import Best, Checkpoint, Position, parameters_of
 from idgen.precision import autocast
 
 LossFn = Callable[[TokenBatch], Tensor]
@@ -38,7 +40,7 @@ OnStep = Callable[[int, int, str], None]
 MAX_LOGITS = 2**26
 """Logits that exist at a time in training: 256 MiB in fp32, and as much for their gradients."""
 NOTE_EVERY = 20
-"""Steps between two readings of the loss: reading it makes an accelerator wait."""
+"""Steps between two readings of the loss, which make an accelerator wait, and between places to go on from."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,6 @@ class BackboneTraining:
 
     def __post_init__(self) -> None:
         check(self)
-
-
-class Best(NamedTuple):
-    """The best validation so far."""
-
-    score: float
-    step: int
-    weights: list[Tensor]
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
@@ -294,6 +288,7 @@ def train_model(
     on_step: OnStep | None = None,
     validate: Callable[[], float] | None = None,
     clip_each_group: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place and return one log per epoch (or per ``evaluate_every`` steps).
 
@@ -301,6 +296,7 @@ def train_model(
     ``parameters``: AdamW groups, default all trainable parameters. ``loss_fn(batch)``: default `sequence_loss`.
     ``clip_each_group``: as in `train_steps`.
     ``validate()``: score of the current weights, higher is better; logged, and the choice of ``keep_best``.
+    ``checkpoint``: where to keep how far it is, and to go on from; weights are those of a training that never stopped.
     A log holds epoch, step, loss, samples, samples_per_s, learning_rate and, with ``validate``, score.
     Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
     Errors: ``ValueError`` when the loss is not finite any more.
@@ -314,54 +310,65 @@ def train_model(
         loss_fn = lambda batch: sequence_loss(model, batch, config.label_smoothing)  # noqa: E731
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    logs: list[dict[str, Any]] = []
-    best: Best | None = None
     forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     with forked, checkpointed(model, config.gradient_checkpointing):
         torch.manual_seed(seed)
-        step = epoch = 0
-        while step < total_steps:
-            before = step
-            for batches in _pieces(batches_of_epoch(epoch), config.evaluate_every):
+        at = Position() if checkpoint is None else checkpoint.read(optimizer, device)
+        if at.step and on_step is not None:
+            on_step(at.step, total_steps, "goes on")
+        while at.step < total_steps:
+            before = at.step
+            for piece in _pieces(islice(batches_of_epoch(at.epoch), at.batches, None), config.evaluate_every, at.done):
                 model.train()
-                started = time.perf_counter()
-                done, loss, samples = train_steps(
-                    optimizer, batches, loss_fn, config, device, step, total_steps, on_step, clip_each_group
-                )
-                if done == 0:
+                started = time.perf_counter() - at.seconds
+                for batches in _pieces(piece, NOTE_EVERY):
+                    at.seconds = time.perf_counter() - started
+                    if checkpoint is not None:
+                        checkpoint.write_if_due(at, optimizer, device)
+                    done, loss, samples = train_steps(
+                        optimizer, batches, loss_fn, config, device, at.step, total_steps, on_step, clip_each_group
+                    )
+                    at.step, at.batches, at.done = at.step + done, at.batches + done, at.done + done
+                    at.loss, at.samples = at.loss + loss * done, at.samples + samples
+                    if at.step >= total_steps:
+                        break
+                if at.done == 0:
                     break
-                step += done
                 log = {
-                    "epoch": epoch,
-                    "step": step,
-                    "loss": loss,
-                    "samples": samples,
-                    "samples_per_s": samples / max(time.perf_counter() - started, 1e-9),
+                    "epoch": at.epoch,
+                    "step": at.step,
+                    "loss": at.loss / at.done,
+                    "samples": at.samples,
+                    "samples_per_s": at.samples / max(time.perf_counter() - started, 1e-9),
                     "learning_rate": optimizer.param_groups[0]["lr"],
                 }
                 if validate is not None:
                     model.eval()
                     log["score"] = validate()
-                    best = _better(best, log, optimizer) if config.keep_best else None
-                logs.append(log)
-            if step == before:
-                raise ValueError(f"epoch {epoch} has no batches; expected training samples. Check the prepared data")
-            epoch += 1
-    if best is not None:
-        _restore(best, optimizer)
-        logs.append({"kept_step": best.step, "score": best.score})
+                    at.best = _better(at.best, log, optimizer) if config.keep_best else None
+                at.logs.append(log)
+                at.done, at.loss, at.samples, at.seconds = 0, 0.0, 0, 0.0
+            if at.step == before:
+                raise ValueError(f"epoch {at.epoch} has no batches; expected training samples. Check the prepared data")
+            at.epoch, at.batches = at.epoch + 1, 0
+        if checkpoint is not None:
+            checkpoint.write_if_due(at, optimizer, device)
+    if at.best is not None:
+        _restore(at.best, optimizer)
+        at.logs.append({"kept_step": at.best.step, "score": at.best.score})
     model.eval()
-    return logs
+    return at.logs
 
 
-def _pieces(batches: Iterable[TokenBatch], size: int) -> Iterable[Iterable[TokenBatch]]:
-    """The batches in pieces of ``size`` (0: all at once), without reading ahead."""
+def _pieces(batches: Iterable[TokenBatch], size: int, done: int = 0) -> Iterable[Iterable[TokenBatch]]:
+    """The batches in pieces of ``size`` (0: all at once), of the first of which ``done`` are there already."""
     iterator = iter(batches)
     if size == 0:
         yield iterator
         return
     for first in iterator:
-        yield _chain(first, iterator, size)
+        yield _chain(first, iterator, size - done)
+        done = 0
 
 
 def _chain(first: TokenBatch, rest: Iterable[TokenBatch], size: int) -> Iterable[TokenBatch]:
@@ -373,16 +380,13 @@ def _chain(first: TokenBatch, rest: Iterable[TokenBatch], size: int) -> Iterable
 def _better(best: Best | None, log: dict[str, Any], optimizer: torch.optim.Optimizer) -> Best:
     if best is not None and log["score"] <= best.score:
         return best
-    weights = [
-        parameter.detach().to("cpu", copy=True) for group in optimizer.param_groups for parameter in group["params"]
-    ]
+    weights = [parameter.detach().to("cpu", copy=True) for parameter in parameters_of(optimizer)]
     return Best(log["score"], log["step"], weights)
 
 
 def _restore(best: Best, optimizer: torch.optim.Optimizer) -> None:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
-        for parameter, weight in zip(parameters, best.weights, strict=True):
+        for parameter, weight in zip(parameters_of(optimizer), best.weights, strict=True):
             parameter.copy_(weight)
 
 

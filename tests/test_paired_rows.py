@@ -1,6 +1,8 @@
 """Rows of runs on several data sets in one table (benchmarks/paired_rows.py)."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,14 @@ def test_rows_that_are_missing_are_named(paired, tmp_path):
     run = make_run(tmp_path / "run", ["a", "b"], model=[0, 3])
     with pytest.raises(ValueError, match=r"got rows \['memory'\], expected some of \['model'\]"):
         paired["table"](*paired["rows_of"]([[run]]), ["memory"])
+
+
+def test_a_run_that_is_not_there_is_named_in_one_line(tmp_path):
+    command = [sys.executable, "benchmarks/paired_rows.py", "--runs", str(tmp_path / "run"), "--rows", "model"]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert found.returncode == 2
+    expected = "without per_user.parquet, expected the folder of a finished run of federate.py"
+    assert found.stderr == f"error: got {tmp_path / 'run'} {expected}\n"
 
 
 def test_rows_are_compared_with_those_that_are_asked_for_alone(paired, tmp_path):

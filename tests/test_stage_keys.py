@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def config(tmp_path, monkeypatch):
     """Settings whose stages write one file."""
     for name in ("_pretrain", "_distill"):
-        monkeypatch.setattr(foundation, name, lambda *given: (given[-2] / "model.txt").write_text("weights"))
+        monkeypatch.setattr(foundation, name, lambda *given: (given[-3] / "model.txt").write_text("weights"))
     return RunConfig(domains="crime,comics", cache=str(tmp_path))
 
 

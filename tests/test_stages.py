@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from fedecider.federation.checksums import SUMS_FILE
-from fedecider.running.stages import cached_stage, content_key
+from fedecider.running.stages import begun_folder, cached_stage, content_key
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,25 @@ def test_of_two_builders_the_first_one_is_kept(tmp_path):
     found = cached_stage(tmp_path, "distill", {"seed": 1}, slow)
     assert not found.reused
     assert (found.folder / "backbone" / "model.safetensors").read_text() == "fast"
+    assert [path.name for path in tmp_path.iterdir()] == [found.folder.name]
+
+
+def test_what_a_killed_build_has_begun_is_found_by_the_next_and_then_removed(tmp_path):
+    inputs = {"seed": 1}
+    begun = begun_folder(tmp_path, "distill", inputs)
+
+    def killed(folder):
+        begun.mkdir()
+        (begun / "step.txt").write_text("7")
+        raise RuntimeError("killed")
+
+    def build(folder):
+        (folder / "model.txt").write_text((begun / "step.txt").read_text())
+
+    with pytest.raises(RuntimeError):
+        cached_stage(tmp_path, "distill", inputs, killed)
+    others = [begun_folder(tmp_path, "pretrain", inputs), begun_folder(tmp_path, "distill", {"seed": 2})]
+    assert not any(other.exists() for other in others)
+    found = cached_stage(tmp_path, "distill", inputs, build)
+    assert (found.folder / "model.txt").read_text() == "7"
     assert [path.name for path in tmp_path.iterdir()] == [found.folder.name]

@@ -30,9 +30,10 @@ from fedecider.llm.config import PretrainConfig, RunConfig
 from fedecider.llm.domain_ids import ITEM_VECTORS, DomainIds, assign_ids, load_ids, save_ids
 from fedecider.llm.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.progress import progress
-from fedecider.running.stages import Stage, cached_stage, file_digest
+from fedecider.running.stages import Stage, begun_folder, cached_stage, file_digest
 from idgen.alternating import alternate
 from idgen.backbone import build_backbone, check_backbone, load_backbone, train_backbone
+from idgen.checkpoints import Checkpoint
 from idgen.id_generator import IDGenerator, build_id_generator, train_id_generator
 from idgen.phrases import unique_phrases
 from idgen.prompts import prompt_texts
@@ -76,8 +77,10 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
     }
     if config.pretrain.needs_item_vectors:
         inputs["encoder"] = encoder_digest(config.pretrain.text_encoder)
+    cache = Path(config.cache)
+    begun = begun_folder(cache, "pretrain", inputs)
     return cached_stage(
-        Path(config.cache), "pretrain", inputs, lambda folder: _pretrain(config, domains, device, folder, quiet)
+        cache, "pretrain", inputs, lambda folder: _pretrain(config, domains, device, folder, begun, quiet)
     )
 
 
@@ -91,11 +94,10 @@ def distill_stage(
         "protocol": config.protocol,  # of the report
         "pretrain": foundation.folder.name,
     }
+    cache = Path(config.cache)
+    begun = begun_folder(cache, "distill", inputs)
     return cached_stage(
-        Path(config.cache),
-        "distill",
-        inputs,
-        lambda folder: _distill(config, foundation, domains, device, folder, quiet),
+        cache, "distill", inputs, lambda folder: _distill(config, foundation, domains, device, folder, begun, quiet)
     )
 
 
@@ -195,7 +197,9 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
 
 
-def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder: Path, quiet: bool) -> None:
+def _pretrain(
+    config: RunConfig, domains: Domains, device: torch.device, folder: Path, begun: Path, quiet: bool
+) -> None:
     settings, made = config.pretrain, begin(config, domains, device, quiet)
     tokenizer, generator, model, ids, report = made.tokenizer, made.generator, made.model, made.ids, made.report
     if settings.alternating.num_phases > 0:
@@ -203,7 +207,9 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
     else:
         with progress("backbone", not quiet) as on_step:
             seed = derive_seed(config.seed, "backbone training")
-            report["backbone"] = train_backbone(model, made.tasks, settings.train, seed, device, on_step)
+            report["backbone"] = train_backbone(
+                model, made.tasks, settings.train, seed, device, on_step, checkpoint=Checkpoint(begun / "backbone.pt")
+            )
     report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     save_backbone(model, tokenizer, folder / "backbone")
@@ -219,7 +225,13 @@ def _pretrain(config: RunConfig, domains: Domains, device: torch.device, folder:
 
 
 def _distill(
-    config: RunConfig, foundation: Stage, domains: Domains, device: torch.device, folder: Path, quiet: bool
+    config: RunConfig,
+    foundation: Stage,
+    domains: Domains,
+    device: torch.device,
+    folder: Path,
+    begun: Path,
+    quiet: bool,
 ) -> None:
     tokenizer = load_tokenizer(foundation.folder / "backbone")
     teacher = load_backbone(foundation.folder / "backbone", tokenizer)
@@ -235,6 +247,7 @@ def _distill(
             device=device,
             on_step=on_step,
             evaluate=lambda model: _valid_metrics(model, clients, config, device),
+            checkpoints=begun,
         )
     save_backbone(student, tokenizer, folder / "backbone")
     write_json(folder / "report.json", report)

@@ -53,8 +53,7 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
     Raises:
         ValueError: a file of the stage is not the one that was written.
     """
-    inputs = {"format": FORMAT, **inputs}
-    folder = cache / f"{name}-{content_key(inputs)}"
+    folder = cache / f"{name}-{_key(inputs)}"
     if _is_complete(folder):
         _check(folder)
         return Stage(folder, True)
@@ -62,12 +61,26 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
     scratch.mkdir(parents=True)
     try:
         build(scratch)
-        (scratch / "inputs.json").write_text(json.dumps(as_plain(inputs), indent=1, default=str) + "\n")
+        noted = as_plain({"format": FORMAT, **inputs})
+        (scratch / "inputs.json").write_text(json.dumps(noted, indent=1, default=str) + "\n")
         write_sums(scratch)
         _put(scratch, folder)
+        shutil.rmtree(begun_folder(cache, name, inputs), ignore_errors=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Stage(folder, False)
+
+
+def begun_folder(cache: Path, name: str, inputs: dict[str, Any]) -> Path:
+    """Where a build of `cached_stage` may leave what the next build of the same stage goes on with after a kill.
+
+    Whoever writes into it makes it. It is removed when the stage is there.
+    """
+    return cache / f".{name}-{_key(inputs)}.begun"
+
+
+def _key(inputs: dict[str, Any]) -> str:
+    return content_key({"format": FORMAT, **inputs})
 
 
 def _is_complete(folder: Path) -> bool:

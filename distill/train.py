@@ -130,7 +130,9 @@ def distill(
         measured["held_out"] = _report_batches(held_out, config, seed, device)
     stages = {"teacher": _measure(teacher, teacher, [], measured, evaluate)}
     stages["init"] = _measure(teacher, student, pairs, measured, evaluate)
-    begun = {name: None if checkpoints is None else Checkpoint(checkpoints / f"{name}.pt") for name in TRAININGS}
+    begun = {
+        name: None if checkpoints is None else Checkpoint(checkpoints / f"{name}.safetensors") for name in TRAININGS
+    }
     pairs_log = train_pairs(
         teacher, student, tasks, config, seed=seed, device=device, on_step=on_step, checkpoint=begun["pairs"]
     )

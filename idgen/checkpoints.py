@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 EVERY_S = 300.0
@@ -57,16 +60,19 @@ class Checkpoint:
         """Write where the last one is ``every_s`` seconds ago; nothing half-written ever has the file's name."""
         if time.monotonic() - self._last < self.every_s:
             return
-        state = {
-            "position": {**vars(at), "best": None if at.best is None else tuple(at.best)},
-            "parameters": [parameter.detach() for parameter in parameters_of(optimizer)],
-            "optimizer": optimizer.state_dict(),
-            "generator": torch.get_rng_state(),
-            "device_generator": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        }
+        tensors = {f"parameter.{i}": one.detach() for i, one in enumerate(parameters_of(optimizer))}
+        for i, moments in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{name}": one for name, one in moments.items()}
+        tensors["generator"] = torch.get_rng_state()
+        if device.type == "cuda":
+            tensors["device_generator"] = torch.cuda.get_rng_state(device)
+        told: dict[str, Any] = {**vars(at), "best": None}
+        if at.best is not None:
+            tensors |= {f"best.{i}": one for i, one in enumerate(at.best.weights)}
+            told["best"] = [at.best.score, at.best.step]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        torch.save(state, scratch)
+        save_file({name: one.contiguous() for name, one in tensors.items()}, scratch, {"position": json.dumps(told)})
         os.replace(scratch, self.path)
         self._last = time.monotonic()
 
@@ -80,10 +86,15 @@ class Checkpoint:
             return Position()
         advice = f"Delete {self.path.parent}, and the training starts anew"
         try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-            found, best = state["parameters"], state["position"]["best"]
-            at = Position(**{**state["position"], "best": None if best is None else Best(*best)})
-        except Exception as error:  # whatever a damaged archive makes torch say
+            with safe_open(str(self.path), "pt") as file:
+                told = json.loads(file.metadata()["position"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            found, best, generator = _group(tensors, "parameter"), _group(tensors, "best"), tensors["generator"]
+            if best:
+                score, step = told["best"]
+                told["best"] = Best(score, step, best)
+            at = Position(**told)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"got a damaged {self.path}, expected a checkpoint of a training. {advice}") from error
         trained = parameters_of(optimizer)
         if [one.shape for one in found] != [parameter.shape for parameter in trained]:
@@ -91,13 +102,29 @@ class Checkpoint:
         with torch.no_grad():
             for parameter, one in zip(trained, found, strict=True):
                 parameter.copy_(one)
-        optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["generator"])
-        if device.type == "cuda" and state["device_generator"] is not None:
-            torch.cuda.set_rng_state(state["device_generator"], device)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": _moments(tensors)})
+        torch.set_rng_state(generator)
+        if device.type == "cuda" and "device_generator" in tensors:
+            torch.cuda.set_rng_state(tensors["device_generator"], device)
         return at
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """All that it trains, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _group(tensors: dict[str, Tensor], name: str) -> list[Tensor]:
+    """``name.0``, ``name.1``, ... in this order."""
+    return [tensors[f"{name}.{i}"] for i in range(sum(key.startswith(f"{name}.") for key in tensors))]
+
+
+def _moments(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Parameter -> what AdamW keeps of it."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        kind, _, rest = key.partition(".")
+        if kind == "optimizer":
+            number, _, name = rest.partition(".")
+            found.setdefault(int(number), {})[name] = tensor
+    return found

@@ -208,7 +208,13 @@ def _pretrain(
         with progress("backbone", not quiet) as on_step:
             seed = derive_seed(config.seed, "backbone training")
             report["backbone"] = train_backbone(
-                model, made.tasks, settings.train, seed, device, on_step, checkpoint=Checkpoint(begun / "backbone.pt")
+                model,
+                made.tasks,
+                settings.train,
+                seed,
+                device,
+                on_step,
+                checkpoint=Checkpoint(begun / "backbone.safetensors"),
             )
     report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())

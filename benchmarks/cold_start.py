@@ -1,19 +1,22 @@
 """Cold start: items that no training has seen, added by their texts alone, against all other items of their catalogue.
 
-    python benchmarks/cold_start.py --data <prepared> [--set --pretrain.train.max_steps 120] [--output FILE]
+    python benchmarks/cold_start.py --data <prepared> [--seeds 0,1,2] [--output FILE] [--set --pretrain.train.epochs 2]
 
 A share of each catalogue's items is hidden: they leave the catalogue of stage 1, and their events leave the histories
 of public users and clients. The decoder of ``configs/amazon_decoder_cpu.yaml`` is trained on what is left (catalogue
 walks, public users and train parts of the clients in one place), once with its item table and once with the table
 frozen. Then the hidden items are added, and every client user whose test item is one of them is asked for it among all
 items; the history is what is left of the events before. Users whose test item was always there show what the frozen
-table costs.
+table costs. Every seed hides other items and trains another decoder. At the end the decoder with its table trained is
+compared with the other rows, users paired, macro over the domains of all seeds; who is asked for in several is one
+person.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,15 +26,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from paired_rows import table
 from provenance import heading
 from torch import Tensor
 
 from fedecider.baselines.counts import train_counts
 from fedecider.baselines.text_neighbours import text_neighbour_scores
 from fedecider.data.domain import Domain, Events
-from fedecider.data.encoders import load_encoder
+from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.persons import PerDomain
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.evaluation.split import MIN_EVENTS
 from fedecider.federation.streams import derive_seed, stream
@@ -40,6 +45,7 @@ from fedecider.llm.foundation import Beginning, begin, client_tasks
 from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.new_items import NewItem
 from fedecider.llm.setup import Settings
+from fedecider.running.cli import run
 from idgen.backbone import train_backbone
 from idgen.draws import event_table
 from idgen.item_ids import ItemIds
@@ -50,9 +56,10 @@ from idgen.samples import catalogue_task
 from idgen.tokenizer import encode_ids, known_phrases, with_phrases
 
 CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_decoder_cpu.yaml"
+TRAINED = "decoder, table trained"
 TABLES = {
-    "table trained": [],
-    "table frozen": ["--pretrain.backbone.freeze_item_table", "true", "--pretrain.train.table_rate", "1"],
+    TRAINED: [],
+    "decoder, table frozen": ["--pretrain.backbone.freeze_item_table", "true", "--pretrain.train.table_rate", "1"],
 }
 GROUPS = ("hidden", "old")
 """Users by their test item."""
@@ -68,6 +75,8 @@ class Split(NamedTuple):
     hidden: list[NewItem]
     asked: dict[str, list[list[int]]]
     """Group of users -> histories with the test item last."""
+    users: dict[str, list[str]]
+    """Group of users -> who they are."""
 
 
 def hide(domain: Domain, share: float, seed: int) -> Split:
@@ -90,10 +99,12 @@ def hide(domain: Domain, share: float, seed: int) -> Split:
         return [values[item] for item in old]
 
     asked: dict[str, list[list[int]]] = {group: [] for group in GROUPS}
-    for sequence in domain.clients.sequences:
-        history = rest(sequence[:-1])
+    users: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for user, sequence in zip(domain.clients.users, domain.clients.sequences, strict=True):
+        history, group = rest(sequence[:-1]), "hidden" if sequence[-1] in hidden else "old"
         if len(history) >= MIN_EVENTS - 1:
-            asked["hidden" if sequence[-1] in hidden else "old"].append([*history, place[sequence[-1]]])
+            asked[group].append([*history, place[sequence[-1]]])
+            users[group].append(user)
     trained = replace(
         domain,
         item_keys=columns(domain.item_keys),
@@ -103,14 +114,14 @@ def hide(domain: Domain, share: float, seed: int) -> Split:
         public=reduced(domain.public),
     )
     taken = [NewItem(domain.item_keys[i], domain.titles[i], domain.item_texts[i]) for i in sorted(hidden)]
-    return Split(trained, taken, asked)
+    return Split(trained, taken, asked, users)
 
 
-def settings_of(args: argparse.Namespace, changes: Sequence[str]) -> Settings:
+def settings_of(args: argparse.Namespace, seed: int, changes: Sequence[str]) -> Settings:
     words = ["--config", str(CONFIG), "--data", args.data, "--domains", args.domains, "--cache", args.cache]
     words += ["--num_beams", str(NUM_BEAMS)]
     return parse_settings(
-        "", [*words, "--seed", str(args.seed), "--pretrain.text_encoder", args.encoder, *args.set, *changes]
+        "", [*words, "--seed", str(seed), "--pretrain.text_encoder", args.encoder, *args.set, *changes]
     )
 
 
@@ -168,9 +179,16 @@ def line(label: str, seconds: str, found: Mapping[str, Mapping[str, Tensor]]) ->
     return f"| {label} | {seconds} | " + " | ".join(cells) + " |"
 
 
-def rows(args: argparse.Namespace) -> Iterator[str]:
-    domains = load_domains(args.data, args.domains.split(","))
-    splits = {name: hide(domain, args.share, args.seed) for name, domain in domains.items()}
+def rows_of_seed(
+    args: argparse.Namespace, splits: Mapping[str, Split], seed: int, places: dict[str, dict[str, PerDomain]]
+) -> Iterator[str]:
+    """Lines of one seed's table as they come; ``places`` takes up group of users -> row -> domain -> places."""
+
+    def row(label: str, seconds: str, found: Mapping[str, PerDomain]) -> str:
+        for group in GROUPS:
+            places[group][label] = found[group]
+        return line(label, seconds, found)
+
     trained = {name: split.trained for name, split in splits.items()}
     encoded, encode = encoded_texts(trained, args.encoder, args.cache), load_encoder(args.encoder).encode
     encoded = {
@@ -185,17 +203,41 @@ def rows(args: argparse.Namespace) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|---:|"
     found = {group: baseline_positions(encoded, splits, group) for group in GROUPS}
     for label in ("popularity", "text neighbours"):
-        yield line(label, "", {group: by_row[label] for group, by_row in found.items()})
+        yield row(label, "", {group: by_row[label] for group, by_row in found.items()})
     for label, changes in TABLES.items():
-        settings = settings_of(args, changes)
+        settings = settings_of(args, seed, changes)
         made = begin(settings.run, trained, CPU)
-        if label == "table frozen":
-            yield line("decoder before training", "0", positions(made, settings, splits, encoded))
+        if label != TRAINED:
+            yield row("decoder before training", "0", positions(made, settings, splits, encoded))
         clients = client_tasks(trained, made.ids, made.tokenizer, settings.run.pretrain)
-        started, seed = time.process_time(), derive_seed(args.seed, "cold start")
-        train_backbone(made.model, [*made.tasks, *clients], settings.run.pretrain.train, seed)
+        started = time.process_time()
+        train_backbone(
+            made.model, [*made.tasks, *clients], settings.run.pretrain.train, derive_seed(seed, "cold start")
+        )
         seconds = time.process_time() - started
-        yield line(label, f"{seconds:.0f}", positions(made, settings, splits, encoded))
+        yield row(label, f"{seconds:.0f}", positions(made, settings, splits, encoded))
+
+
+def rows(args: argparse.Namespace) -> Iterator[str]:
+    if chosen_encoder(args.encoder) == "tfidf":
+        raise ValueError("got encoder tfidf, expected a sentence encoder: TF-IDF cannot encode a text that comes later")
+    domains = load_domains(args.data, args.domains.split(","))
+    joined: dict[str, dict[str, dict[str, Tensor]]] = {group: {} for group in GROUPS}
+    persons: dict[str, dict[str, list[str]]] = {group: {} for group in GROUPS}
+    for seed in args.seeds:
+        yield f"\n## Seed {seed}\n"
+        splits = {name: hide(domain, args.share, seed) for name, domain in domains.items()}
+        places: dict[str, dict[str, PerDomain]] = {group: {} for group in GROUPS}
+        yield from rows_of_seed(args, splits, seed, places)
+        for group in GROUPS:
+            persons[group] |= {f"{name}, seed {seed}": split.users[group] for name, split in splits.items()}
+            for label, of_domain in places[group].items():
+                joined[group].setdefault(label, {}).update(
+                    {f"{name}, seed {seed}": position for name, position in of_domain.items()}
+                )
+    for group in GROUPS:
+        yield f"\n## Users whose test item is {group}, all seeds\n"
+        yield from table(joined[group], persons[group], [TRAINED])
 
 
 def main() -> None:
@@ -204,7 +246,7 @@ def main() -> None:
     parser.add_argument("--domains", default="movies_tv,cds_vinyl,video_games")
     parser.add_argument("--share", type=float, default=0.1, help="of the items of each catalogue that are hidden")
     parser.add_argument("--encoder", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cache", default=".cache")
     parser.add_argument("--output", type=Path, help="Markdown file; lines are appended as they come")
@@ -219,4 +261,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

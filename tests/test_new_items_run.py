@@ -14,8 +14,10 @@ import yaml
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fedecider.data import encoders
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
+from fedecider.data.store import save_domains
 from fedecider.evaluation.split import MIN_EVENTS, train_part
 from fedecider.llm import item_texts, new_items, setup
 from fedecider.llm.config import PretrainConfig
@@ -304,3 +306,32 @@ def test_hidden_items_of_the_benchmark_are_in_no_history_that_is_trained_on(monk
             assert len(sequence) >= MIN_EVENTS
             assert (keys[sequence[-1]] in hidden) == is_hidden
             assert hidden.isdisjoint(keys[item] for item in sequence[:-1])
+
+
+def cold_start(monkeypatch, *words):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    monkeypatch.setattr(encoders, "load_encoder", lambda name: Encoder(name, word_sums))
+    save_domains(sample_domains(("crime", "comics")), "data")
+    monkeypatch.setattr("sys.argv", ["cold_start.py", "--data", "data", "--domains", "crime,comics", *words])
+    benchmark = runpy.run_path(str(REPOSITORY / "benchmarks" / "cold_start.py"))
+    return benchmark["run"](benchmark["main"])
+
+
+def test_the_benchmark_of_cold_start_pairs_the_users_of_all_seeds(there, monkeypatch, capsys):
+    small = ["--pretrain.train.max_steps", "2", "--pretrain.backbone.d_model", "32", "--pretrain.backbone.d_ff", "64"]
+    words = ["--encoder", "encoder", "--share", "0.2", "--seeds", "0,1", "--output", "cold.md"]
+    assert cold_start(monkeypatch, *words, "--set", *small, "--lora_rank", "32") == 0
+    text = capsys.readouterr().out
+    assert Path("cold.md").read_text() == text
+    of_seed, joined = text.split("## Users whose test item is hidden, all seeds")
+    for label in ("popularity", "text neighbours", "decoder before training", "decoder, table frozen"):
+        assert of_seed.count(f"\n| {label} |") == 2
+        for metric in ("hit@10", "ndcg@10"):
+            assert joined.count(f"| decoder, table trained | {label} | {metric} |") == 2  # hidden items and old ones
+    popularity = next(line for line in joined.splitlines() if line.startswith("| popularity |"))
+    assert popularity == "| popularity | 0.0000 [0.0000, 0.0000] | 0.0000 [0.0000, 0.0000] |"  # nobody has bought them
+
+
+def test_the_benchmark_of_cold_start_refuses_an_encoder_that_is_fitted_on_all_texts(there, monkeypatch, capsys):
+    assert cold_start(monkeypatch, "--encoder", "tfidf") == 2
+    assert "got encoder tfidf, expected a sentence encoder" in capsys.readouterr().err

@@ -9,6 +9,7 @@ Finished variants are reused from --cache, so an interrupted call goes on where 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import provenance
@@ -22,6 +23,7 @@ from fedecider.llm.commands import parse_settings
 from fedecider.llm.domain_ids import load_ids
 from fedecider.llm.foundation import client_tasks, pretrain_stage
 from fedecider.llm.setup import Settings, load_data
+from fedecider.running.cli import run
 from idgen.backbone import load_backbone
 from idgen.ranking import rank_task
 from idgen.tokenizer import load_tokenizer
@@ -123,4 +125,4 @@ def cell(metrics: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

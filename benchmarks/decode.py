@@ -13,10 +13,13 @@ import argparse
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fedecider.running.cli import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -235,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

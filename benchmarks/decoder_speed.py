@@ -16,6 +16,7 @@ import argparse
 import multiprocessing
 import random
 import resource
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from distill.pairing import build_student
+from fedecider.running.cli import run
 from idgen.backbones.family import TokenBatch, evaluating, num_targets
 from idgen.decode import constrained_beam_search
 from idgen.rows import packed
@@ -263,4 +265,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

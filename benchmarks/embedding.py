@@ -35,6 +35,7 @@ from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.protocols import STRICT
 from fedecider.report.costs import total_bytes
+from fedecider.running.cli import run
 
 PUBLIC_CODE_S = {"fedem": 37.0, "fedrap": 45.0, "pfedrec": 9.0, "fedrecgel": 2.1}
 """Seconds per round of the papers' public code on ML-100K at the papers' settings, one thread of a similar machine."""
@@ -249,4 +250,4 @@ def _report(results: dict[str, dict], args: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -12,6 +12,7 @@ one; a turn before the first is run and not counted. First the places of both wa
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from embedding_fr.setup import Setup, set_up
 from fedecider.data.interactions import Interactions
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.rounds import evaluate, evaluate_views
+from fedecider.running.cli import run
 
 Way = Callable[[Block], Tensor]
 """Block -> (C,) places of the validation items."""
@@ -175,4 +177,4 @@ def spread(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -15,6 +15,7 @@ import datetime
 import json
 import shutil
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from fedecider.federation.streams import stream
 from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
 from fedecider.report.rows import CANARY, result_rows
 from fedecider.report.tables import ResultTable, markdown_table
+from fedecider.running.cli import run
 
 Positions = dict[str, Tensor]
 """domain -> (S, U) positions of the test items."""
@@ -151,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from fedecider.llm.setup import build_foundation, make_recommender
 from fedecider.lora.adapters import adapter_parameters, adapter_shapes, initial_adapters
 from fedecider.lora.fusion import load_plain
 from fedecider.methods.recommender import ClientModels
+from fedecider.running.cli import run
 from fedecider.running.launch import start
 
 
@@ -133,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -12,6 +12,7 @@ of every client, is left out.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.running.cli import from_plain
+from fedecider.running.cli import from_plain, run
 
 CPU = torch.device("cpu")
 ITEMS_A_TOPIC = 100
@@ -266,4 +267,4 @@ def drawn(num_items: int, num_users: int, seed: int) -> Population:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

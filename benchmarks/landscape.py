@@ -11,6 +11,7 @@ shared tensors.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
+from fedecider.running.cli import run
 
 RADII = {
     "none (FedNCF)": (0.0, 0.0),
@@ -94,4 +96,4 @@ def rows(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

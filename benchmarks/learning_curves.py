@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from fedecider.llm.commands import parse_settings
 from fedecider.llm.foundation import begin, client_tasks
 from fedecider.llm.item_texts import encoded_texts
 from fedecider.llm.setup import Settings
+from fedecider.running.cli import run
 from idgen.ranking import eval_users, rank_task
 from idgen.samples import Task, num_batches, train_batches
 from idgen.training import epoch_generator, learning_rate_factor, make_optimizer, parameter_groups, sequence_loss
@@ -250,4 +252,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -9,6 +9,7 @@ are ranked once with them. Everything is closed form: there are no seeds but tho
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from fedecider.evaluation.statistics import bootstrap_interval, paired_permutati
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.running.cli import from_plain
+from fedecider.running.cli import from_plain, run
 
 SETS: dict[str, dict[str, Any]] = {
     "ml-100k": {},
@@ -154,4 +155,4 @@ def pair(position_U: Tensor) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -9,6 +9,7 @@ printed at once; ``--methods`` takes some of them.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from embedding_fr.setup import set_up, train, user_positions
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.running.cli import run
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fedmf", {}),
@@ -81,4 +83,4 @@ def rows(interactions: Interactions, method: str, changes: dict[str, Any], round
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedecider.federation.streams import derive_seed
 from fedecider.llm.commands import parse_settings
 from fedecider.llm.foundation import Beginning, begin, client_tasks
 from fedecider.llm.setup import Settings
+from fedecider.running.cli import run
 from idgen.backbone import load_backbone, train_backbone
 from idgen.candidates import node_priors
 from idgen.decode import constrained_beam_search, item_positions
@@ -162,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -11,6 +11,7 @@ that a later call takes up, so that a long table can be made in pieces.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from fedecider.llm.loading import load_student
 from fedecider.llm.privacy import check_privacy, privacy_data
 from fedecider.llm.setup import Foundation, Settings, build_foundation, make_recommender
 from fedecider.methods import METHODS
+from fedecider.running.cli import run
 from fedecider.running.launch import Launch, start
 
 CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_small_pool.yaml"
@@ -161,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

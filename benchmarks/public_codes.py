@@ -34,6 +34,7 @@ import torch
 from provenance import git_commit, heading
 
 from fedecider.evaluation.split import train_part
+from fedecider.running.cli import run
 
 Round = Callable[[int], tuple[float, float]]
 """number from 0 -> CPU seconds of training with the server's step, and of drawing negatives where that is apart."""
@@ -298,4 +299,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -39,6 +39,7 @@ from fedecider.lora.adapters import (
 )
 from fedecider.lora.export import load_adapter, save_peft_folder
 from fedecider.lora.fusion import load_plain
+from fedecider.running.cli import run
 from idgen.backbone import load_backbone
 from idgen.backbones.families import unwrap
 from idgen.tokenizer import load_tokenizer
@@ -185,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
+
+from fedecider.running.cli import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -137,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

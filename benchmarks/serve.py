@@ -28,6 +28,8 @@ import numpy as np
 import provenance
 import psutil
 
+from fedecider.running.cli import run
+
 MIB = 2**20
 WARM = 50
 K = 10
@@ -170,4 +172,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

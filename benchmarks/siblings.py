@@ -12,6 +12,7 @@ groups of four: 5,775 ways) and asks how often the difference is as large: exact
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from fedecider.federation.record import read_json
 from fedecider.methods.personal_average import WEIGHTS
+from fedecider.running.cli import run
 from fedecider.running.run_folder import RunFolder
 
 
@@ -103,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from fedecider.running.cli import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -142,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

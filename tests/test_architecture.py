@@ -1,10 +1,11 @@
-"""The import rule of the rooms."""
+"""The import rule of the rooms, how long a file is, and how a benchmark ends."""
 
 from graphlib import CycleError
 
 import pytest
 from rooms import REPOSITORY, imported_names, mermaid, module_graph, modules, ordered, room_graph
 
+BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
 BOUNDS = "fedecider.bounds"
 """One file that imports nothing of ours: settings of every room are checked in the same words."""
 BASE = {BOUNDS, "fedecider.federation", "fedecider.data", "fedecider.evaluation"}
@@ -91,3 +92,12 @@ def test_the_figure_in_the_docs_is_this_tree(graph):
 def test_files_stay_short():
     long = {name: lines for name, path in modules().items() if (lines := len(path.read_text().splitlines())) > 420}
     assert not long
+
+
+def test_a_benchmark_ends_as_a_command_does():
+    """Bad input is one line and exit code 2. Those that go on where something fails say so by a code of their own."""
+    own_code = {"faults.py", "gpu.py"}
+    ends = {path.name: path.read_text().partition('if __name__ == "__main__":\n')[2] for path in BENCHMARKS}
+    assert own_code < set(ends)
+    for name, end in ends.items():
+        assert name in own_code or end in ("", "    sys.exit(run(main))\n"), name

@@ -117,6 +117,16 @@ def hide(domain: Domain, share: float, seed: int) -> Split:
     return Split(trained, taken, asked, users)
 
 
+def all_texts(splits: Mapping[str, Split], encoder: str, cache: str) -> dict[str, Tensor]:
+    """Domain -> vectors of the texts of all items, hidden ones behind the others."""
+    encoded = encoded_texts({name: split.trained for name, split in splits.items()}, encoder, cache)
+    encode = load_encoder(encoder).encode
+    return {
+        name: torch.cat([encoded[name], encode([item.text for item in split.hidden]).float()])
+        for name, split in splits.items()
+    }
+
+
 def settings_of(args: argparse.Namespace, seed: int, changes: Sequence[str]) -> Settings:
     words = ["--config", str(CONFIG), "--data", args.data, "--domains", args.domains, "--cache", args.cache]
     words += ["--num_beams", str(NUM_BEAMS)]
@@ -190,11 +200,7 @@ def rows_of_seed(
         return line(label, seconds, found)
 
     trained = {name: split.trained for name, split in splits.items()}
-    encoded, encode = encoded_texts(trained, args.encoder, args.cache), load_encoder(args.encoder).encode
-    encoded = {
-        name: torch.cat([encoded[name], encode([item.text for item in split.hidden]).float()])
-        for name, split in splits.items()
-    }
+    encoded = all_texts(splits, args.encoder, args.cache)
     for group in GROUPS:
         sizes = {name: len(split.asked[group]) for name, split in splits.items()}
         yield f"- users whose test item is {group}: {sum(sizes.values())} {sizes}"

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import runpy
 import shutil
 import zlib
@@ -73,7 +74,7 @@ def playground(tmp_path_factory):
     (folder / "encoder" / "weights").write_text("first")
     content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
-    content |= {"lora_targets": "attention,table", "encoder": "tfidf", "memory": {"kind": "none"}}
+    content |= {"lora_targets": "attention,table", "encoder": "tfidf", "memory": {"kind": "mixture"}}
     content["pretrain"] |= {"text_encoder": "encoder"}
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64, "freeze_item_table": True}
     content["pretrain"]["train"] |= {"max_steps": 10}
@@ -108,10 +109,10 @@ def test_a_frozen_table_is_that_of_the_texts_after_every_stage(there):
 
 
 def test_a_new_item_stands_where_its_text_stands(there):
-    old, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
+    old, titles = Recommender.from_pretrained("run", "crime", memory=False), CRIME.titles
     twin = NewItem("later", "A Later Book", CRIME.item_texts[7].upper().replace(" ", " \n", 1))
     other = NewItem("other", "Another", "title: no word of these books: xylophones")
-    loaded = Recommender.from_pretrained("run", "crime", new_items=[twin, other])
+    loaded = Recommender.from_pretrained("run", "crime", memory=False, new_items=[twin, other])
     number = len(old.items.keys)
     assert list(loaded.items.keys) == [*old.items.keys, "later", "other"]
     assert [loaded.task.item_ids.token_ids[place] for place in (number, number + 1)] == [
@@ -166,6 +167,23 @@ def test_items_may_be_added_later_and_another_adapter_takes_them_away(there):
     assert rec.recommend([titles[7]], k=5) == plain
 
 
+def test_a_memory_stays_beside_the_model_when_items_are_added(there):
+    rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
+    plain, popular = rec.recommend([titles[7]], k=5), rec.recommend([], k=3)
+    later = NewItem("later", "A Later Book", CRIME.item_texts[7])
+    rec.add_items([later])
+    assert rec.has_memory
+    answer = rec.recommend([titles[7]], k=len(rec.items.keys))
+    assert sum(math.exp(item.score) for item in answer) == pytest.approx(1.0)
+    (found,) = (item for item in answer if item.key == "later")
+    assert found.experts["counts"] == found.experts["agreement"] == 0.0  # it was not there to be counted
+    assert any(item.experts["counts"] > 0.0 for item in answer)
+    assert rec.recommend(["A Later Book"], k=1)[0].experts.keys() == found.experts.keys()
+    assert [item.key for item in rec.recommend([], k=3)] == [item.key for item in popular]
+    rec.load_adapter("comics").load_adapter("crime")
+    assert rec.recommend([titles[7]], k=5) == plain
+
+
 def test_the_command_takes_both_kinds_of_files(there, capsys):
     item = NewItem("later", "A Later Book", CRIME.item_texts[7])
     with Path("new.csv").open("w", newline="") as file:
@@ -175,7 +193,7 @@ def test_the_command_takes_both_kinds_of_files(there, capsys):
     for name in ("new.csv", "new.jsonl"):
         Path(f"marked-{name}").write_bytes(b"\xef\xbb\xbf" + Path(name).read_bytes())  # as spreadsheets do
     for name in ("new.csv", "new.jsonl", "marked-new.csv", "marked-new.jsonl"):
-        words = ("--run", "run", "--domain", "crime", "--k", "3", "--new_items", name)
+        words = ("--run", "run", "--domain", "crime", "--k", "3", "--memory", "false", "--new_items", name)
         assert main("recommend", *words, "--history", CRIME.titles[7]) == 0
         assert "A Later Book" in capsys.readouterr().out
 
@@ -235,7 +253,8 @@ def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
         sizes = {"vocab_size": len(tokenizer), "hidden_size": 2, "intermediate_size": 4, "tie_word_embeddings": True}
         model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1))
         texts = NewTexts(path, "encoder", KeywordConfig(), prompts)
-        longer, _ = add_items(model, tokenizer, ItemTable(["old"], ["Old"], ["old"], [[3]]), "shop", item, texts)
+        table = ItemTable(["old"], ["Old"], ["old"], [[3]])
+        longer = add_items(model, tokenizer, table, "shop", item, texts).tokenizer
         return longer.convert_ids_to_tokens(len(longer) - 1)
 
     assert phrase() != phrase("What one customer bought:")
@@ -308,19 +327,19 @@ def test_hidden_items_of_the_benchmark_are_in_no_history_that_is_trained_on(monk
             assert hidden.isdisjoint(keys[item] for item in sequence[:-1])
 
 
-def cold_start(monkeypatch, *words):
+def benchmark(monkeypatch, name, *words):
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     monkeypatch.setattr(encoders, "load_encoder", lambda name: Encoder(name, word_sums))
     save_domains(sample_domains(("crime", "comics")), "data")
-    monkeypatch.setattr("sys.argv", ["cold_start.py", "--data", "data", "--domains", "crime,comics", *words])
-    benchmark = runpy.run_path(str(REPOSITORY / "benchmarks" / "cold_start.py"))
-    return benchmark["run"](benchmark["main"])
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--data", "data", "--domains", "crime,comics", *words])
+    content = runpy.run_path(str(REPOSITORY / "benchmarks" / f"{name}.py"))
+    return content["run"](content["main"])
 
 
 def test_the_benchmark_of_cold_start_pairs_the_users_of_all_seeds(there, monkeypatch, capsys):
     small = ["--pretrain.train.max_steps", "2", "--pretrain.backbone.d_model", "32", "--pretrain.backbone.d_ff", "64"]
     words = ["--encoder", "encoder", "--share", "0.2", "--seeds", "0,1", "--output", "cold.md"]
-    assert cold_start(monkeypatch, *words, "--set", *small, "--lora_rank", "32") == 0
+    assert benchmark(monkeypatch, "cold_start", *words, "--set", *small, "--lora_rank", "32") == 0
     text = capsys.readouterr().out
     assert Path("cold.md").read_text() == text
     of_seed, joined = text.split("## Users whose test item is hidden, all seeds")
@@ -333,5 +352,18 @@ def test_the_benchmark_of_cold_start_pairs_the_users_of_all_seeds(there, monkeyp
 
 
 def test_the_benchmark_of_cold_start_refuses_an_encoder_that_is_fitted_on_all_texts(there, monkeypatch, capsys):
-    assert cold_start(monkeypatch, "--encoder", "tfidf") == 2
+    assert benchmark(monkeypatch, "cold_start", "--encoder", "tfidf") == 2
     assert "got encoder tfidf, expected a sentence encoder" in capsys.readouterr().err
+
+
+def test_the_benchmark_of_later_items_asks_what_a_run_hands_over(there, monkeypatch):
+    words = ["--encoder", "encoder", "--share", "0.2", "--config", "toy.yaml", "--work", "work", "--output", "later.md"]
+    assert benchmark(monkeypatch, "later_items", *words, "--set", "--seed", "3") == 0
+    text = Path("later.md").read_text()
+    for label in ("popularity", "text neighbours", "model"):
+        assert text.count(f"| model + memory | {label} | hit@10 |") == 2  # hidden items and old ones
+    assert text.count("| popularity | 0.0000 [0.0000, 0.0000] |") == 1
+    assert json.loads(Path("work/run-0/run.json").read_text())["config"]["run"]["seed"] == 3
+    written = Path("work/run-0/metrics.json").stat().st_mtime_ns
+    assert benchmark(monkeypatch, "later_items", *words) == 0
+    assert Path("work/run-0/metrics.json").stat().st_mtime_ns == written  # a run that is there is asked again

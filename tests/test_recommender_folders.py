@@ -122,13 +122,6 @@ def test_the_card_of_what_a_site_hands_over_says_what_that_of_a_run_says(run, re
         assert said in card
 
 
-def test_with_added_items_a_memory_still_says_what_is_popular(rec, monkeypatch):
-    """It never counted what was added, which is no event of anybody."""
-    popular = rec.recommend([], k=3)
-    monkeypatch.setattr(rec, "_loaded", rec._loaded._replace(num_added=1))
-    assert [item.key for item in rec.recommend([], k=3)] == [item.key for item in popular]
-
-
 def test_a_memory_elsewhere_is_not_taken(run, rec, parts, tmp_path):
     saved = rec.save_pretrained(tmp_path / "some" / "saved")
     shutil.copytree(run / "private", tmp_path / "private")

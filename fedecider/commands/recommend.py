@@ -35,8 +35,7 @@ class RecommendConfig:
             recommended by their texts alone, and may stand in the history.
         k: The number of recommendations.
         device: The device, cpu or cuda.
-        memory: If true, and the run folder holds the client's private memory, rank with it; else, or with new items,
-            which it never counted, with the model alone.
+        memory: If true, and the run folder holds the client's private memory, rank with it; else with the model alone.
         json: If true, print one JSON object instead of a table.
     """
 

@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.encoders import load_encoder
 from fedecider.llm.item_texts import encoder_digest, load_projection
 from fedecider.lora.item_table import ItemTable
+from fedecider.memory.experts import unit_vectors
+from fedecider.memory.memory import Memory, with_items
 from idgen.item_ids import IdConfig
 from idgen.keywords import KeywordConfig
 from idgen.new_items import append_rows
@@ -46,6 +49,14 @@ class NewTexts(NamedTuple):
     keywords: KeywordConfig
     prompts: Sequence[str] = ()
     """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
+
+
+class Added(NamedTuple):
+    """What goes with a model that has new items."""
+
+    tokenizer: PreTrainedTokenizerBase
+    table: ItemTable
+    memory: Memory | None
 
 
 def read_new_items(path: Path) -> list[NewItem]:
@@ -105,19 +116,20 @@ def add_items(
     catalogue: str,
     new_items: Sequence[NewItem],
     texts: NewTexts,
-) -> tuple[PreTrainedTokenizerBase, ItemTable]:
-    """Add items to a loaded model, in place; the tokenizer and the item table with them, behind the others.
+    memory: Memory | None = None,
+) -> Added:
+    """Add items to a loaded model, in place, behind the others.
 
     Each gets a phrase of its text that is no token yet and in no prompt for its ID, and for its row what
     `text_projection` of stage 1 makes of the text. Nothing is trained, and scores of other items before softmax stay
-    what they were.
+    what they were. A memory gets them by their texts as well (`fedecider.memory.memory.with_items`).
 
     Raises:
         ValueError: a key that is there already, an empty text, IDs of several tokens, a run that keeps no projection,
             an encoder that is not the run's, or TF-IDF, which is fitted on all texts and cannot encode one more.
     """
     _check(items, new_items)
-    row_ND = _rows(catalogue, [_clean(item.text) for item in new_items], texts)
+    row_ND, unit_NE = _vectors(catalogue, [_clean(item.text) for item in new_items], texts)
     keys = [item.key for item in new_items]
     phrases = unique_phrases(
         {catalogue: keys},
@@ -127,6 +139,7 @@ def add_items(
     )[catalogue]
     longer = with_phrases(tokenizer, phrases)
     ids = phrase_item_ids(keys, phrases, longer, IdConfig(max_id_tokens=1))
+    longer_memory = None if memory is None else with_items(memory, unit_NE)
     append_rows(model, row_ND)
     table = items._replace(
         keys=[*items.keys, *keys],
@@ -134,7 +147,7 @@ def add_items(
         id_texts=[*items.id_texts, *ids.texts],
         token_ids=[*items.token_ids, *ids.token_ids],
     )
-    return longer, table
+    return Added(longer, table, longer_memory)
 
 
 def _word_runs(texts: Sequence[str]) -> set[str]:
@@ -143,7 +156,8 @@ def _word_runs(texts: Sequence[str]) -> set[str]:
     return {" ".join(words[i:j]) for words in rows for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
 
 
-def _rows(catalogue: str, texts: Sequence[str], settings: NewTexts) -> Tensor:
+def _vectors(catalogue: str, texts: Sequence[str], settings: NewTexts) -> tuple[Tensor, np.ndarray]:
+    """(N, D) rows of the table, and (N, E) vectors of a memory."""
     if not settings.projection.is_file():
         raise ValueError(
             f"got new items for a run without {settings.projection.name}, expected a decoder from "
@@ -162,7 +176,9 @@ def _rows(catalogue: str, texts: Sequence[str], settings: NewTexts) -> Tensor:
             f"got the text encoder {found} ({settings.encoder}), expected {wanted}, with which the run was made: "
             "vectors of two encoders say nothing of each other. Install that encoder, or put its folder in its place"
         )
-    return projection.rows(catalogue, load_encoder(settings.encoder).encode(texts).float())
+    text_NE = load_encoder(settings.encoder).encode(texts).float()
+    unit_NE = unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
+    return projection.rows(catalogue, text_NE), unit_NE
 
 
 def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:

@@ -35,7 +35,6 @@ from idgen.samples import Task
 from idgen.tokenizer import load_tokenizer
 
 SEEN_STAYS_OUT = "the memory leaves out items of the history, also with exclude_seen false"
-UNCOUNTED = "ranked by the model alone: the memory has never counted the added items"
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
 
 
@@ -107,7 +106,7 @@ class Recommender:
     @property
     def has_memory(self) -> bool:
         """Whether the client's private memory ranks beside the model."""
-        return self._memory_in_use is not None
+        return self._loaded.memory is not None
 
     @property
     def alpha(self) -> dict[str, float]:
@@ -170,7 +169,7 @@ class Recommender:
     def add_items(self, new_items: Sequence[NewItem | Mapping[str, str]]) -> None:
         """Let items be recommended and stand in histories that came after the training, by their texts alone.
 
-        Each has ``key``, ``title`` and ``text``. The memory, which never counted one of them, is not asked any more.
+        Each has ``key``, ``title`` and ``text``. The memory, which never counted one of them, knows their texts.
 
         Raises:
             ValueError: one of them cannot be added (`fedecider.llm.new_items.add_items`); then none is.
@@ -185,8 +184,8 @@ class Recommender:
             catalogue, samples = now.table.catalogue or place.domain, place.recipe.samples
             prompts = prompt_texts(samples.templates, samples.separator, [catalogue])
             texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.keywords, prompts)
-            tokenizer, table = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts)
-            ready = ready_to_rank(now.source, place, now.model, tokenizer, table, now.memory, self._device)
+            with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.memory)
+            ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))
 
     def load_adapter(
@@ -299,10 +298,6 @@ class Recommender:
 
         return push_folder(save, HfApi() if api is None else api, repo_id, private, include_memory, commit_message)
 
-    @property
-    def _memory_in_use(self) -> Memory | None:
-        return None if self._loaded.num_added else self._loaded.memory
-
     def _check_whole(self) -> None:
         if self._broken:
             raise RuntimeError(
@@ -328,7 +323,7 @@ class Recommender:
         return base, added_ND
 
     def _answers(self, histories: Sequence[History], k: int, exclude_seen: bool) -> list[Answer]:
-        loaded, memory = self._loaded, self._memory_in_use
+        loaded, memory = self._loaded, self._loaded.memory
         count = len(histories)
         resolved = [resolve_history(loaded.items, history, number, count) for number, history in enumerate(histories)]
         seen = [[entry.number for entry in entries] for entries in resolved]
@@ -339,9 +334,7 @@ class Recommender:
         else:
             scored = search(loaded.model, loaded.task, ranking, given, k, exclude_seen)
         found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))
-        popular = loaded.memory if loaded.num_added else memory  # of what is new it has no events
-        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(popular, k)
-        common = [UNCOUNTED] if loaded.memory is not None and memory is None else []
+        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(memory, k)
         answers = []
         for row, entries in enumerate(resolved):
             notes = [entry.note for entry in entries if entry.note]
@@ -349,7 +342,7 @@ class Recommender:
                 notes.append(why)
             elif memory is not None and not exclude_seen:
                 notes.append(SEEN_STAYS_OUT)
-            answers.append(self._answer(found.get(row, nobody), seen[row], [*notes, *common]))
+            answers.append(self._answer(found.get(row, nobody), seen[row], notes))
         return answers
 
     def _without_history(self, memory: Memory | None, k: int) -> tuple[list[Scored], str]:

@@ -33,6 +33,12 @@ class Counts(NamedTuple):
         """Counts of the users of both."""
         return Counts(scipy.sparse.csr_array(self.pair_II + other.pair_II), self.event_I + other.event_I)
 
+    def with_items(self, num_items: int) -> Counts:
+        """The same counts with so many more items, behind the others, that nobody has."""
+        pair_II, total = self.pair_II.copy(), self.num_items + num_items
+        pair_II.resize((total, total))
+        return Counts(pair_II, np.concatenate([self.event_I, np.zeros(num_items, np.int64)]))
+
 
 def no_counts(num_items: int) -> Counts:
     """Counts of nobody."""

@@ -148,9 +148,12 @@ def count_probs(found: Evidence, exponent: float) -> np.ndarray:
     return normalised(summed_BI**exponent if exponent != 1.0 else summed_BI, found.newest)
 
 
-def unit_vectors(vector_ID: np.ndarray) -> np.ndarray:
-    """Vectors of the item texts, centred over the catalogue, of length 1 (0 stays 0), float32."""
-    centred_ID = vector_ID.astype(np.float64) - vector_ID.astype(np.float64).mean(0)
+def unit_vectors(vector_ID: np.ndarray, mean_D: np.ndarray | None = None) -> np.ndarray:
+    """Vectors of the item texts, centred over the catalogue, of length 1 (0 stays 0), float32.
+
+    ``mean_D``: the mean of the catalogue, for texts that came later.
+    """
+    centred_ID = vector_ID.astype(np.float64) - (vector_ID.astype(np.float64).mean(0) if mean_D is None else mean_D)
     length_I1 = np.linalg.norm(centred_ID, axis=1, keepdims=True)
     return (centred_ID / np.maximum(length_I1, 1e-12)).astype(np.float32)
 

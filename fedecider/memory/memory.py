@@ -28,6 +28,8 @@ EXPERTS = ("counts", "text", "agreement")
 MODEL, CONSENSUS = "model", "consensus"
 """Consensus is proportional to the root of the model times the mixture without it. It sums over the whole catalogue, so
 there is none where IDs have several tokens."""
+COUNTING = ("counts", "agreement")
+"""Experts that have nothing to say of an item that came after the counts."""
 FLOOR = "uniform"
 ALONE = (*EXPERTS, FLOOR)
 """Experts of a mixture without a model, in their order."""
@@ -60,6 +62,8 @@ class Memory(NamedTuple):
     beside_model: Mixture | None
     """None where there was no model."""
     config: MemoryConfig
+    num_new: int = 0
+    """Items at the end of the catalogue that came after the counts."""
 
 
 class Ranked(NamedTuple):
@@ -109,6 +113,26 @@ def fit_memory(
     return memory._replace(beside_model=fitted(list(probs)))
 
 
+def with_items(memory: Memory, unit_ND: np.ndarray) -> Memory:
+    """The memory over a catalogue with N more items, behind the others, whose texts have the vectors ``unit_ND``.
+
+    That nobody has one of them says nothing, since nobody could: experts that count abstain, and the others share their
+    weights, p(b | h) proportional to sum_e lambda_e p_e(b | h) / sum_e lambda_e over the experts e that do not count.
+    Weights stay as they were fitted.
+
+    Raises:
+        ValueError: vectors of another width.
+    """
+    if unit_ND.shape[1:] != memory.unit_ID.shape[1:]:
+        raise ValueError(
+            f"got new items with text vectors of shape {unit_ND.shape}, expected width {memory.unit_ID.shape[1]}: use "
+            "the encoder with which the memory was made"
+        )
+    counts = memory.counts.with_items(len(unit_ND))
+    unit_ID, num_new = np.concatenate([memory.unit_ID, unit_ND]), memory.num_new + len(unit_ND)
+    return memory._replace(counts=counts, unit_ID=unit_ID, num_new=num_new)
+
+
 def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int = 0) -> Iterator[Ranked]:
     """The mixture for the history of each context, batch after batch; with ``model`` None that of the memory alone.
 
@@ -122,11 +146,12 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
     for batch in _batches(contexts, num_items, memory.config):
         found = experts.evidence(memory.counts, batch, memory.config.num_context)
         own = alone_probs(found, memory.unit_ID, memory.config)
-        own_parts = _parts(mixture, found, own)
+        own_parts = _parts(mixture, found, own, memory.num_new)
         prob_BI = _total(own_parts)
         item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
         if model is None:
-            yield Ranked(item_BM, torch.from_numpy(prob_BI), _at_places(item_BM, own_parts, {}))
+            own_parts = _to_one(own_parts) if memory.num_new else own_parts
+            yield Ranked(item_BM, torch.from_numpy(_total(own_parts)), _at_places(item_BM, own_parts, {}))
             continue
         if model.beams is not None:
             num_best = max(memory.config.num_best, k)
@@ -137,9 +162,13 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
         model_BM = model_probs(model, *asked)
         asking = {MODEL: model_BM.numpy()}
         if CONSENSUS in mixture.experts:  # then the candidates are the catalogue
-            alone_BI = _total(_parts(memory.alone, found, own))
+            alone_BI = _total(_parts(memory.alone, found, own, memory.num_new))
             asking[CONSENSUS] = consensus_probs(model_BM.numpy(), alone_BI, found.newest)
-        model_parts = _parts(mixture, found, asking)
+        model_parts = _parts(mixture, found, asking, memory.num_new)
+        if memory.num_new:  # then IDs have one token, and the candidates are the catalogue
+            both = _to_one({**own_parts, **model_parts})
+            own_parts, model_parts = ({name: both[name] for name in parts} for parts in (own_parts, model_parts))
+            prob_BI = _total(own_parts)
         given_BM = torch.from_numpy(prob_BI).gather(1, item_BM.clamp(min=0)) + torch.from_numpy(_total(model_parts))
         unseen_BM = torch.from_numpy(found.newest.unseen_BI).gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
         yield Ranked(item_BM, given_BM * unseen_BM, _at_places(item_BM, own_parts, model_parts))
@@ -183,10 +212,27 @@ def consensus_probs(model_BI: np.ndarray, alone_BI: np.ndarray, newest: experts.
     return experts.normalised(np.sqrt(model_BI * alone_BI), newest)
 
 
-def _parts(mixture: Mixture, found: experts.Evidence, probs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What each expert of ``probs``, expert -> (B, M), gives to the mixture. (B, M) each."""
+def _parts(
+    mixture: Mixture, found: experts.Evidence, probs: dict[str, np.ndarray], num_new: int = 0
+) -> dict[str, np.ndarray]:
+    """What each expert of ``probs``, expert -> (B, M), gives to the mixture. (B, M) each.
+
+    For the last ``num_new`` items those that count give nothing, and the others what makes up for it.
+    """
     weight_BE = mixture.weights(experts.known(found))
-    return {name: weight_BE[:, mixture.experts.index(name), None] * prob_BM for name, prob_BM in probs.items()}
+    parts = {name: weight_BE[:, mixture.experts.index(name), None] * prob_BM for name, prob_BM in probs.items()}
+    if num_new:
+        others_B1 = weight_BE[:, [name not in COUNTING for name in mixture.experts]].sum(1, keepdims=True)
+        for name, part_BM in parts.items():
+            share_B1 = 0.0 if name in COUNTING else 1.0 / np.maximum(others_B1, np.finfo(np.float64).tiny)
+            part_BM[:, -num_new:] *= share_B1
+    return parts
+
+
+def _to_one(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Parts over the whole catalogue, divided by their sum over all experts and items."""
+    total_B1 = _total(parts).sum(1, keepdims=True)
+    return {name: part_BI / np.maximum(total_B1, np.finfo(np.float64).tiny) for name, part_BI in parts.items()}
 
 
 def _total(parts: dict[str, np.ndarray]) -> np.ndarray:

@@ -1,0 +1,96 @@
+"""Items that came after a memory's counts: their texts and the model speak for them."""
+
+import numpy as np
+import pytest
+import torch
+from memory_toys import NUM_ITEMS, sequences, toy_model, vectors
+
+from fedecider.evaluation.split import train_part
+from fedecider.federation.streams import stream
+from fedecider.memory import experts
+from fedecider.memory.config import MemoryConfig
+from fedecider.memory.contexts import new_contexts, training_contexts
+from fedecider.memory.counts import count_events
+from fedecider.memory.memory import COUNTING, ModelScores, alone_probs, fit_memory, rank, with_items
+
+USERS = sequences(12)
+VECTORS = vectors()
+TWIN, FAR = NUM_ITEMS, NUM_ITEMS + 1  # of item 5, and of no item
+LATER = np.stack([VECTORS[5], np.random.default_rng(9).normal(size=6)])
+HISTORIES = [[1, 2], [3], [TWIN, 4], [4, FAR, TWIN]]
+
+
+def longer_model() -> ModelScores:
+    """The toy model; later items are as likely as the first two."""
+
+    def log_probs(histories, item_BM, temperature):
+        known = [[item % NUM_ITEMS for item in items] for items in histories]
+        every_BI = torch.arange(NUM_ITEMS).expand(len(known), -1)
+        score_BI = toy_model().log_probs(known, every_BI, temperature)
+        longer_BI = torch.cat([score_BI, score_BI[:, :2]], 1).log_softmax(1)
+        return longer_BI.gather(1, item_BM)
+
+    return ModelScores(log_probs, None)
+
+
+def fitted():
+    """With weights of its own: a toy's texts say nothing."""
+    config = MemoryConfig("mixture", num_buckets=2, bucket_prior=5.0)
+    counts = count_events([train_part(sequence) for sequence in USERS], NUM_ITEMS)
+    contexts = training_contexts(USERS, config.max_contexts, stream(0, "toy"))
+    memory = fit_memory(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), config)
+    alone = memory.alone._replace(weight_QE=np.array([[0.4, 0.3, 0.1, 0.2], [0.1, 0.4, 0.3, 0.2]]))
+    weight_QE = np.array([[0.3, 0.2, 0.1, 0.15, 0.15, 0.1], [0.1, 0.2, 0.1, 0.3, 0.2, 0.1]])
+    return memory._replace(alone=alone, beside_model=memory.beside_model._replace(weight_QE=weight_QE))
+
+
+MEMORY = fitted()
+LONGER = with_items(MEMORY, experts.unit_vectors(LATER, VECTORS.mean(0)))
+
+
+def every_part(memory, histories, model):
+    (ranked,) = rank(memory, new_contexts(histories), model)
+    return ranked.prob_BM, ranked.parts(torch.arange(memory.counts.num_items).expand(len(histories), -1))
+
+
+def test_a_text_that_comes_later_has_the_vector_that_it_would_have_had():
+    assert np.array_equal(LONGER.unit_ID[:NUM_ITEMS], MEMORY.unit_ID)
+    assert np.array_equal(LONGER.unit_ID[TWIN], MEMORY.unit_ID[5])
+    assert LONGER.counts.event_I[NUM_ITEMS:].tolist() == [0, 0]
+    assert (LONGER.counts.pair_II[:NUM_ITEMS, :NUM_ITEMS] != MEMORY.counts.pair_II).nnz == 0
+
+
+@pytest.mark.parametrize("model", [None, longer_model()], ids=["alone", "beside the model"])
+def test_experts_that_count_abstain_and_all_sums_to_one(model):
+    prob_BI, parts = every_part(LONGER, HISTORIES, model)
+    assert torch.allclose(prob_BI.sum(1), torch.ones(len(HISTORIES), dtype=torch.float64))
+    assert torch.allclose(sum(parts.values()), prob_BI)
+    assert all((prob_BI[row, items] == 0).all() for row, items in enumerate(HISTORIES))
+    for name, part_BI in parts.items():
+        unseen = part_BI[:2, NUM_ITEMS:]
+        assert bool((unseen > 0).any()) == (name not in COUNTING), name
+
+
+def test_the_others_share_the_weights_of_those_that_count():
+    """By hand: of a later item the mean of its text and the uniform floor by their weights."""
+    history = [[1, 2]]
+    found = experts.evidence(LONGER.counts, new_contexts(history), LONGER.config.num_context)
+    own = {name: prob_BI[0] for name, prob_BI in alone_probs(found, LONGER.unit_ID, LONGER.config).items()}
+    weight = dict(zip(LONGER.alone.experts, LONGER.alone.weights(experts.known(found))[0], strict=True))
+    expected_I = sum(weight[name] * prob_I for name, prob_I in own.items())
+    abstained_I = weight["text"] * own["text"] + weight["uniform"] * own["uniform"]
+    expected_I[NUM_ITEMS:] = abstained_I[NUM_ITEMS:] / (weight["text"] + weight["uniform"])
+    prob_BI, _ = every_part(LONGER, history, None)
+    assert torch.allclose(prob_BI[0], torch.from_numpy(expected_I / expected_I.sum()))
+
+
+def test_items_may_come_one_after_the_other():
+    unit_ND = experts.unit_vectors(LATER, VECTORS.mean(0))
+    twice = with_items(with_items(MEMORY, unit_ND[:1]), unit_ND[1:])
+    for model in (None, longer_model()):
+        assert torch.equal(every_part(twice, HISTORIES, model)[0], every_part(LONGER, HISTORIES, model)[0])
+
+
+def test_vectors_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(1, 5\), expected width 6"):
+        with_items(MEMORY, np.ones((1, 5), np.float32))

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from paired_rows import table
-from provenance import heading
+from provenance import heading, tell
 from torch import Tensor
 
 from fedecider.baselines.counts import train_counts
@@ -259,11 +259,7 @@ def main() -> None:
     parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further settings of the decoder")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    for text in chain(["# Cold start", "", *heading("cold_start.py", args.threads)], rows(args)):
-        print(text, flush=True)
-        if args.output:
-            with args.output.open("a") as file:
-                file.write(text + "\n")
+    tell(chain(["# Cold start", "", *heading("cold_start.py", args.threads)], rows(args)), args.output)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from provenance import tell
 from torch import Tensor, nn
 
 from fedecider.baselines.counts import decayed_cooccurrence
@@ -127,11 +128,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file; lines are appended as they come")
     own, words = parser.parse_known_args()
     rates = [float(rate) for rate in own.rates.split(",")]
-    for line in report(words, rates, own.epochs, own.weights.split(","), own.scopes.split(",")):
-        print(line, flush=True)
-        if own.output:
-            with own.output.open("a") as file:
-                file.write(line + "\n")
+    tell(report(words, rates, own.epochs, own.weights.split(","), own.scopes.split(",")), own.output)
 
 
 if __name__ == "__main__":

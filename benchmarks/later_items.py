@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from cold_start import GROUPS, Split, all_texts, baseline_positions, hide
 from paired_rows import table
-from provenance import heading
+from provenance import heading, tell
 from torch import Tensor
 
 from fedecider.commands import federate
@@ -105,11 +105,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file")
     parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further settings of federate.py")
     args = parser.parse_args()
-    for text in chain(["# Items that come later", "", *heading("later_items.py", 1)], lines(args)):
-        print(text, flush=True)
-        if args.output:
-            with args.output.open("a") as file:
-                file.write(text + "\n")
+    tell(chain(["# Items that come later", "", *heading("later_items.py", 1)], lines(args)), args.output)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The first lines of every result file: when, which code, which libraries, which kind of machine, which command."""
+"""The first lines of every result file: when, which code, which libraries, which kind of machine, which command; and
+how lines get there."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -25,6 +27,15 @@ def heading(script: str, threads: int, commit: str = "") -> list[str]:
         f"load average {os.getloadavg()[0]:.1f} at the start",
         f"- Command: `python {shlex.join([f'benchmarks/{script}', *sys.argv[1:]])}`",
     ]
+
+
+def tell(lines: Iterable[str], output: Path | None) -> None:
+    """Print lines as they come, and append each to ``output``, so that a killed command leaves what it found."""
+    for line in lines:
+        print(line, flush=True)
+        if output:
+            with output.open("a") as file:
+                file.write(line + "\n")
 
 
 def git_commit() -> str:

@@ -2,7 +2,7 @@
 
     python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] --rows "fedecider + memory" \
         [--against "memory,text neighbours"] [--also runs/c0+runs/c1[,runs/d0+runs/d1,...]] \
-        [--sasrec data/... --tune 3] [--output FILE]
+        [--sasrec data/...[,data/...] --tune 3] [--output FILE]
 
 Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
 compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the test
@@ -10,8 +10,9 @@ items (macro over the domains; a user of several domains is one person). Holm's 
 --against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have ranked
 the same users: of the further settings rows keep their names with the folder before them, but for baselines, which are
 alike in all of them and are read from the first. --also joins runs of the first setting on other data, as many seeds:
-their domains count as further domains. --sasrec adds SASRec, also with text start, on the events of prepared data, the
-best of its grid on validation. What is printed is Markdown.
+their domains count as further domains. --sasrec adds SASRec, also with text start, on the events of prepared data (one
+folder for all runs, or one for --runs and one for each of --also), the best of its grid on validation. What is printed
+is Markdown.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ METRICS = ("hit@10", "ndcg@10")
 PER_USER = "per_user.parquet"
 Positions = dict[str, dict[str, torch.Tensor]]
 """row -> domain -> (S, U) places."""
+Names = dict[str, str]
+"""Domain of a run -> its name in the table."""
 
 
 def rows_of(settings: list[list[Path]]) -> tuple[Positions, dict[str, list[str]]]:
@@ -70,24 +73,38 @@ def rows_of(settings: list[list[Path]]) -> tuple[Positions, dict[str, list[str]]
 
 def with_other_data(
     rows: Positions, persons: dict[str, list[str]], others: list[list[Path]]
-) -> tuple[Positions, dict[str, list[str]]]:
-    """``rows`` that runs on other data have too, over the domains of all; a domain of theirs is named with its run."""
+) -> tuple[Positions, dict[str, list[str]], list[Names]]:
+    """``rows`` that runs on other data have too, over the domains of all; a domain of theirs is named with its run.
+    The names are those of the first setting, then of each of ``others``."""
+    names: list[Names] = [{domain: domain for domain in persons}]
     rows, persons = {row: dict(domains) for row, domains in rows.items()}, dict(persons)
     for runs in others:
         further, users = rows_of([runs])
         rows = {row: domains for row, domains in rows.items() if row in further}
-        for domain in users:
-            name = f"{domain} of {runs[0].name}"
+        names.append({domain: f"{domain} of {runs[0].name}" for domain in users})
+        for domain, name in names[-1].items():
             persons[name] = users[domain]
             for row, domains in rows.items():
                 domains[name] = further[row][domain]
-    return rows, persons
+    return rows, persons, names
 
 
-def sasrec_rows(data: str, domains: list[str], seeds: int, tune: int, cache: str, encoder: str) -> Positions:
-    loaded = load_domains(data, domains)
-    asked = (loaded, "strict", seeds, tune, Path(cache), "cpu")
-    return {SASREC: sasrec(*asked), SASREC_TEXT: sasrec(*asked, encoder)}
+def sasrec_rows(data: list[str], names: list[Names], seeds: int, tune: int, cache: str, encoder: str) -> Positions:
+    """Both rows of SASRec over the domains of all settings, each setting trained and chosen for itself.
+
+    Raises:
+        ValueError: ``data`` is neither one folder for all settings nor one for each.
+    """
+    if len(data) not in (1, len(names)):
+        raise ValueError(
+            f"got {len(data)} folders of data for SASRec, expected 1, or {len(names)}: one for each data set"
+        )
+    rows: Positions = {SASREC: {}, SASREC_TEXT: {}}
+    for folder, shown in zip(data * len(names) if len(data) == 1 else data, names, strict=True):
+        asked = (load_domains(folder, list(shown)), "strict", seeds, tune, Path(cache), "cpu")
+        for row, positions in ((SASREC, sasrec(*asked)), (SASREC_TEXT, sasrec(*asked, encoder))):
+            rows[row] |= {shown[domain]: position_SU for domain, position_SU in positions.items()}
+    return rows
 
 
 def table(
@@ -124,7 +141,7 @@ def main() -> None:
     parser.add_argument("--also", default="", help="runs of the first setting on other data: seeds by +, data by ,")
     parser.add_argument("--rows", required=True)
     parser.add_argument("--against", default="", help="rows by commas; all others without it")
-    parser.add_argument("--sasrec", default="", help="prepared data on which SASRec is trained")
+    parser.add_argument("--sasrec", default="", help="prepared data on which SASRec is trained, by commas")
     parser.add_argument("--tune", type=int, default=3, help="settings of SASRec's grid")
     parser.add_argument("--encoder", default="auto")
     parser.add_argument("--cache", default=".cache")
@@ -132,11 +149,10 @@ def main() -> None:
     args = parser.parse_args()
     settings = [[Path(run) for run in runs.split("+")] for runs in args.runs.split(",")]
     rows, persons = rows_of(settings)
-    if args.also:
-        others = [[Path(run) for run in runs.split("+")] for runs in args.also.split(",")]
-        rows, persons = with_other_data(rows, persons, others)
+    others = [[Path(run) for run in runs.split("+")] for runs in args.also.split(",") if runs]
+    rows, persons, names = with_other_data(rows, persons, others)
     if args.sasrec:
-        rows |= sasrec_rows(args.sasrec, list(persons), len(settings[0]), args.tune, args.cache, args.encoder)
+        rows |= sasrec_rows(args.sasrec.split(","), names, len(settings[0]), args.tune, args.cache, args.encoder)
     lines = table(rows, persons, args.rows.split(","), args.against.split(",") if args.against else None)
     text = "\n".join(["# Rows against each other", "", *heading("paired_rows.py", 1), "", *lines]) + "\n"
     print(text)

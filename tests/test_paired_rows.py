@@ -33,7 +33,8 @@ def make_run(folder, users, **rows):
 def test_other_data_are_further_domains_of_the_rows_that_all_have(paired, tmp_path):
     first = make_run(tmp_path / "first", ["a", "b"], model=[0, 3], counts=[1, 50], only_here=[0, 0])
     second = make_run(tmp_path / "second", ["b", "c", "d"], model=[2, 2, 9], counts=[60, 60, 60])
-    rows, persons = paired["with_other_data"](*paired["rows_of"]([[first]]), [[second]])
+    rows, persons, names = paired["with_other_data"](*paired["rows_of"]([[first]]), [[second]])
+    assert names == [{"books": "books"}, {"books": "books of second"}]
     assert set(rows) == {"model", "counts"}
     assert persons == {"books": ["a", "b"], "books of second": ["b", "c", "d"]}
     assert rows["model"]["books"].tolist() == [[0, 3]]
@@ -75,3 +76,29 @@ def test_rows_are_compared_with_those_that_are_asked_for_alone(paired, tmp_path)
     assert few[("pooled", "local")] <= many[("pooled", "local")]
     with pytest.raises(ValueError, match=r"got rows \['nobody'\]"):
         paired["table"](rows, persons, ["pooled"], ["nobody"])
+
+
+def test_sasrec_is_trained_on_the_data_of_each_setting(paired, monkeypatch):
+    """One folder serves all settings; rows stand under the names of the table."""
+    place = paired["sasrec_rows"].__globals__
+    monkeypatch.setitem(place, "load_domains", lambda data, domains: {domain: (data, domain) for domain in domains})
+
+    def trained(domains, protocol, seeds, tune, cache, device, encoder=None):
+        number = {"a": 0, "b": 1}
+        return {name: torch.full((seeds, 2), number[data] + 2 * bool(encoder)) for name, (data, _) in domains.items()}
+
+    monkeypatch.setitem(place, "sasrec", trained)
+    names = [{"books": "books"}, {"books": "books of second"}]
+
+    def places(data):
+        rows = paired["sasrec_rows"](data, names, 3, 1, ".cache", "auto")
+        assert all(positions.shape == (3, 2) for domains in rows.values() for positions in domains.values())
+        return {row: {name: int(p[0, 0]) for name, p in domains.items()} for row, domains in rows.items()}
+
+    assert places(["a", "b"]) == {
+        "sasrec": {"books": 0, "books of second": 1},
+        "sasrec + text start": {"books": 2, "books of second": 3},
+    }
+    assert places(["b"])["sasrec"] == {"books": 1, "books of second": 1}
+    with pytest.raises(ValueError, match="got 3 folders of data for SASRec, expected 1, or 2: one for each data set"):
+        places(["a", "b", "a"])

@@ -1,18 +1,18 @@
 """Rows of finished runs against each other, user by user: macro difference, interval and permutation test with Holm.
 
-    python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] --rows "fedecider + memory" \
-        [--against "memory,text neighbours"] [--also runs/c0+runs/c1[,runs/d0+runs/d1,...]] \
-        [--sasrec data/...[,data/...] --tune 3] [--output FILE]
+    python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] [--runs runs/c0+runs/c1[,...] ...] \
+        --rows "fedecider + memory" [--against "memory,text neighbours"] [--sasrec data/...[,data/...] --tune 3] \
+        [--output FILE]
 
 Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
 compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the test
 items (macro over the domains; a user of several domains is one person). Holm's correction is over the lines shown: name
 --against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have ranked
 the same users: of the further settings rows keep their names with the folder before them, but for baselines, which are
-alike in all of them and are read from the first. --also joins runs of the first setting on other data, as many seeds:
-their domains count as further domains. --sasrec adds SASRec, also with text start, on the events of prepared data (one
-folder for all runs, or one for --runs and one for each of --also), the best of its grid on validation. What is printed
-is Markdown.
+alike in all of them and are read from the first. --runs given again is the same settings on other data, as many seeds:
+their domains count as further domains, and rows that all data have are shown. --sasrec adds SASRec, also with text
+start, on the events of prepared data (one folder for all, or one for each --runs), the best of its grid on validation.
+What is printed is Markdown.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Names = dict[str, str]
 """Domain of a run -> its name in the table."""
 
 
-def rows_of(settings: list[list[Path]]) -> tuple[Positions, dict[str, list[str]]]:
-    """Test rows of all settings, seeds stacked, and the users of every domain.
+def rows_of(settings: list[list[Path]], called: list[str]) -> tuple[Positions, dict[str, list[str]]]:
+    """Test rows of all settings, seeds stacked, and the users of every domain. ``called`` names the settings.
 
     Raises:
         ValueError: the runs ranked other domains or users, or one is not there.
@@ -67,21 +67,28 @@ def rows_of(settings: list[list[Path]]) -> tuple[Positions, dict[str, list[str]]
             positions = {domain: torch.stack(position_SU) for domain, position_SU in seeds.items()}
             known = number > 0 and row in rows and all(torch.equal(rows[row][d], positions[d]) for d in positions)
             if not known:
-                rows[row if number == 0 else f"{runs[0].name}: {row}"] = positions
+                rows[row if number == 0 else f"{called[number]}: {row}"] = positions
     return rows, persons
 
 
-def with_other_data(
-    rows: Positions, persons: dict[str, list[str]], others: list[list[Path]]
-) -> tuple[Positions, dict[str, list[str]], list[Names]]:
-    """``rows`` that runs on other data have too, over the domains of all; a domain of theirs is named with its run.
-    The names are those of the first setting, then of each of ``others``."""
+def rows_of_all(data: list[list[list[Path]]]) -> tuple[Positions, dict[str, list[str]], list[Names]]:
+    """Rows that the settings have on every data set, over the domains of all, the users of these, and for each data set
+    the names of its domains: its own in the first, then with the folder of the run.
+
+    Raises:
+        ValueError: a data set has not as many settings as the first, or as `rows_of`.
+    """
+    called = [runs[0].name for runs in data[0]]
+    rows, persons = rows_of(data[0], called)
     names: list[Names] = [{domain: domain for domain in persons}]
-    rows, persons = {row: dict(domains) for row, domains in rows.items()}, dict(persons)
-    for runs in others:
-        further, users = rows_of([runs])
+    for settings in data[1:]:
+        if len(settings) != len(called):
+            raise ValueError(
+                f"got {len(settings)} settings with {settings[0][0]}, expected {len(called)} as in the first --runs"
+            )
+        further, users = rows_of(settings, called)
         rows = {row: domains for row, domains in rows.items() if row in further}
-        names.append({domain: f"{domain} of {runs[0].name}" for domain in users})
+        names.append({domain: f"{domain} of {settings[0][0].name}" for domain in users})
         for domain, name in names[-1].items():
             persons[name] = users[domain]
             for row, domains in rows.items():
@@ -90,10 +97,10 @@ def with_other_data(
 
 
 def sasrec_rows(data: list[str], names: list[Names], seeds: int, tune: int, cache: str, encoder: str) -> Positions:
-    """Both rows of SASRec over the domains of all settings, each setting trained and chosen for itself.
+    """Both rows of SASRec over the domains of all data sets, trained and chosen for each of them.
 
     Raises:
-        ValueError: ``data`` is neither one folder for all settings nor one for each.
+        ValueError: ``data`` is neither one folder for all data sets nor one for each.
     """
     if len(data) not in (1, len(names)):
         raise ValueError(
@@ -137,8 +144,9 @@ def table(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", required=True, help="settings by commas, their seeds by +")
-    parser.add_argument("--also", default="", help="runs of the first setting on other data: seeds by +, data by ,")
+    parser.add_argument(
+        "--runs", required=True, action="append", help="settings by commas, their seeds by +; again for other data"
+    )
     parser.add_argument("--rows", required=True)
     parser.add_argument("--against", default="", help="rows by commas; all others without it")
     parser.add_argument("--sasrec", default="", help="prepared data on which SASRec is trained, by commas")
@@ -147,12 +155,10 @@ def main() -> None:
     parser.add_argument("--cache", default=".cache")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    settings = [[Path(run) for run in runs.split("+")] for runs in args.runs.split(",")]
-    rows, persons = rows_of(settings)
-    others = [[Path(run) for run in runs.split("+")] for runs in args.also.split(",") if runs]
-    rows, persons, names = with_other_data(rows, persons, others)
+    data = [[[Path(run) for run in runs.split("+")] for runs in settings.split(",")] for settings in args.runs]
+    rows, persons, names = rows_of_all(data)
     if args.sasrec:
-        rows |= sasrec_rows(args.sasrec.split(","), names, len(settings[0]), args.tune, args.cache, args.encoder)
+        rows |= sasrec_rows(args.sasrec.split(","), names, len(data[0][0]), args.tune, args.cache, args.encoder)
     lines = table(rows, persons, args.rows.split(","), args.against.split(",") if args.against else None)
     text = "\n".join(["# Rows against each other", "", *heading("paired_rows.py", 1), "", *lines]) + "\n"
     print(text)

@@ -33,7 +33,7 @@ def make_run(folder, users, **rows):
 def test_other_data_are_further_domains_of_the_rows_that_all_have(paired, tmp_path):
     first = make_run(tmp_path / "first", ["a", "b"], model=[0, 3], counts=[1, 50], only_here=[0, 0])
     second = make_run(tmp_path / "second", ["b", "c", "d"], model=[2, 2, 9], counts=[60, 60, 60])
-    rows, persons, names = paired["with_other_data"](*paired["rows_of"]([[first]]), [[second]])
+    rows, persons, names = paired["rows_of_all"]([[[first]], [[second]]])
     assert names == [{"books": "books"}, {"books": "books of second"}]
     assert set(rows) == {"model", "counts"}
     assert persons == {"books": ["a", "b"], "books of second": ["b", "c", "d"]}
@@ -44,10 +44,27 @@ def test_other_data_are_further_domains_of_the_rows_that_all_have(paired, tmp_pa
     assert any(line.startswith("| counts | 0.2500") for line in lines)  # half of the first, none of the second
 
 
+def test_settings_keep_their_names_on_other_data(paired, tmp_path):
+    runs = {
+        name: make_run(tmp_path / name, [name[-1]], local=[place], counts=[5])
+        for name, place in {"fed_a": 0, "own_a": 20, "fed_b": 1, "own_b": 30}.items()
+    }
+    rows, _, names = paired["rows_of_all"]([[[runs["fed_a"]], [runs["own_a"]]], [[runs["fed_b"]], [runs["own_b"]]]])
+    assert names[1] == {"books": "books of fed_b"}
+    assert set(rows) == {"local", "counts", "own_a: local"}
+    assert {name: p.tolist() for name, p in rows["own_a: local"].items()} == {
+        "books": [[20]],
+        "books of fed_b": [[30]],
+    }
+    expected = r"got 1 settings with .*fed_b, expected 2 as in the first --runs"
+    with pytest.raises(ValueError, match=expected):
+        paired["rows_of_all"]([[[runs["fed_a"]], [runs["own_a"]]], [[runs["fed_b"]]]])
+
+
 def test_rows_that_are_missing_are_named(paired, tmp_path):
     run = make_run(tmp_path / "run", ["a", "b"], model=[0, 3])
     with pytest.raises(ValueError, match=r"got rows \['memory'\], expected some of \['model'\]"):
-        paired["table"](*paired["rows_of"]([[run]]), ["memory"])
+        paired["table"](*paired["rows_of_all"]([[[run]]])[:2], ["memory"])
 
 
 def test_a_run_that_is_not_there_is_named_in_one_line(tmp_path):
@@ -63,7 +80,7 @@ def test_rows_are_compared_with_those_that_are_asked_for_alone(paired, tmp_path)
     users = [f"u{number}" for number in range(40)]
     better, worse = [0] * 40, [0] * 34 + [50] * 6
     run = make_run(tmp_path / "run", users, pooled=better, local=worse, student=[50] * 40, memory=better)
-    rows, persons = paired["rows_of"]([[run]])
+    rows, persons, _ = paired["rows_of_all"]([[[run]]])
 
     def found(*asked):
         lines = paired["table"](rows, persons, *asked)

@@ -20,6 +20,7 @@ from fedecider.methods.recommender import ClientModels
 from fedecider.report.rows import CANARY
 from idgen.backbone import load_backbone
 from idgen.ranking import rank_task
+from idgen.samples import Split
 
 Positions = dict[str, Tensor]
 """domain -> (U,) positions of the held-out items."""
@@ -36,11 +37,11 @@ UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
 
 
 def zero_shot(
-    settings: Settings, foundation: Foundation, recommender: ClientModels, device: torch.device
+    settings: Settings, foundation: Foundation, recommender: ClientModels, device: torch.device, split: Split = "test"
 ) -> dict[str, Positions]:
-    """Test positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
+    """Positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
     load_student(recommender)
-    student = {name: recommender.positions(recommender.names.index(name), "test") for name in foundation.domains}
+    student = {name: recommender.positions(recommender.names.index(name), split) for name in foundation.domains}
     if not settings.run.teacher_row:
         return {STUDENT: student}
     teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
@@ -50,7 +51,7 @@ def zero_shot(
     return {
         TEACHER: {
             task.name: rank_task(
-                teacher, task, task.trie.to(device), "test", None, ranking, drop_seen, precision, device
+                teacher, task, task.trie.to(device), split, None, ranking, drop_seen, precision, device
             )
             for task in recommender.tasks
             if task.name in foundation.domains

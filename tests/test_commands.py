@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedecider.commands import completion, doctor
-from fedecider.commands.main import COMMANDS, main
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.run_report import ReportConfig
-from fedecider.running.cli import build_parser
-from fedecider.running.yaml_file import PACKAGE, settings_file
+from fedecider.cli import completion, doctor
+from fedecider.cli.main import COMMANDS, main
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.run_page import ReportConfig
+from fedecider.running.options import PACKAGE, build_parser, settings_file
 
 pytestmark = pytest.mark.whole
 

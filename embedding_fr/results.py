@@ -64,6 +64,13 @@ SIMPLE = ("popularity",)
 """Rows of a run that need no training."""
 
 
+def report(config: Any) -> Path:
+    """The page of a finished run, made again (`fedecider.experiment.run_page.ReportConfig`)."""
+    if config.data:
+        raise ValueError(f"got --data for {config.run}, a run of the embedding track, expected none: leave it out")
+    return embedding_run_page(RunFolder(Path(config.run)))
+
+
 def embedding_run_page(folder: RunFolder) -> Path:
     """Write ``report.html`` into a finished run folder of the embedding track and return its path.
 

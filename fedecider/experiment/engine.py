@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedecider.experiment.track import Track
 from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import Processes
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import OnClients, RoundSettings, run_rounds, silent
 from fedecider.federation.state import RunState
@@ -80,13 +81,13 @@ class Rounds(NamedTuple):
     settings: RoundSettings
     summarise: Callable[[list[Tensor]], list[dict[str, float]]]
     """Positions of all clients -> metrics of each reported group."""
-    launch: Launch
-    """How clients are placed on processes."""
+    processes: Processes
+    """Where clients are trained."""
     finish: Callable[[RunState, RunFolder], None]
     """Reads the test items once, for the reported round, and writes every file but the records."""
     names: Sequence[str] = ()
     """Of the groups that ``summarise`` gives; empty where all clients are scored together."""
-    options: Mapping[str, Any] = {}  # noqa: RUF012 (never written to)
+    options: Mapping[str, Any] = {}
     """Further arguments of `fedecider.federation.rounds.run_rounds`: packing, protection, faults, gathering."""
     opened: Callable[[RunFolder], None] = lambda folder: None
     """Writes down what was decided before the first round, by the main process."""
@@ -103,7 +104,7 @@ class Experiment(NamedTuple):
     """Of clients or data, for the name of the run folder."""
     prepare: Callable[[Launch, RunFolder | None], Rounds]
     """Stages before the first round, and the method; the folder is that of a run that goes on."""
-    facts: Mapping[str, Any] = {}  # noqa: RUF012 (never written to)
+    facts: Mapping[str, Any] = {}
     """Further entries of ``run.json``."""
 
 
@@ -125,7 +126,7 @@ def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = 
     )
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
-    launch = rounds.launch
+    launch = launch._replace(processes=rounds.processes)
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
@@ -166,10 +167,9 @@ def train(
     ``key`` is the fingerprint that checkpoints carry. Every callback is asked after every round.
     """
 
-    def after(record: dict, state: RunState) -> bool:
-        on_round(record)
+    def ends(record: dict, state: RunState) -> bool:
         seen = Round(record["round"], record, state, rounds.method, rounds.names)
-        return any([bool(callback(seen)) for callback in callbacks])  # a list: every callback sees every round
+        return sum(bool(callback(seen)) for callback in callbacks) > 0  # every callback sees every round
 
     return run_rounds(
         rounds.method,
@@ -179,8 +179,9 @@ def train(
         recorder=recorder,
         checkpoints=checkpoints,
         resume=resume,
-        processes=rounds.launch.processes,
-        on_round=after,
+        processes=rounds.processes,
+        on_round=on_round,
+        ends=ends,
         on_clients=on_clients,
         **rounds.options,
     )

@@ -8,7 +8,7 @@ Importing the package loads nothing else; `Recommender` loads torch, transformer
 
 from typing import Any
 
-__all__ = ["Recommender", "__version__"]
+__all__ = ["Recommender", "__version__", "from_events", "sample"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +16,14 @@ def __getattr__(name: str) -> Any:
         from fedecider.llm.recommender import Recommender
 
         return Recommender
+    if name == "from_events":
+        from fedecider.data.frames import from_events
+
+        return from_events
+    if name == "sample":
+        from fedecider.data.federated import sample
+
+        return sample
     if name == "__version__":
         from importlib.metadata import version
 

@@ -25,7 +25,7 @@ from fedecider.data.filtering import (
     rows_of,
     take,
 )
-from fedecider.data.given import NAME, Given, event_tables, given_items, item_records
+from fedecider.data.given import NAME, Given, event_tables, item_records, text_columns
 from fedecider.data.prepare import NO_TEXT, TOO_LONG
 from fedecider.data.readers.table import (
     DEFAULT_TEXT_FIELDS,
@@ -78,8 +78,9 @@ def publish(
     if missing_text not in ("error", "drop"):
         raise ValueError(f"got missing_text {missing_text!r}, expected error or drop")
     given = _given_events(events, user, item, time)
-    things = given_items(items, {"item": item}, texts)
-    records = item_records(things, name).get(name, [])
+    things = Given("items", items, {}, name)
+    things = things._replace(columns={"item": item, **text_columns(things, texts)})
+    records = item_records(things).get(name, [])
     fields = collect_items(records, {key for key, _ in records}, ReadOptions(), Path("items"), allow_same=True).items
     text_of = {key: item_text(one, DEFAULT_TEXT_FIELDS, DESCRIPTION_CHARS) for key, one in fields.items()}
     without = sorted(key for key, text in text_of.items() if not text)
@@ -170,7 +171,7 @@ def _users_of(
     """The users of a table, by key, with the items ``keys``; what is left out is counted in ``dropped``."""
     if min_length < MIN_EVENTS or (max_length is not None and max_length < MIN_EVENTS):
         raise ValueError(f"got min_length {min_length} and max_length {max_length}, expected at least {MIN_EVENTS}")
-    (table,) = event_tables(given, "events", None).values()
+    (table,) = event_tables([given], None).values()
     raw, number_of = table.build(), {key: number for number, key in enumerate(keys)}
     known_I = np.array([key in number_of for key in raw.items], dtype=bool)
     events = order_events(compress(raw, known_I[raw.item_E]))

@@ -79,6 +79,12 @@ def test_lengths_hold_for_both(public, tmp_path):
         own_users(orders(0, 3), public, "shop.north", **COLUMNS, min_length=2)
 
 
+def test_nobody_has_to_be_public(tmp_path):
+    publish(None, ITEMS, tmp_path, companies=["north", "south"], **COLUMNS)
+    domain = own_users(orders(0, 5), tmp_path, "shop.north", **COLUMNS)
+    assert (len(domain.item_keys), len(domain.clients.users), domain.public.users) == (len(ITEMS), 5, [])
+
+
 def test_tables_of_several_companies_in_one_place(tmp_path):
     rows = orders(0, 12, company="north") + orders(0, 9, company="south")
     found = from_events(rows, ITEMS, **COLUMNS, company="company", public=0.3)

@@ -17,13 +17,11 @@ import torch
 
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
+from fedecider.experiment.rows import COUNTS
 from fedecider.federation.record import read_json
-from fedecider.llm.baselines import COUNTS
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.domain_ids import load_ids
-from fedecider.llm.foundation import client_tasks, pretrain_stage
-from fedecider.llm.setup import Settings, load_data
-from fedecider.running.cli import run
+from fedecider.running.options import run
 from idgen.backbone import load_backbone
 from idgen.ranking import rank_task
 from idgen.tokenizer import load_tokenizer

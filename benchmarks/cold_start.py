@@ -30,27 +30,23 @@ from paired_rows import table
 from provenance import heading, tell
 from torch import Tensor
 
-from fedecider.baselines.counts import train_counts
-from fedecider.baselines.text_neighbours import text_neighbour_scores
+from fedecider.baselines.counts import text_neighbour_scores, train_counts
 from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.persons import PerDomain
-from fedecider.evaluation.protocols import get_protocol, rank_held_out
-from fedecider.evaluation.split import MIN_EVENTS
+from fedecider.evaluation.protocols import MIN_EVENTS, get_protocol, rank_held_out
+from fedecider.evaluation.statistics import PerDomain
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import Beginning, Settings, begin, client_tasks
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.foundation import Beginning, begin, client_tasks
-from fedecider.llm.item_texts import encoded_texts
-from fedecider.llm.new_items import NewItem
-from fedecider.llm.setup import Settings
-from fedecider.running.cli import run
+from fedecider.models.item_texts import encoded_texts
+from fedecider.models.loaded import NewItem
+from fedecider.running.options import run
 from idgen.backbone import train_backbone
-from idgen.draws import event_table
-from idgen.item_ids import ItemIds
+from idgen.item_ids import ItemIds, unique_phrases
 from idgen.new_items import append_rows
-from idgen.phrases import unique_phrases
+from idgen.prompts import event_table
 from idgen.ranking import rank_task
 from idgen.samples import catalogue_task
 from idgen.tokenizer import encode_ids, known_phrases, with_phrases

@@ -28,7 +28,7 @@ from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.rows import write_rows
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 CHECKED = 24
 

@@ -28,10 +28,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from distill.pairing import build_student
-from fedecider.running.cli import run
+from fedecider.running.options import run
 from idgen.backbones.family import TokenBatch, evaluating, num_targets
 from idgen.decode import constrained_beam_search
-from idgen.rows import packed
+from idgen.samples import packed
 from idgen.training import checkpointed, sequence_loss
 from idgen.trie import IGNORED_LABEL, Trie
 

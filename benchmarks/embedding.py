@@ -28,14 +28,14 @@ from provenance import heading
 from embedding_fr.blocks import Federation
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.methods import METHODS
-from embedding_fr.reference import REFERENCES
-from embedding_fr.reference.loop import reference_clients, run_reference
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train
+from embedding_fr.testing.loop import reference_clients, run_reference
+from embedding_fr.testing.reference import REFERENCES
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.protocols import STRICT
-from fedecider.report.costs import total_bytes
-from fedecider.running.cli import run
+from fedecider.report.analyses import total_bytes
+from fedecider.running.options import run
 
 PUBLIC_CODE_S = {"fedem": 37.0, "fedrap": 45.0, "pfedrec": 9.0, "fedrecgel": 2.1}
 """Seconds per round of the papers' public code on ML-100K at the papers' settings, one thread of a similar machine."""

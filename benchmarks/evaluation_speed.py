@@ -32,7 +32,7 @@ from embedding_fr.setup import Setup, set_up
 from fedecider.data.interactions import Interactions
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.rounds import evaluate, evaluate_views
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 Way = Callable[[Block], Tensor]
 """Block -> (C,) places of the validation items."""

@@ -25,12 +25,11 @@ from torch import Tensor
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import compare_table, distinguishable_winners, verdict
+from fedecider.experiment.rows import STUDENT, TEACHER, UNTRAINED
 from fedecider.federation.record import read_records
 from fedecider.federation.streams import stream
-from fedecider.llm.baselines import STUDENT, TEACHER, UNTRAINED
-from fedecider.report.rows import CANARY, result_rows
-from fedecider.report.tables import ResultTable, markdown_table
-from fedecider.running.cli import run
+from fedecider.report.tables import CANARY, ResultTable, markdown_table, result_rows
+from fedecider.running.options import run
 
 Positions = dict[str, Tensor]
 """domain -> (S, U) positions of the test items."""

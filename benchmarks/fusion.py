@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,8 +31,16 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.federation.method import Tree
-from fedecider.lora.adapters import LoraSettings, adapter_parameters, adapter_shapes, attach_lora
-from fedecider.lora.fusion import client_order, fused_layers, load_fusion, load_plain
+from fedecider.models.adapters import (
+    LoraSettings,
+    adapter_parameters,
+    adapter_shapes,
+    attach_lora,
+    client_order,
+    fused_layers,
+    load_fusion,
+    load_plain,
+)
 
 RANK = 8
 TARGETS = ["q", "k", "v", "o"]

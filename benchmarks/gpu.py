@@ -38,27 +38,25 @@ from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
-from fedecider.lora.adapters import (
+from fedecider.methods import METHODS
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import LocalTraining, build_recommender
+from fedecider.models.adapters import (
     LoraSettings,
     adapter_shapes,
     attach_lora,
     base_hash,
     initial_adapters,
+    load_plain,
     named_factors,
 )
-from fedecider.lora.directions import update_norms
-from fedecider.lora.fusion import load_plain
-from fedecider.methods import METHODS
-from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import LocalTraining, build_recommender
+from fedecider.models.directions import update_norms
 from idgen.backbone import load_backbone, train_backbone
 from idgen.decode import constrained_beam_search
-from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds
-from idgen.prompts import prompt_texts
-from idgen.quantized import Quantize
-from idgen.ranking import rank_task
-from idgen.ranking_config import RankingConfig
+from idgen.precision import Quantize
+from idgen.prompts import SampleConfig, prompt_texts
+from idgen.ranking import RankingConfig, rank_task
 from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
 from idgen.training import BackboneTraining

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -81,7 +81,7 @@ def measure_embedding(method: str, clients: int, items: int) -> Point:
 
 def measure_silos(method: str, silos: int, items: int) -> Point:
     from fedecider.methods import METHODS
-    from fedecider.testing.llm_setting import blocks
+    from fedecider.testing.llm_contract import blocks
 
     before = _resident()
     entry = METHODS[method]
@@ -107,8 +107,8 @@ def measure_silos(method: str, silos: int, items: int) -> Point:
 
 
 def _silos(count: int, items: int) -> Any:
-    from fedecider.lora.adapters import LoraSettings, attach_lora
-    from fedecider.testing.llm_setting import tiny_models
+    from fedecider.models.adapters import LoraSettings, attach_lora
+    from fedecider.testing.llm_contract import tiny_models
     from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
     from idgen.trie import IGNORED_LABEL
 

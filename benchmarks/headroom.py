@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from fedecider.baselines.counts import decayed_cooccurrence
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import build_foundation, make_recommender
 from fedecider.federation.streams import stream
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.setup import build_foundation, make_recommender
-from fedecider.lora.adapters import adapter_parameters, adapter_shapes, initial_adapters
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.recommender import ClientModels
-from fedecider.running.cli import run
+from fedecider.models.adapters import adapter_parameters, adapter_shapes, initial_adapters, load_plain
 from fedecider.running.launch import start
+from fedecider.running.options import run
 
 
 def counts(domain: Domain) -> dict[str, Tensor]:

@@ -27,16 +27,16 @@ from embedding_fr import gram
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, build_population, make_block, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
-from embedding_fr.server_memory import check_server_memory
+from embedding_fr.setup import check_server_memory
 from fedecider.baselines import ease
-from fedecider.baselines.symmetric import BLOCK, invert
+from fedecider.baselines.ease import BLOCK, invert
 from fedecider.data.interactions import load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.running.cli import from_plain, run
+from fedecider.running.options import from_plain, run
 
 CPU = torch.device("cpu")
 ITEMS_A_TOPIC = 100

@@ -26,7 +26,7 @@ from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 RADII = {
     "none (FedNCF)": (0.0, 0.0),

@@ -14,8 +14,7 @@ from torch.nn.functional import softplus
 from embedding_fr.averaged import Model
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_training import Objective, plain_gradients
-from embedding_fr.sampling import ExampleBatch, epoch_batches, round_examples
+from embedding_fr.local_training import ExampleBatch, Objective, epoch_batches, plain_gradients, round_examples
 from fedecider.federation.method import Block, Tree
 from fedecider.federation.streams import stream
 

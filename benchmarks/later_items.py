@@ -23,12 +23,12 @@ from paired_rows import table
 from provenance import heading, tell
 from torch import Tensor
 
-from fedecider.commands import federate
+from fedecider.cli import federate
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.evaluation.persons import PerDomain
-from fedecider.llm.recommender import Recommender
-from fedecider.running.cli import run
+from fedecider.evaluation.statistics import PerDomain
+from fedecider.models.recommender import Recommender
+from fedecider.running.options import run
 
 NUM_BEST = 10
 MODEL, MIXTURE = "model", "model + memory"

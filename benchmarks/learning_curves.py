@@ -26,19 +26,17 @@ from provenance import heading
 from torch import Tensor
 
 from fedecider.baselines import sasrec
-from fedecider.baselines.counts import decayed_cooccurrence
-from fedecider.baselines.text_neighbours import text_and_count_scores, text_neighbour_scores
+from fedecider.baselines.counts import decayed_cooccurrence, text_and_count_scores, text_neighbour_scores
 from fedecider.data.domain import Domain
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import Settings, begin, client_tasks
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.foundation import begin, client_tasks
-from fedecider.llm.item_texts import encoded_texts
-from fedecider.llm.setup import Settings
-from fedecider.running.cli import run
+from fedecider.models.item_texts import encoded_texts
+from fedecider.running.options import run
 from idgen.ranking import eval_users, rank_task
 from idgen.samples import Task, num_batches, train_batches
 from idgen.training import epoch_generator, learning_rate_factor, make_optimizer, parameter_groups, sequence_loss

@@ -29,7 +29,7 @@ from fedecider.evaluation.statistics import bootstrap_interval, paired_permutati
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.running.cli import from_plain, run
+from fedecider.running.options import from_plain, run
 
 SETS: dict[str, dict[str, Any]] = {
     "ml-100k": {},

@@ -24,13 +24,13 @@ from pathlib import Path
 import torch
 from provenance import heading
 
-from fedecider.comparison.baselines import SASREC, SASREC_TEXT, sasrec
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, table_intervals
+from fedecider.experiment.comparison import SASREC, SASREC_TEXT, sasrec
 from fedecider.federation.streams import stream
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 METRICS = ("hit@10", "ndcg@10")
 PER_USER = "per_user.parquet"

@@ -21,7 +21,7 @@ from embedding_fr.setup import set_up, train, user_positions
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fedmf", {}),

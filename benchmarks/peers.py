@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -206,7 +206,7 @@ def write_users(folder: Path, clients: int) -> int:
     """The examples of each user -> the number of items."""
     from fedecider.data.interactions import load_interactions
     from fedecider.data.rating_sets import InteractionsConfig
-    from fedecider.evaluation.split import train_part
+    from fedecider.evaluation.protocols import train_part
 
     interactions = load_interactions(InteractionsConfig())
     draw = np.random.default_rng(0)

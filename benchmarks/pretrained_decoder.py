@@ -27,17 +27,15 @@ from distill.train import distill
 from fedecider.data.domain import Domain
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import get_protocol
-from fedecider.evaluation.split import history
+from fedecider.evaluation.protocols import get_protocol, history
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import Beginning, Settings, begin, client_tasks
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.foundation import Beginning, begin, client_tasks
-from fedecider.llm.setup import Settings
-from fedecider.running.cli import run
+from fedecider.running.options import run
 from idgen.backbone import load_backbone, train_backbone
-from idgen.candidates import node_priors
 from idgen.decode import constrained_beam_search, item_positions
+from idgen.ranking import node_priors
 from idgen.samples import Split, Task, empty_prompt, eval_batches
 from idgen.tokenizer import load_tokenizer
 

@@ -24,18 +24,17 @@ from torch import Tensor
 
 from fedecider.evaluation.metrics import MACRO, metrics_per_client
 from fedecider.evaluation.statistics import compare_table, metric_intervals
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_student, make_recommender
+from fedecider.experiment.results import check_privacy, privacy_data
 from fedecider.federation.method import Block
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.federation.streams import stream
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.loading import load_student
-from fedecider.llm.privacy import check_privacy, privacy_data
-from fedecider.llm.setup import Foundation, Settings, build_foundation, make_recommender
 from fedecider.methods import METHODS
-from fedecider.running.cli import run
 from fedecider.running.launch import Launch, start
+from fedecider.running.options import run
 
 CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_small_pool.yaml"
 USERS, UPLOADS = ("--user_privacy.clip", "0.1", "--user_privacy.delta", "1e-4"), ("--privacy.delta", "1e-4")

@@ -33,8 +33,8 @@ import numpy as np
 import torch
 from provenance import git_commit, heading
 
-from fedecider.evaluation.split import train_part
-from fedecider.running.cli import run
+from fedecider.evaluation.protocols import train_part
+from fedecider.running.options import run
 
 Round = Callable[[int], tuple[float, float]]
 """number from 0 -> CPU seconds of training with the server's step, and of drawing negatives where that is apart."""

@@ -28,18 +28,18 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from fedecider.data.sample import sample_domains
-from fedecider.lora.adapters import (
+from fedecider.models.adapters import (
     LoraSettings,
     adapter_shapes,
     attach_lora,
     initial_adapters,
+    load_plain,
     module_names,
     named_factors,
     read_adapters,
 )
-from fedecider.lora.export import load_adapter, save_peft_folder
-from fedecider.lora.fusion import load_plain
-from fedecider.running.cli import run
+from fedecider.models.export import load_adapter, save_peft_folder
+from fedecider.running.options import run
 from idgen.backbone import load_backbone
 from idgen.backbones.families import unwrap
 from idgen.tokenizer import load_tokenizer

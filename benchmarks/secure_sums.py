@@ -15,14 +15,14 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import provenance
 import torch
 
-from fedecider.federation.secure_simulation import Simulated, protocol_bytes, simulated
+from fedecider.federation.secure_rounds import Simulated, protocol_bytes, simulated
 from fedecider.federation.secure_sum import Bits, recovered, reveal, unmask
 
 

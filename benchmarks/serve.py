@@ -28,7 +28,7 @@ import numpy as np
 import provenance
 import psutil
 
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 MIB = 2**20
 WARM = 50
@@ -53,7 +53,7 @@ class Level(NamedTuple):
 @contextmanager
 def service(run: str) -> Iterator[tuple[str, psutil.Process]]:
     """Host and port of a service of ``run``, and its process."""
-    command = [sys.executable, "-m", "fedecider.commands.main", "serve", "--run", run, "--port", "0"]
+    command = [sys.executable, "-m", "fedecider.cli.main", "serve", "--run", run, "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("FEDECIDER_API_KEY", None)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

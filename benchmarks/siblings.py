@@ -23,8 +23,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedecider.federation.record import read_json
-from fedecider.methods.personal_average import WEIGHTS
-from fedecider.running.cli import run
+from fedecider.methods.averaged import WEIGHTS
+from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder
 
 

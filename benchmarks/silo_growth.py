@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedecider.running.cli import run
+from fedecider.running.options import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -29,17 +29,18 @@ import torch
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.wire import measure, tensor_bytes
-from fedecider.lora.adapters import (
+from fedecider.models.adapters import (
     LoraSettings,
     adapter_shapes,
     attach_lora,
+    fused_factors,
     initial_adapters,
+    load_fusion,
+    load_plain,
     num_scalars,
     stack_trees,
 )
-from fedecider.lora.directions import normalise
-from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
-from fedecider.lora.truncation import compact
+from fedecider.models.directions import compact, normalise
 from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
 from idgen.training import sequence_loss
 from idgen.trie import IGNORED_LABEL

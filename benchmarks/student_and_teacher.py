@@ -16,11 +16,11 @@ from pathlib import Path
 from provenance import heading, tell
 
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.llm.baselines import STUDENT, TEACHER, zero_shot
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.setup import build_foundation, make_recommender
-from fedecider.running.cli import run
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import build_foundation, make_recommender
+from fedecider.experiment.rows import STUDENT, TEACHER, zero_shot
 from fedecider.running.launch import start
+from fedecider.running.options import run
 
 
 def scores(words: list[str], seed: int) -> dict[str, float]:

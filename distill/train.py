@@ -19,9 +19,16 @@ from distill.pairing import Init, Keep, Pair, build_student, pair_parameters, pa
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
 from idgen.backbones.families import family_of
 from idgen.backbones.family import evaluating
-from idgen.checkpoints import Checkpoint
 from idgen.samples import Task, TokenBatch, num_batches, train_batches
-from idgen.training import BackboneTraining, OnStep, epoch_generator, sequence_loss, set_dropout, train_model
+from idgen.training import (
+    BackboneTraining,
+    Checkpoint,
+    OnStep,
+    epoch_generator,
+    sequence_loss,
+    set_dropout,
+    train_model,
+)
 
 Evaluate = Callable[[Any], dict[str, Any]]
 
@@ -117,7 +124,7 @@ def distill(
     The report holds ``pairs`` (loss of each before and after), ``chained_loss`` (cross-entropy of teacher, student at
     the start, student), ``parameters``, ``logs``; ``held_out`` (tasks that are not trained on) adds the same losses
     under "held_out", ``evaluate(model)`` adds its results for each model under "metrics".
-    ``checkpoints``: a folder for those of both trainings (`idgen.checkpoints`).
+    ``checkpoints``: a folder for those of both trainings (`idgen.training`).
     Source: FeDecider (WWW 2026), appendix B.2. Differs from the paper: mean over tokens that count instead of a sum
     over all, see `pair_losses`; ``config.finetune`` is an extension.
     """

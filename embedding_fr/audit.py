@@ -21,22 +21,30 @@ from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedease import parties
 from embedding_fr.setup import EmbeddingSettings, Setup, faults_and_hashes, set_up, train
-from fedecider.audit.config import AuditConfig
-from fedecider.audit.moves import ATTACKS, move_scores
-from fedecider.audit.outcome import AuditRow, Outcome, epsilon_of, finished
-from fedecider.audit.scores import Scored, auc, chosen_on_others
 from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.evaluation.split import train_part
+from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import Interval, bootstrap_interval
+from fedecider.experiment.attacks import (
+    ATTACKS,
+    AuditConfig,
+    AuditRow,
+    Outcome,
+    Scored,
+    auc,
+    chosen_on_others,
+    epsilon_of,
+    finished,
+    move_scores,
+)
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.faults import Fault
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, download_to
-from fedecider.report.costs import mean_bytes
-from fedecider.running.damage import damage_names
+from fedecider.report.analyses import mean_bytes
 from fedecider.running.launch import Launch
+from fedecider.running.run_folder import damage_names
 
 TOLERANCE = 0.01
 """Relative difference of a round's mean loss from the recorded one up to which it is the same round."""

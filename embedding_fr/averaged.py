@@ -15,20 +15,20 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
     Gradients,
+    Kernel,
     Logits,
     Objective,
+    Optimiser,
     Penalty,
     check_finite,
     plain_gradients,
     received,
     received_rows,
+    round_examples,
     train_epochs,
 )
-from embedding_fr.sampling import round_examples
-from embedding_fr.stacked import Optimiser
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 

@@ -11,9 +11,8 @@ from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.running.cli import build_parser, field_names, from_plain, parse, peek
-from fedecider.running.damage import damage_names
-from fedecider.running.run_folder import check_output
+from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
+from fedecider.running.run_folder import check_output, damage_names
 
 COMMON = (
     "help",

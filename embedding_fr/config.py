@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedecider.bounds import Epochs, NotNegative, OneOrMore, Positive, Width, check
-from fedecider.tuning.space import Real, Space, Whole
+from fedecider.bounds import Epochs, NotNegative, OneOrMore, Positive, Real, Space, Whole, Width, check
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Gram matrices of binary histories: summed, packed as triangles, cleaned of noise, and the short forms of EASE.
 
-A sum is a square whose lower triangle holds G (:mod:`fedecider.baselines.symmetric`).
+A sum is a square whose lower triangle holds G (:mod:`fedecider.baselines.ease`).
 
 Shape legend: C clients of a block, I items, J some of them, T items of one client, L = I (I + 1) / 2 entries of an
 upper triangle (row by row), K entries kept of a column, R eigenvectors.
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fedecider.baselines.ease import ease_weights_in_place
-from fedecider.baselines.symmetric import (
+from fedecider.baselines.ease import (
     BLOCK,
     antisymmetric_columns,
+    ease_weights_in_place,
     invert,
     symmetric_columns,
     symmetric_product,
@@ -110,12 +110,12 @@ def check_scales(scale_C: Tensor, clients: Tensor, bound: float) -> None:
 def add_histories(
     square_II: Tensor, histories: Sequence[Tensor], scale_C: Tensor, reach: float = math.inf, *, ordered: bool = False
 ) -> None:
-    """Add what clients count for their pairs, oldest item first: :func:`embedding_fr.compiled.pairs.add_pairs`.
+    """Add what clients count for their pairs, oldest item first: :func:`embedding_fr.compiled.training.add_pairs`.
 
     In place, on the CPU, client by client: in float64 the sums are exact, in float32 whole numbers up to 2^24 are, and
     others are rounded alike wherever a block ends, as long as clients come in the same order.
     """
-    from embedding_fr.compiled.pairs import add_pairs  # Numba: half a second that --help does without
+    from embedding_fr.compiled.training import add_pairs  # Numba: half a second that --help does without
 
     if not histories:
         return  # all clients of a block are away

@@ -30,15 +30,35 @@ from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import get_protocol, rank_held_out
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol, rank_held_out, stamp
+from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners
+from fedecider.experiment.tuning import Search, best_of, check_budget, search_of
+from fedecider.experiment.tuning import search_settings as tune
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.federation.record import read_json, write_json
-from fedecider.report.costs import median_seconds, participations, total_bytes
-from fedecider.report.rows import CANARY
-from fedecider.running.cli import from_plain
+from fedecider.federation.record import read_json, write_json, write_text
+from fedecider.federation.streams import stream
+from fedecider.report.analyses import median_seconds, participations, total_bytes
+from fedecider.report.figures import convergence_curves
+from fedecider.report.page import Download, Opening, PageTable, Section, write_page
+from fedecider.report.tables import (
+    CANARY,
+    COMPARED,
+    ResultRow,
+    comparisons_csv,
+    comparisons_data,
+    csv_text,
+    interval_text,
+    markdown_grid,
+    number_text,
+    result_rows,
+)
+from fedecider.report.verdict import WITHOUT_EXCHANGE, Evidence, opening
+from fedecider.running.options import from_plain
 from fedecider.running.progress import say
-from fedecider.running.stages import as_plain, cached_stage
-from fedecider.tuning.search import Search, best_of, check_budget, search_of, tune
+from fedecider.running.run_folder import as_plain, cached_stage
+
+# The whole table of the embedding track: every method and baseline, every protocol, equal tuning, several seeds.
 
 LOCAL = "/local"
 """``fedmf/local`` is FedMF with federation off."""
@@ -396,3 +416,305 @@ def settings_text(row: BoardRow) -> str:
         return "public code's"
     entry = METHODS.get(row.method.removesuffix(LOCAL))
     return setting or ("paper's" if entry and entry.published else "default")
+
+
+# ``leaderboard.html``: the leaderboard as one self-contained page, with the same verdict as the page of a run.
+
+SIMPLE = ("popularity", "last_item_cooccurrence", "decayed_cooccurrence")
+"""Rows that need no training."""
+Curves = Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
+"""Panel -> method -> [[round, validation ndcg@10], ...]."""
+
+
+def write_leaderboard_page(
+    config: LeaderboardConfig, content: Mapping[str, Any], notes: Sequence[str], curves: Curves, csv: str, path: Path
+) -> Path:
+    """Write the page of ``content``, which ``leaderboard.json`` holds; ``csv`` is the text of ``leaderboard.csv``."""
+    rows = {
+        name: [row for row in content["rows"] if row["protocol"] == name]
+        for name in dict.fromkeys(content["comparisons"])
+    }
+    missing = content["missing"]
+    sections = [_section(name, own, content["comparisons"][name], missing[name]) for name, own in rows.items() if own]
+    if curves:
+        points = ([*place, *point] for place, points in _named(curves) for point in points)
+        file = Download("validation.csv", csv_text(["panel", "method", "round", "ndcg@10"], points))
+        sections.append(Section("Convergence", figures=[convergence_curves(curves)], downloads=[file]))
+    sections.append(Section("How it was made", notes, downloads=[Download("leaderboard.csv", csv)]))
+    title = f"Leaderboard: {content['dataset']}"
+    subtitle = f"{', '.join(rows)}; {config.seeds} seed{'s' if config.seeds > 1 else ''}"
+    return write_page(path, title, subtitle, sections, opening=_opening(content, rows))
+
+
+def _named(curves: Curves) -> list[tuple[tuple[str, str], Sequence[Sequence[float]]]]:
+    return [((panel, method), points) for panel, of_panel in curves.items() for method, points in of_panel.items()]
+
+
+def _opening(content: Mapping[str, Any], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Opening | None:
+    """About the federated row that is best on validation, under the strictest protocol; None where there is none."""
+    found = [name for name in sorted(rows, key=_strictness) if any(row["kind"] == "federated" for row in rows[name])]
+    if not found:
+        return None
+    name = found[0]
+    chosen = max((row for row in rows[name] if row["kind"] == "federated"), key=lambda row: row["valid_ndcg@10"])
+    about = (
+        f"What was compared: {len(rows[name])} rows under the protocol {name}. {chosen['method']} is the federated one "
+        "with the best validation ndcg@10."
+    )
+    return opening(board_evidence(content, rows[name], chosen), [about])
+
+
+def _strictness(name: str) -> tuple[bool, bool, bool]:
+    protocol = get_protocol(name)
+    return protocol.leaks, protocol.num_sampled is not None, not protocol.drop_seen
+
+
+def board_evidence(
+    content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]
+) -> Evidence:
+    """What the rows of one protocol say about ``chosen``."""
+    name, subject = chosen["protocol"], chosen["method"]
+    central = [row for row in rows if row["kind"] == "central" and row["method"] not in (*SIMPLE, CANARY)]
+    beside = {}
+    if central:
+        best = max(central, key=lambda row: row["valid_ndcg@10"])["method"]
+        beside[best] = f"{best} with all data in one place"
+    alone = {row["method"]: row["method"].removesuffix(LOCAL) for row in rows if row["kind"] == "local"}
+    protocol, chance = get_protocol(name), content["chance_hit@10"][name]
+    canary = [row["hit@10"]["low"] for row in rows if row["method"] == CANARY]
+    alarms = [
+        "The memoriser, which knows nothing about items, is above chance: by luck, or there is a leak."
+        for low in canary
+        if low > chance and protocol.drop_seen and not protocol.leaks
+    ]
+    federated = [row for row in rows if row["kind"] == "federated"]
+    top = max(federated, key=lambda row: row["hit@10"]["mean"])
+    if top is not chosen:
+        alarms.append(
+            f"{subject} was chosen on validation items; on test items {top['method']} has more: "
+            f"{100 * top['hit@10']['mean']:.1f} against {100 * chosen['hit@10']['mean']:.1f} of 100 users."
+        )
+    return Evidence(
+        subject=subject,
+        rows={row["method"]: {metric: row[metric] for metric in COMPARED} for row in rows},
+        simple=SIMPLE,
+        protocol=name,
+        tests=content["comparisons"][name],
+        beside=beside,
+        without_exchange={
+            label: WITHOUT_EXCHANGE if method == subject else f"{method} without any exchange"
+            for label, method in alone.items()
+        },
+        num_seeds=chosen["seeds"],
+        num_clients=content["num_users"],
+        chance=chance,
+        alarms=alarms,
+    )
+
+
+def left_out(missing: Sequence[str]) -> list[str]:
+    """Which rows a table lacks, as paragraphs: of what was asked for."""
+    return [f"Left out, since a run failed: {', '.join(missing)}."] if missing else []
+
+
+def _section(
+    name: str, rows: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]], missing: Sequence[str]
+) -> Section:
+    canary = next((row["hit@10"]["mean"] for row in rows if row["method"] == CANARY), None)
+    cells = [
+        [
+            row["method"],
+            row["kind"],
+            *(interval_text(row[metric], 3) for metric in COMPARED),
+            row["against_best"],
+            row["setting"],
+        ]
+        for row in rows
+    ]
+    header = ("row", "kind", *COMPARED, "against the best", "setting")
+    files = [Download(f"tests-{name.replace('/', '-')}.csv", comparisons_csv(tests))] if tests else []
+    said = [stamp(get_protocol(name), canary), *left_out(missing)]
+    return Section(f"Protocol {name}", said, [PageTable(header, cells)], downloads=files)
+
+
+# The leaderboard as Markdown, CSV, JSON and a page: one row per method and protocol.
+
+METRICS = (*COMPARED, "hit@5", "ndcg@5", "hit@20")
+BEST_ROUND = "hit@10 / ndcg@10, best validation round"
+
+
+def write_leaderboard(
+    config: LeaderboardConfig, interactions: Interactions, board: Sequence[BoardRow], root: Path, heading: Sequence[str]
+) -> Path:
+    """Write ``leaderboard.md``, ``.csv``, ``.json``, ``.html`` and ``per_user.parquet``; -> the Markdown."""
+    per_protocol = {name: [row for row in board if row.protocol == name] for name in config.protocol_names}
+    sections, rows, pairs, missing = [], [], {}, {}
+    for name, own in per_protocol.items():
+        protocol = get_protocol(name)
+        measured = result_rows({row.method: {interactions.name: row.positions()} for row in own}) if own else []
+        table = [_row_data(row, found, interactions) for row, found in zip(own, measured, strict=True)]
+        comparisons = compare(interactions, own)
+        pairs[name] = comparisons_data(comparisons)
+        best = _best(table)
+        for row in table:
+            row["against_best"] = _against(row["method"], best, comparisons)
+        table.sort(key=lambda row: -row["ndcg@10"]["mean"])
+        winners = set() if protocol.leaks else distinguishable_winners(comparisons)
+        missing[name] = [method for method in config.method_names if method not in {row.method for row in own}]
+        sections.append(_markdown(protocol, table, winners, interactions, missing[name]))
+        rows += table
+    csv = _csv(rows)
+    write_text(root / "leaderboard.csv", csv)
+    sequences, num_items = interactions.sequences, interactions.num_items
+    content = {
+        "dataset": interactions.name,
+        "card": interactions.card,
+        "num_users": interactions.num_users,
+        "chance_hit@10": {name: chance_hit(sequences, num_items, "test", get_protocol(name)) for name in per_protocol},
+        "rows": rows,
+        "comparisons": pairs,
+        "missing": missing,
+    }
+    write_json(root / "leaderboard.json", content)
+    write_per_user(root / "per_user.parquet", _records(interactions, board))
+    path = root / "leaderboard.md"
+    card = _card(interactions, config)
+    notes = [line.removeprefix("- ").replace("`", "") for line in [*heading, *card]]
+    write_leaderboard_page(config, content, notes, _curves(board), csv, root / "leaderboard.html")
+    write_text(path, "\n".join([f"# Leaderboard: {interactions.name}", "", *heading, *card, "", *sections]))
+    return path
+
+
+def compare(interactions: Interactions, board: Sequence[BoardRow]) -> list[Comparison]:
+    """All paired comparisons of one protocol, Holm-corrected together; the canary is left out."""
+    positions = {row.method: {interactions.name: row.positions()} for row in board if row.method != CANARY}
+    if len(positions) < 2:
+        return []
+    return compare_table(positions, stream(0, "comparisons"), COMPARED, num_permutations=20_000)
+
+
+def _row_data(board: BoardRow, measured: ResultRow, interactions: Interactions) -> dict[str, Any]:
+    intervals = measured.values[interactions.name]
+    infos = [cell.info for cell in board.cells]
+    row: dict[str, Any] = {
+        "method": board.method,
+        "kind": board.kind,
+        "protocol": board.protocol,
+        "setting": settings_text(board),
+        "seeds": len(board.cells),
+        "valid_ndcg@10": sum(info["valid"] for info in infos) / len(infos),
+    }
+    row |= {name: intervals[name]._asdict() for name in METRICS}
+    if "seconds" in infos[0]:
+        row["round"] = [info["best_round"] for info in infos]
+        row["rounds_run"] = [info["last_round"] for info in infos]
+        row["seconds_per_round"] = sum(info["seconds"]["wall_s"] for info in infos) / len(infos)
+        if all("participations" in info for info in infos):
+            sent = sum(info["bytes"]["up"] for info in infos)
+            row["bytes_up_per_client_and_round"] = sent / sum(info["participations"] for info in infos)
+    if "best_round_test" in infos[0]:
+        for name in COMPARED:
+            row[f"{name}, best round"] = sum(info["best_round_test"][name] for info in infos) / len(infos)
+    return row
+
+
+def _best(table: Sequence[Mapping[str, Any]]) -> str:
+    compared = [row for row in table if row["method"] != CANARY]
+    return max(compared, key=lambda row: row["ndcg@10"]["mean"])["method"] if compared else CANARY
+
+
+def _against(method: str, best: str, comparisons: Sequence[Comparison]) -> str:
+    """The verdict on ndcg@10 against the best row of the table."""
+    if method == CANARY:
+        return "canary"
+    if method == best:
+        return "best"
+    for c in comparisons:
+        if c.metric == "ndcg@10" and {c.first, c.second} == {method, best}:
+            return "below" if c.distinguishable() else "not distinguishable"
+    raise AssertionError(f"{method} was not compared with {best}")
+
+
+def _markdown(
+    protocol: Protocol,
+    table: Sequence[Mapping[str, Any]],
+    winners: set[tuple[str, str, str]],
+    interactions: Interactions,
+    missing: Sequence[str],
+) -> str:
+    canary = next((row["hit@10"]["mean"] for row in table if row["method"] == CANARY), None)
+    chance = chance_hit(interactions.sequences, interactions.num_items, "test", protocol)
+    last = protocol.selection == "last"
+    columns = ["method", "kind", *COMPARED, "hit@5", "hit@20", "against best", "setting", "round", "s / round"]
+    extra = [BEST_ROUND] if last else []
+    right = {*COMPARED, "hit@5", "hit@20", "s / round", BEST_ROUND}
+    grid = markdown_grid([*columns, *extra], [_cells(row, interactions.name, winners, last) for row in table], right)
+    said = f"{stamp(protocol, canary)}; chance hit@10 {chance:.3f}"
+    return "\n".join([f"## Protocol `{protocol.name}`", "", said, "", *grid, "", *left_out(missing)])
+
+
+def _cells(row: Mapping[str, Any], dataset: str, winners: set[tuple[str, str, str]], last: bool) -> list[str]:
+    bold = [(dataset, name, row["method"]) in winners for name in COMPARED]
+    cells = [row["method"], row["kind"]]
+    cells += [interval_text(row[name], 3, strong) for name, strong in zip(COMPARED, bold, strict=True)]
+    cells += [number_text(row[name]["mean"], 3) for name in ("hit@5", "hit@20")]
+    cells += [row["against_best"], row["setting"]]
+    rounds = row["rounds_run" if last else "round"] if "round" in row else []
+    cells += [", ".join(map(str, rounds)) or "-", number_text(row.get("seconds_per_round"), 3)]
+    if last:
+        names = [f"{name}, best round" for name in COMPARED]
+        cells += [" / ".join(number_text(row[name], 3) for name in names) if names[0] in row else "-"]
+    return cells
+
+
+def _card(interactions: Interactions, config: LeaderboardConfig) -> list[str]:
+    stopped = f"stopped after {config.patience} without a better validation score (not under `paper`)"
+    tuned = f"the best of at most {config.tune} settings by validation ndcg@10 (whole catalogue, seed 0)"
+    return [
+        f"- Data: {interactions.num_users:,} users, {interactions.num_items:,} items, "
+        f"{interactions.num_events:,} events",
+        f"- {config.seeds} seed(s); settings: {tuned}, under `paper` those of the papers; federated runs of at most "
+        f"{config.num_rounds} rounds" + (f", {stopped}" if config.patience else ""),
+        "- Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
+        "papers' methods begin with their papers' settings. Seconds were measured while other runs were going on",
+        "- Brackets: 95 % cluster bootstrap over users and seeds. Against best: paired permutation test over users on "
+        "ndcg@10, Holm-corrected over all pairs of the table but those with the canary; bold: distinguishably above "
+        "every other row but the canary, never under a protocol that leaks",
+    ]
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = ["method", "kind", "protocol", "setting", "seeds", "valid_ndcg@10", "against_best", "seconds_per_round"]
+    header = [*names, *(f"{name}{part}" for name in METRICS for part in ("", "_low", "_high"))]
+    cells = (
+        [
+            *(row.get(name, "") for name in names),
+            *(row[name][part] for name in METRICS for part in ("mean", "low", "high")),
+        ]
+        for row in rows
+    )
+    return csv_text(header, cells)
+
+
+def _records(interactions: Interactions, board: Sequence[BoardRow]) -> list[UserPositions]:
+    return [
+        UserPositions(
+            interactions.name,
+            interactions.users,
+            "test",
+            f"{row.method}, {row.protocol}, seed {seed}",
+            cell.info.get("last_round" if get_protocol(row.protocol).selection == "last" else "best_round", 0),
+            cell.positions(row.protocol),
+        )
+        for row in board
+        for seed, cell in enumerate(row.cells)
+    ]
+
+
+def _curves(board: Sequence[BoardRow]) -> dict[str, dict[str, list]]:
+    curves: dict[str, dict[str, list]] = {}
+    for row in board:
+        if "curve" in row.cells[0].info and len(row.cells[0].info["curve"]) > 1:
+            panel = "paper" if get_protocol(row.protocol).leaks else "strict"
+            curves.setdefault(panel, {})[row.method] = row.cells[0].info["curve"]
+    return curves

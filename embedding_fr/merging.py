@@ -23,19 +23,22 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.kernel import Kernel, compilable, in_threads
 from embedding_fr.local_training import (
+    ExampleBatch,
+    Kernel,
     Logits,
     Objective,
+    Optimiser,
+    compilable,
     dot_logits,
+    fresh_state,
+    in_threads,
     inner_products,
     plain_gradients,
     take,
     train_batches,
 )
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
-from embedding_fr.sampling import ExampleBatch
-from embedding_fr.stacked import Optimiser, fresh_state
 from embedding_fr.tables import personal_table
 from fedecider.bounds import NotNegative, Share, check
 from fedecider.federation.method import Tree
@@ -159,7 +162,7 @@ def merged_table(merging: Merging, own: Tree, received_CID: Tensor, compiled: bo
 def _merged_compiled(
     merging: Merging, last_CID: Tensor, adapter_CP: Tensor, received_CID: Tensor
 ) -> tuple[Tensor, Tensor]:
-    from embedding_fr.compiled.merging import merge_tables  # Numba: half a second
+    from embedding_fr.compiled.network import merge_tables  # Numba: half a second
 
     sent_XID = received_CID[:1] if received_CID.stride(0) == 0 else received_CID.contiguous()
     merged_CID, sizes = torch.empty_like(last_CID), np.array(merging.sizes(last_CID.shape[2]))
@@ -218,7 +221,7 @@ def merge_epochs(merge: Merge, scorer: Scorer, params: Tree, batches: Iterable[E
 def merging_kernel(merge: Merge) -> Kernel:
     """The compiled form of :func:`merge_epochs` and of the steps of user and table behind it, under
     :func:`embedding_fr.local_training.dot_logits`, epoch after epoch."""
-    from embedding_fr.compiled.merging import train_merged  # Numba: half a second
+    from embedding_fr.compiled.network import train_merged  # Numba: half a second
 
     sizes = np.array(merge.merging.sizes(merge.difference_CRD.shape[2]))
     return Kernel(

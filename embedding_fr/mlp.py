@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.kernel import compilable, in_threads
+from embedding_fr.local_training import compilable, in_threads
 from fedecider.bounds import WIDEST
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream

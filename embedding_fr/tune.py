@@ -11,13 +11,10 @@ from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, set_up, train
 from fedecider.data.interactions import load_interactions
 from fedecider.data.readers.files import to_stderr
+from fedecider.experiment.tuning import Outcome, Track, TrialPlace, TuneConfig, tune
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import fingerprint
-from fedecider.running.stages import as_plain
-from fedecider.tuning.config import TuneConfig
-from fedecider.tuning.journal import Outcome
-from fedecider.tuning.study import Track, TrialPlace, tune
+from fedecider.running.run_folder import as_plain, fingerprint
 
 
 def tune_embedding(settings: EmbeddingSettings, config: TuneConfig, fixed: Sequence[str], launch: Launch) -> Path:

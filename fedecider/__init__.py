@@ -13,7 +13,7 @@ __all__ = ["Recommender", "__version__", "from_events", "sample"]
 
 def __getattr__(name: str) -> Any:
     if name == "Recommender":
-        from fedecider.llm.recommender import Recommender
+        from fedecider.models.recommender import Recommender
 
         return Recommender
     if name == "from_events":

@@ -1,4 +1,4 @@
-"""What a setting may be, said once in its annotation and checked whenever a dataclass of settings is made.
+"""What a setting may be, and what a search may set of it: said once, checked wherever settings are made.
 
 ``num_rounds: OneOrMore`` or ``num_layers: Annotated[int, at_least(1, most=1000)]`` in a frozen dataclass, and
 ``check(self)`` in its ``__post_init__``: types, choices (``Literal``) and bounds are read from the annotations; a text
@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
+
+# What a setting may be, said once in its annotation and checked whenever a dataclass of settings is made.
 
 LARGEST: dict[Any, float] = {int: 2 * 10**9, float: sys.float_info.max}
 """Where a bound names no end: whatever is larger is a typo, or infinite."""
@@ -182,3 +185,72 @@ def shares_of(text: str, name: str) -> list[float]:
     if not shares or len(set(shares)) != len(shares) or not all(0.0 <= share <= 1.0 for share in shares):
         raise ValueError(f"got {name} {text!r}, expected different numbers from 0 to 1, separated by commas")
     return shares
+
+
+# What a method says of its settings for a search: which of them may be tried, and in which range.
+
+
+class Real(NamedTuple):
+    """Numbers from ``least`` to ``most``, both included; with ``log`` every factor is as likely as any other.
+
+    Drawn numbers have three digits, so the ends should have no more.
+    """
+
+    least: float
+    most: float
+    log: bool = False
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"{self.least:g} to {self.most:g}{', log' if self.log else ''}"
+
+
+class Whole(NamedTuple):
+    """Whole numbers from ``least`` to ``most``, both included."""
+
+    least: int
+    most: int
+    log: bool = False
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most}{', log' if self.log else ''}"
+
+
+class OneOf(NamedTuple):
+    """One of these values: numbers, texts, truth values or None, without an order."""
+
+    values: tuple[Any, ...]
+
+    def holds(self, value: Any) -> bool:
+        return any(type(one) is type(value) and one == value for one in self.values)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.values))
+
+
+Range = Real | Whole | OneOf
+Space = Mapping[str, Range]
+"""Setting -> what may be tried. Names are those of options; ``block.name`` is a field of a block of settings."""
+Setting = dict[str, Any]
+"""Setting -> value, for those that differ from the start; ``{}`` is the start itself."""
+MAX_LISTED = 10_000
+"""Points of a space that are listed; a larger space is no more used up than one with real numbers."""
+
+
+def points(space: Space) -> list[Setting] | None:
+    """All points of a space of whole numbers and choices; None with real numbers, or with more than ``MAX_LISTED``."""
+    values = [_values(one) for one in space.values()]
+    if any(own is None for own in values) or math.prod(len(own or ()) for own in values) > MAX_LISTED:
+        return None
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*(own or () for own in values))]
+
+
+def _values(one: Range) -> Sequence[Any] | None:
+    if isinstance(one, Real):
+        return None
+    return range(one.least, one.most + 1) if isinstance(one, Whole) else one.values

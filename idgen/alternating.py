@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.bounds import OneOrMore, Positive, ZeroOrMore, check
-from idgen.draws import is_target
+from idgen.prompts import is_target
 from idgen.samples import Task, num_batches, train_batches
 from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (

@@ -18,24 +18,22 @@ from transformers import (
 )
 
 from fedecider.bounds import Depth, ShareBelow1, Width, check
-from idgen.backbones.checks import (
+from idgen.backbones.families import (
     check_context,
     check_parts,
     check_table,
     check_tokenizer,
     check_weights,
     empty_model,
+    family_of_config,
     known_config,
     loading,
 )
-from idgen.backbones.families import family_of_config
 from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
-from idgen.checkpoints import Checkpoint
-from idgen.quantized import Quantize, keep_trainable, loading_options
+from idgen.precision import Quantize, keep_trainable, loading_options
 from idgen.samples import Task, num_batches, train_batches
-from idgen.text_vectors import token_vectors
-from idgen.training import BackboneTraining, OnStep, epoch_generator, train_model
-from idgen.word_vectors import WordVectorConfig, start_from_word_vectors, word_vectors
+from idgen.text_vectors import WordVectorConfig, start_from_word_vectors, token_vectors, word_vectors
+from idgen.training import BackboneTraining, Checkpoint, OnStep, epoch_generator, train_model
 
 SMALL_T5: dict[str, Any] = {
     "d_model": 4,

@@ -45,7 +45,7 @@ def constrained_beam_search(
     by likelihood, 1 is the setting of IDGenRec (SIGIR 2024). With fewer items than beams the list ends with
     item -1, score -inf. With at least as many beams as items the ranking is that of `score_catalogue`. Probabilities
     are those over the whole vocabulary, not renormalised over the catalogue. Equal scores: the lower item first.
-    Scores of the trie's nodes are added to the sum of a beam (`idgen.candidates.with_prior`). A finished ID enters the
+    Scores of the trie's nodes are added to the sum of a beam (`idgen.ranking.with_prior`). A finished ID enters the
     list when it is among the ``num_beams`` best candidates of its step, as in the ``generate`` of transformers; a
     user's search stops when no running beam can enter the list any more, with scores of nodes when no beam runs.
     Differs from the paper: batched, and that stopping rule is exact where the default of ``generate`` guesses.

@@ -27,11 +27,19 @@ from fedecider.bounds import (
     is_out_of_memory,
 )
 from idgen.backbone import cut_table
-from idgen.backbones.checks import check_weights
-from idgen.backbones.families import unwrap
+from idgen.backbones.families import check_weights, unwrap
 from idgen.diverse import diverse_beam_search
-from idgen.item_ids import DEFAULT_LIMITS, Attempt, IdConfig, ItemIds, assign_item_ids, keyword_item_ids
-from idgen.keywords import DEFAULT_KEYWORDS, KeywordConfig, keyword_candidates
+from idgen.item_ids import (
+    DEFAULT_KEYWORDS,
+    DEFAULT_LIMITS,
+    Attempt,
+    IdConfig,
+    ItemIds,
+    KeywordConfig,
+    assign_item_ids,
+    keyword_candidates,
+    keyword_item_ids,
+)
 
 Progress = Callable[[int, int, str], None]  # done, total, note
 MAX_LENGTH_OVER_MIN = 10  # an ID text may be this many tokens longer than the least asked for

@@ -1,27 +1,276 @@
-"""Where the held-out items of a task's users stand in the answers of a backbone.
+"""Settings of ranking, without the libraries of models, which take seconds to import.
+
+Shapes: B users, S input tokens, M candidates of a user, T tokens of an ID with its end token, N nodes of the trie, I
+items, D model width, K different nodes of a user at one depth, R nodes of all users, C their children, U different
+tokens.
 
 Shape legend: B users of a batch, U users of a task, K beams, I items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fedecider.bounds import Precision
+from fedecider.bounds import OneOrMore, Precision, ZeroOrMore, at_least, check
 from fedecider.evaluation.metrics import NOT_RANKED, positions_from_scores
-from fedecider.evaluation.split import history
-from idgen.candidates import trie_log_probs
-from idgen.decode import constrained_beam_search, item_positions
+from fedecider.evaluation.protocols import history
+from idgen.backbones.families import family_of, unwrap
+from idgen.backbones.family import evaluating
+from idgen.decode import MAX_LOGITS, constrained_beam_search, item_positions, log_prob_of
 from idgen.precision import autocast
-from idgen.ranking_config import RankingConfig
-from idgen.samples import Split, Task, eval_batches
+from idgen.samples import Split, Task, empty_prompt, eval_batches
 from idgen.trie import Trie
+
+# Settings of ranking, without the libraries of models, which take seconds to import.
+
+
+@dataclass(frozen=True)
+class RankingConfig:
+    """How recommendations are decoded and counted.
+
+    Args:
+        num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
+            history take beams too before they are dropped. A run needs at least 20, since it reports hit@20, or as many
+            as the largest catalogue has items. Where item IDs are one token each, every item is ranked without beams.
+        length_penalty: The score is log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
+        prior_weight: The share of what a title has of probability whoever asks that is taken off its score; above 0 it
+            keeps a pretrained model from recommending the titles that are common in general. The paper has 0.
+        num_eval_users: The number of users of a client in the validation of every round, drawn once; 0 takes all. The
+            test takes all.
+        eval_batch_size: The number of users that are decoded together.
+    """
+
+    num_beams: Annotated[int, at_least(1, most=10_000)] = 20
+    length_penalty: Annotated[float, at_least(0, hint="0 ranks by likelihood")] = 0.0
+    prior_weight: Annotated[float, at_least(0, most=2)] = 0.0
+    num_eval_users: ZeroOrMore = 0
+    eval_batch_size: OneOrMore = 32
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def beams_for(self, k: int, num_seen: int, num_items: int) -> int:
+        """Beams that have room for the ``k`` best of ``num_items`` items beside ``num_seen`` that may be dropped."""
+        return min(max(self.num_beams, k + num_seen), num_items)
+
+
+# Given items scored exactly, on the cache of the prompt; and how likely each ID is whatever somebody had before.
+
+AT_ONCE = 128
+"""Items whose priors are computed together."""
+
+
+def score_candidates(
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    candidate_BM: Tensor,
+    length_penalty: float = 0.0,
+) -> Tensor:
+    """Exact scores of given items, (B, M), as `idgen.decode.score_catalogue` gives them; -inf for a candidate of -1.
+
+    score = (sum of token log-probabilities, end token included) / (number of tokens) ** length_penalty.
+    """
+    log_prob_BMT = token_log_probs(model, input_ids_BS, attention_mask_BS, trie, candidate_BM)
+    length_BM = trie.to(log_prob_BMT.device).length_I[candidate_BM.to(log_prob_BMT.device).clamp(min=0)]
+    score_BM = log_prob_BMT.sum(2) / length_BM**length_penalty
+    return score_BM.masked_fill(candidate_BM.to(score_BM.device) < 0, -torch.inf)
+
+
+def token_log_probs(
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, candidate_BM: Tensor
+) -> Tensor:
+    """Log-probabilities (B, M, T) of the tokens of given items, 0 behind an ID; candidates of -1 count as item 0.
+
+    Teacher-forced on the cache of the prompt, which is read once a user: all candidates of a user stand side by side as
+    the beams of a search do. Memory of the cache grows with users x candidates x tokens: for some hundred candidates.
+    """
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
+    num_candidates = candidate_BM.shape[1]
+    label_BMT = trie.label_IT[candidate_BM.to(trie.device).clamp(min=0)]
+    row_C = torch.arange(candidate_BM.numel(), device=trie.device)
+    found = []
+    with evaluating(model):
+        for hidden_BMD, token_BM in _steps(model, input_ids_BS, attention_mask_BS, label_BMT):
+            hidden_BMD = hidden_BMD.expand(-1, num_candidates, -1)
+            log_prob_C = log_prob_of(model, hidden_BMD.flatten(0, 1), row_C, token_BM.clamp(min=0).flatten())
+            found.append(log_prob_C.view_as(token_BM).masked_fill(token_BM < 0, 0.0))
+    missing = trie.max_length - len(found)
+    return torch.nn.functional.pad(torch.stack(found, 2), (0, missing))
+
+
+def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, trie: Trie) -> Tensor:
+    """log p(token | its beginning, a prompt without a history) at every node of the trie, (N,); 0 at the root.
+
+    Cost: one pass over all tokens of the catalogue.
+    """
+    prior_N = torch.zeros(len(trie.token_N), device=input_ids_1S.device)
+    trie = trie.to(input_ids_1S.device)
+    for item_M in torch.arange(len(trie), device=trie.device).split(AT_ONCE):
+        log_prob_MT = token_log_probs(model, input_ids_1S, attention_mask_1S, trie, item_M[None])[0]
+        node_M = torch.zeros_like(item_M)
+        for number in range(trie.max_length):
+            token_M = trie.label_IT[item_M, number]
+            inside_M = token_M >= 0
+            node_M = torch.where(inside_M, trie.advance(node_M, token_M.clamp(min=0)), node_M)
+            prior_N[node_M[inside_M]] = log_prob_MT[inside_M, number]
+    return prior_N
+
+
+def with_prior(task: Task, model: Any, weight: float, device: torch.device, precision: Precision = "fp32") -> Task:
+    """The task whose items are ranked by log p(ID | history) - weight * log p(ID | a prompt without a history).
+
+    A language model gives much probability to short and common titles, whoever asks; at weight 1 an item is ranked by
+    how much the history speaks for it. The prior is that of ``model``, whatever model ranks: that of the student, which
+    all clients share, hides nothing and is worked out once. A weight of 0 changes nothing. The correction of a language
+    model by its own prior is that of domain conditional PMI (Holtzman et al., EMNLP 2021); differs from it: part of the
+    prior, and along the tokens of a trie.
+
+    Raises:
+        ValueError: prompts without a history have no words.
+    """
+    if weight == 0.0:
+        return task
+    with autocast(device, precision):
+        input_ids_1S, attention_mask_1S = (part.to(device) for part in empty_prompt(task))
+        prior_N = node_priors(model, input_ids_1S, attention_mask_1S, task.trie)
+    return task._replace(trie=task.trie.scored(-weight * prior_N.float()))
+
+
+def trie_log_probs(
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    candidate_BM: Tensor,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Log-probabilities of given items among all items of the catalogue, (B, M) float64; -inf for a candidate of -1.
+
+    log p(ID) = sum of log softmax(logits / temperature + scores of the trie's nodes) over the tokens that may follow in
+    the trie: a distribution over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
+    model gives to tokens outside the trie. Cost: a user's candidates read the beginnings that they share once, and
+    nothing behind the last place where the trie leaves a choice; where IDs are one token long, one step for any number
+    of candidates.
+    """
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
+    family, candidate_BM = family_of(model), candidate_BM.to(trie.device)
+    path = _paths(trie)
+    asked_BM, item_BM = candidate_BM >= 0, candidate_BM.clamp(min=0)
+    nobody_B1 = torch.zeros(len(item_BM), 1, dtype=torch.long, device=trie.device)
+    place_BM = torch.zeros_like(item_BM)  # of each candidate's node among its user's nodes
+    score_BM = torch.zeros(item_BM.shape, dtype=torch.float64, device=trie.device)
+    with evaluating(model):
+        state = family.start(model, input_ids_BS, attention_mask_BS)
+        hidden_BKD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
+        log_prob_BC = _root_log_probs(model, hidden_BKD[:, 0], trie, temperature)
+        score_BM += log_prob_BC.gather(1, path.after_IT[item_BM, 0] - 1)
+        for number in range(1, trie.max_length):
+            open_BM = path.open_IT[item_BM, number] & asked_BM
+            if not bool(open_BM.any()):
+                break
+            node_BM = path.after_IT[item_BM, number - 1]
+            node_BK, parent_BK, place_BM = _distinct(node_BM, open_BM, place_BM, len(trie.token_N) - 1)
+            hidden_BKD, state = family.step(model, state, trie.token_N[node_BK], parent_BK, number)
+            log_prob_C, first_BK = _child_log_probs(model, hidden_BKD, node_BK, trie, temperature)
+            first_BM = first_BK.gather(1, place_BM.clamp(max=node_BK.shape[1] - 1))
+            child_BM = first_BM + path.after_IT[item_BM, number] - trie.first_child_N1[node_BM]
+            score_BM[open_BM] += log_prob_C[child_BM[open_BM]]
+    return score_BM.masked_fill_(~asked_BM, -torch.inf)
+
+
+def _steps(
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, label_BMT: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What predicts each token of the candidates, (B, 1, D) for the first and (B, M, D) later, with it, (B, M)."""
+    family, device = family_of(model), label_BMT.device
+    num_users, num_candidates, _ = label_BMT.shape
+    itself_BM = torch.arange(num_candidates, device=device).expand(num_users, -1)
+    nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=device)
+    state = family.start(model, input_ids_BS, attention_mask_BS)
+    hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
+    for number in range(int((label_BMT >= 0).sum(2).max())):
+        if number:
+            given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
+            parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
+            hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
+        yield hidden_BMD, label_BMT[..., number]
+
+
+class _Paths(NamedTuple):
+    """The way of each item through the trie."""
+
+    after_IT: Tensor
+    """The node that each token leads into; -1 behind an ID."""
+    open_IT: Tensor
+    """Whether the trie leaves a choice at this token or a later one."""
+
+
+def _paths(trie: Trie) -> _Paths:
+    node_I, nodes = torch.zeros(len(trie), dtype=torch.long, device=trie.device), []
+    for label_I in trie.label_IT.unbind(1):
+        node_I = trie.advance(node_I, label_I)
+        nodes.append(node_I)
+    after_IT = torch.stack(nodes, 1)
+    before_IT = torch.nn.functional.pad(after_IT[:, :-1], (1, 0))
+    choice_IT = (trie.num_children(before_IT.clamp(min=0)) > 1) & (after_IT >= 0)
+    return _Paths(after_IT, choice_IT.flip(1).cumsum(1).flip(1) > 0)
+
+
+def _distinct(node_BM: Tensor, open_BM: Tensor, parent_BM: Tensor, padding: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each user's different nodes of open candidates: (node_BK, parent_BK, place_BM); place K where not open."""
+    node_BM = torch.where(open_BM, node_BM, padding)
+    sorted_BM, order_BM = torch.where(open_BM, node_BM, torch.iinfo(node_BM.dtype).max).sort(1)
+    rank_BM = torch.nn.functional.pad((sorted_BM[:, 1:] != sorted_BM[:, :-1]).long().cumsum(1), (1, 0))
+    place_BM = torch.empty_like(rank_BM).scatter_(1, order_BM, rank_BM)
+    num_nodes = int(place_BM[open_BM].max()) + 1
+    place_BM = torch.where(open_BM, place_BM, num_nodes)
+    shape = (len(node_BM), num_nodes + 1)
+    node_BK = node_BM.new_full(shape, padding).scatter_(1, place_BM, node_BM)[:, :num_nodes]
+    parent_BK = node_BM.new_zeros(shape).scatter_(1, place_BM, parent_BM)[:, :num_nodes]
+    return node_BK, parent_BK, place_BM
+
+
+def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie, temperature: float) -> Tensor:
+    """Log-probabilities of the root's children, (B, C) float64."""
+    token_C = trie.token_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
+    score_C = 0.0 if trie.score_N is None else trie.score_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
+    parts = [
+        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double() / temperature + score_C, 1)
+        for part_BD in hidden_BD.split(max(1, MAX_LOGITS // len(token_C)))
+    ]
+    return torch.cat(parts)
+
+
+def _child_log_probs(
+    model: Any, hidden_BKD: Tensor, node_BK: Tensor, trie: Trie, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """log p(child | node) for the children of all nodes, (C,) float64, and the place of each node's first, (B, K)."""
+    node_R, parts = node_BK.flatten(), []
+    count_R = trie.num_children(node_R)
+    token_U = trie.children(node_R.unique()).token_C.unique()
+    rows_at_once = max(1, MAX_LOGITS // len(token_U))
+    for part_R, hidden_RD in zip(node_R.split(rows_at_once), hidden_BKD.flatten(0, 1).split(rows_at_once), strict=True):
+        child = trie.children(part_R)
+        logit_RU = family_of(model).token_logits(model, hidden_RD, token_U)
+        logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)].double() / temperature
+        logit_C += 0.0 if trie.score_N is None else trie.score_N[child.node_C]
+        largest_R = logit_C.new_full((len(part_R),), -torch.inf).scatter_reduce(0, child.row_C, logit_C, "amax")
+        total_R = torch.zeros_like(largest_R).index_add(0, child.row_C, (logit_C - largest_R[child.row_C]).exp())
+        parts.append(logit_C - (largest_R + total_R.log())[child.row_C])
+    return torch.cat(parts), (count_R.cumsum(0) - count_R).view_as(node_BK)
+
+
+# Where the held-out items of a task's users stand in the answers of a backbone.
 
 
 def rank_task(

@@ -1,7 +1,14 @@
-"""Training and evaluation samples of the recommender: sliding windows over users' histories, put into prompts.
+"""Catalogue walks: histories and targets drawn from published item texts alone, without a single interaction.
+
+Shapes: N samples drawn at a time, B samples of a batch, S input tokens, W segments a row has at most, K tasks, R rows
+of several samples, P their tokens.
 
 Shapes: B samples of a batch, N samples drawn at a time, E events of all users, H history length, S input tokens,
 T target tokens.
+
+Shapes: N samples drawn at a time, W segments a sample has at most.
+
+Shape legend: I items, K neighbours, N walks, H items of a history, D dimensions.
 """
 
 from __future__ import annotations
@@ -12,12 +19,14 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.domain import Domain, Events
-from fedecider.evaluation.split import NUM_AFTER, check_split, train_part
+from fedecider.evaluation.protocols import NUM_AFTER, check_split, train_part
 from idgen.backbones.family import TokenBatch
-from idgen.draws import (
+from idgen.item_ids import ItemIds
+from idgen.prompts import (
     Draw,
     EventTable,
     SampleConfig,
@@ -25,26 +34,173 @@ from idgen.draws import (
     event_table,
     histories,
     is_target,
+    load_templates,
     merge_events,
     window_ends,
     without_targets,
 )
-from idgen.item_ids import ItemIds
-from idgen.prompts import load_templates
-from idgen.rows import A_WALK, Samples, num_given, packed, row_labels, with_targets, with_walks
-from idgen.segments import (
-    NOTHING,
-    PromptParts,
-    Prompts,
-    join,
-    lay_out,
-    make_parts,
-    merge_parts,
-    num_tokens,
-)
+from idgen.segments import NOTHING, PromptParts, Prompts, join, lay_out, make_parts, merge_parts, num_tokens
 from idgen.tokenizer import encode
 from idgen.trie import IGNORED_LABEL, Trie
-from idgen.walks import Neighbours
+
+# Catalogue walks: histories and targets drawn from published item texts alone, without a single interaction.
+
+
+class Neighbours(NamedTuple):
+    """The items whose texts stand nearest to each item's, itself not among them."""
+
+    item_IK: np.ndarray
+    share_IK: np.ndarray
+    """Running sums of the probabilities, 1 in the last column."""
+
+
+def nearest_items(vector_ID: Tensor, count: int = 20, temperature: float = 0.1) -> Neighbours:
+    """The ``count`` nearest items by cosine with probabilities softmax(cos / temperature); fewer in a small catalogue.
+
+    Raises:
+        ValueError: a catalogue of one item has no neighbours.
+    """
+    if len(vector_ID) < 2:
+        raise ValueError(f"got a catalogue of {len(vector_ID)} item, expected two or more: there is nothing to walk to")
+    unit_ID = normalize(vector_ID.float(), dim=1)
+    cosine_II = (unit_ID @ unit_ID.T).fill_diagonal_(-torch.inf)
+    cosine_IK, item_IK = cosine_II.topk(min(count, len(vector_ID) - 1), dim=1)
+    share_IK = torch.softmax(cosine_IK.double() / temperature, 1).cumsum(1)
+    share_IK[:, -1] = 1.0
+    return Neighbours(item_IK.numpy(), share_IK.numpy())
+
+
+def draw_walks(
+    neighbours: Neighbours, num: int, rng: np.random.Generator, *, longest: int = 5, random_share: float = 0.25
+) -> list[list[int]]:
+    """``num`` sequences of items, the target last: a uniform target behind 1 to ``longest`` of its neighbours.
+
+    Each item of the history is with probability ``random_share`` any item of the catalogue instead: a model that trusts
+    every item of a history would not survive real ones. All items are targets equally often, so that no item of the
+    catalogue is unknown to a model that has seen few users.
+    """
+    num_items = len(neighbours.item_IK)
+    target_N = rng.integers(num_items, size=num)
+    length_N = rng.integers(1, longest + 1, size=num)
+    place_NH = (rng.random((num, longest, 1)) >= neighbours.share_IK[target_N][:, None]).sum(2)
+    near_NH = np.take_along_axis(neighbours.item_IK[target_N], place_NH, 1)
+    any_NH = rng.integers(num_items, size=(num, longest))
+    history_NH = np.where(rng.random((num, longest)) < random_share, any_NH, near_NH)
+    return [
+        [*history[:length], target]
+        for history, length, target in zip(history_NH.tolist(), length_N.tolist(), target_N.tolist(), strict=True)
+    ]
+
+
+# Samples for decoder-only models: rows of item IDs of which many positions are targets, and catalogue walks in
+# them.
+
+A_WALK = -1
+"""Stands for a catalogue walk among the events that are targets."""
+LONGEST_WALK = 5
+
+
+class Samples(NamedTuple):
+    """N samples drawn for training."""
+
+    prompts: Prompts
+    target_N: np.ndarray
+    """Segment of the target's item ID."""
+    walk_N: np.ndarray
+    """Bool: catalogue walks, waiting to be drawn or there."""
+
+
+def with_walks(
+    samples: Samples, neighbours: Sequence[Neighbours | None], parts: PromptParts, rng: np.random.Generator
+) -> Samples:
+    """Put catalogue walks into the places that wait for them, each from a task drawn uniformly from the K tasks.
+
+    A walk has template 0 and no user. Raises ``ValueError`` where a task has no neighbours.
+    """
+    prompts, target_N = samples.prompts, samples.target_N.copy()
+    task_N, history_NH = prompts.task_B.copy(), prompts.history_BH.copy()
+    place_N = np.flatnonzero(samples.walk_N)
+    task_N[place_N] = rng.integers(len(neighbours), size=len(place_N))
+    history_NH[place_N] = NOTHING
+    for number, near in enumerate(neighbours):
+        if near is None:
+            raise ValueError(
+                f"got walk_share without text neighbours for task {number}; expected some. Build the task with "
+                "neighbours, or set walk_share to 0"
+            )
+        mine_N = place_N[task_N[place_N] == number]
+        longest = min(LONGEST_WALK, history_NH.shape[1])
+        for place, walk in zip(mine_N, draw_walks(near, len(mine_N), rng, longest=longest), strict=True):
+            segments = parts.first_item_K[number] + np.array(walk)
+            target_N[place] = segments[-1]
+            history_NH[place, : len(walk) - 1] = segments[-2::-1]  # newest first
+    wordings = len(parts.before_PL) // len(parts.first_item_K)
+    prompts = Prompts(
+        task_B=task_N,
+        wording_B=np.where(samples.walk_N, task_N * wordings + 1, prompts.wording_B),
+        user_B=np.where(samples.walk_N, NOTHING, prompts.user_B),
+        history_BH=history_NH,
+    )
+    return Samples(prompts, target_N, samples.walk_N)
+
+
+def with_targets(samples: Samples) -> Prompts:
+    """Prompts that end with their target."""
+    prompts = samples.prompts
+    return prompts._replace(history_BH=np.concatenate([samples.target_N[:, None], prompts.history_BH], 1))
+
+
+def num_given(
+    parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, walk_B: np.ndarray, task_B: np.ndarray
+) -> np.ndarray:
+    """(B,) tokens of a row before its first target: the words before the history and the first item; of a walk, whose
+    order means nothing, all but the last item."""
+    length_G, words = parts.segments.length_G, parts.before_PL.shape[1]
+    history_BW = segment_BW[:, words:]
+    first_B = history_BW[np.arange(len(history_BW)), (history_BW != NOTHING).argmax(1)]
+    end_B = length_G[parts.end_K[task_B]]
+    first_end_B = length_G[segment_BW[:, :words]].sum(1) + length_G[first_B] + end_B
+    return np.where(walk_B, length_G[segment_BW].sum(1) - length_G[target_B] - end_B, first_end_B)
+
+
+def row_labels(batch: TokenBatch, given_B: np.ndarray) -> Tensor:
+    """(B, S): the row's own tokens behind the given ones, -100 before them and at padding."""
+    behind_BS = torch.arange(batch["input_ids"].shape[1]) >= torch.from_numpy(given_B)[:, None]
+    return batch["input_ids"].masked_fill(~(behind_BS & (batch["attention_mask"] != 0)), IGNORED_LABEL)
+
+
+def packed(batch: TokenBatch, num_tokens: int) -> TokenBatch:
+    """The samples of a batch (B, S) one behind the other in fewer rows (R, P), P at most ``num_tokens``.
+
+    Longest first, each goes into the first row with room (first-fit decreasing). ``position_ids`` start again with
+    every sample, and with the padding behind the last one.
+    """
+    length_B = batch["attention_mask"].sum(1).tolist()
+    members: list[list[int]] = []
+    used: list[int] = []
+    for sample in sorted(range(len(length_B)), key=lambda sample: -length_B[sample]):
+        room = next((row for row, number in enumerate(used) if number + length_B[sample] <= num_tokens), len(used))
+        if room == len(used):
+            members.append([])
+            used.append(0)
+        members[room].append(sample)
+        used[room] += length_B[sample]
+    filling = {"input_ids": 0, "attention_mask": 0, "row_labels": IGNORED_LABEL}
+    found = {name: batch[name].new_full((len(members), max(used)), value) for name, value in filling.items()}
+    found["position_ids"] = torch.arange(max(used)).repeat(len(members), 1)
+    for row, samples in enumerate(members):
+        start = 0
+        for sample in samples:
+            place = slice(start, start + length_B[sample])
+            for name in filling:
+                found[name][row, place] = batch[name][sample, : length_B[sample]]
+            found["position_ids"][row, place] = torch.arange(length_B[sample])
+            start = place.stop
+        found["position_ids"][row, start:] = torch.arange(max(used) - start)
+    return found
+
+
+# Training and evaluation samples of the recommender: sliding windows over users' histories, put into prompts.
 
 Split = Literal["valid", "test"]
 
@@ -421,3 +577,39 @@ def sample_batch(
 
 def _mask(length_B: np.ndarray, width: int) -> Tensor:
     return torch.from_numpy((np.arange(width) < length_B[:, None]).astype(np.int64))
+
+
+# Training samples user by user, for training that hides each single user.
+
+
+def samples_by_user(task: Task) -> list[np.ndarray]:
+    """Target events of one epoch of every user who has any, ascending; catalogue walks are nobody's and left out.
+
+    Raises:
+        ValueError: training samples that cannot be told apart by users, or whose texts depend on several users.
+    """
+    config = task.config
+    if config.pair_share > 0.0 or config.user_wording != "none":
+        raise ValueError(
+            f"got samples.pair_share {config.pair_share} and user_wording {config.user_wording} with user_privacy, "
+            "expected 0 and none: a sample has to be of one user alone"
+        )
+    target_N = sampled_events(task.parts, task.train, config)[0]
+    starts = np.flatnonzero(np.diff(task.train.user_E[target_N])) + 1
+    return np.split(target_N, starts) if len(target_N) else []
+
+
+def user_batches(task: Task, target_lists: Sequence[np.ndarray], generator: torch.Generator) -> Iterator[TokenBatch]:
+    """One batch for each of ``target_lists`` (:func:`samples_by_user`), drawn and laid out as in `train_batches`."""
+    if not target_lists:
+        return
+    rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
+    parts, events, config = task.parts, task.train, task.config
+    target_N = np.concatenate(target_lists)
+    draw = draw_samples(events, target_N, len(load_templates(config.templates)), config, rng)
+    nobody_N = np.zeros(len(target_N), dtype=bool)
+    samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), nobody_N)
+    prompts = with_targets(samples) if config.targets == "every" else samples.prompts
+    segment_NW = lay_out(parts, prompts)
+    for rows in np.split(np.arange(len(target_N)), np.cumsum([len(targets) for targets in target_lists])[:-1]):
+        yield sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)

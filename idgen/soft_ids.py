@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from fedecider.bounds import OneOrMore, Positive, check
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating
-from idgen.draws import EventTable, SampleConfig, draw_samples, is_target
-from idgen.prompts import load_templates
+from idgen.prompts import EventTable, SampleConfig, draw_samples, is_target, load_templates
 from idgen.samples import Task, TokenBatch, merge_tasks, prompts_of, target_labels
 from idgen.segments import PromptParts, Prompts, Segments, join, lay_out, make_segments
 from idgen.tokenizer import SPACE

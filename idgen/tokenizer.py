@@ -1,9 +1,10 @@
-"""Tokenizers: one trained offline on the texts at hand, or one loaded from a folder or the hub."""
+"""The words of a text, without the libraries of models, which take seconds to import."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,15 @@ from typing import Literal
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from idgen.words import clean_words
+# The words of a text, without the libraries of models, which take seconds to import.
+
+
+def clean_words(text: str) -> list[str]:
+    """The words of a text as IDs may use them: lower case, compatibility forms folded, letters and digits only."""
+    return re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).lower())
+
+
+# Tokenizers: one trained offline on the texts at hand, or one loaded from a folder or the hub.
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 SPACE = "▁"  # stands for the space before a word

@@ -107,7 +107,7 @@ class Trie:
         return replace(self, **tensors)  # type: ignore[arg-type]
 
     def scored(self, score_N: Tensor | None) -> Trie:
-        """The same tree, which counts for or against its nodes (`idgen.candidates.with_prior`)."""
+        """The same tree, which counts for or against its nodes (`idgen.ranking.with_prior`)."""
         return replace(self, score_N=None if score_N is None else score_N.to(self.device))
 
     @property

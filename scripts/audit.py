@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.audit import main
+from fedecider.cli.audit import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.compare import main
+from fedecider.cli.compare import main
 
 if __name__ == "__main__":
     sys.exit(main())

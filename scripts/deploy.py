@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.deploy import main
+from fedecider.cli.deploy import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.distill import main
+from fedecider.cli.distill import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.evaluate import main
+from fedecider.cli.evaluate import main
 
 if __name__ == "__main__":
     sys.exit(main())

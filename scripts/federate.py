@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.federate import main
+from fedecider.cli.federate import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.leaderboard import main
+from fedecider.cli.leaderboard import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.prepare import main
+from fedecider.cli.prepare import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.pretrain import main
+from fedecider.cli.pretrain import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.recommend import main
+from fedecider.cli.recommend import main
 
 if __name__ == "__main__":
     sys.exit(main())

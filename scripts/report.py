@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.report import main
+from fedecider.cli.report import main
 
 if __name__ == "__main__":
     sys.exit(main())

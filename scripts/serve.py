@@ -2,7 +2,7 @@
 
 import sys
 
-from fedecider.commands.serve import main
+from fedecider.cli.serve import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -59,7 +59,7 @@ def module_graph(files: Mapping[str, Path]) -> Graph:
 
 
 def room_of(module: str) -> str:
-    """``fedecider.lora.fusion`` -> ``fedecider.lora``; ``idgen.trie`` -> ``idgen``."""
+    """``fedecider.models.adapters`` -> ``fedecider.lora``; ``idgen.trie`` -> ``idgen``."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == SPLIT else parts[0]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, make_dataclass
 
-from fedecider.tuning.space import OneOf, Real, Whole
+from fedecider.bounds import OneOf, Real, Whole
 
 
 def named(name):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedecider.commands.main import main
+from fedecider.cli.main import main
 
 DEMO = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "demo_causal.yaml"
 SMALL = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "encoder": "tfidf"}

@@ -10,15 +10,15 @@ import pytest
 import yaml
 from small_runs import decoder_settings
 
-from fedecider.commands.main import main
-from fedecider.commands.tune import main as tune
+from fedecider.cli.main import main
+from fedecider.cli.tune import main as tune
 from fedecider.deployment.project import check_deployable
 from fedecider.evaluation.per_user import read_per_user
+from fedecider.experiment import alternatives
+from fedecider.experiment.command_line import parse_settings, recorded_settings
+from fedecider.experiment.results import check_privacy
+from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import read_json, read_records
-from fedecider.llm import alternatives
-from fedecider.llm.commands import parse_settings, recorded_settings
-from fedecider.llm.config import RunConfig
-from fedecider.llm.privacy import check_privacy
 
 pytestmark = pytest.mark.whole
 

@@ -11,8 +11,7 @@ import torch
 import yaml
 
 from embedding_fr import audit
-from fedecider.audit.config import AuditConfig
-from fedecider.audit.outcome import epsilon_of
+from fedecider.experiment.attacks import AuditConfig, epsilon_of
 from fedecider.federation.streams import stream
 
 pytestmark = pytest.mark.whole

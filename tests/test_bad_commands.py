@@ -19,17 +19,17 @@ from safetensors.torch import load_file, save_file
 from slow import fast_where, slow
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.comparison.plan import Run, _valid_score
 from fedecider.data.store import file_sha256
-from fedecider.federation.checksums import write_sums
-from fedecider.llm import results, setup
-from fedecider.llm.manifest import MANIFEST_FILE, verify_manifest, write_manifest
-from fedecider.llm.recommender import Recommender
-from fedecider.running.cli import run
-from fedecider.running.device import checked_device
+from fedecider.experiment import prepare as setup
+from fedecider.experiment import results
+from fedecider.experiment.comparison import Run, _valid_score
+from fedecider.federation.state import write_sums
+from fedecider.models.folders import MANIFEST_FILE, verify_manifest, write_manifest
+from fedecider.models.recommender import Recommender
+from fedecider.running.launch import check_trackers
+from fedecider.running.machine import checked_device
+from fedecider.running.options import load_yaml, run
 from fedecider.running.run_folder import RunFolder, check_output
-from fedecider.running.trackers import check_trackers
-from fedecider.running.yaml_file import load_yaml
 from idgen.backbone import BackboneConfig, linear_layers, load_backbone
 from idgen.tokenizer import load_tokenizer
 
@@ -345,7 +345,7 @@ def test_layers_are_known_before_the_backbone_is_there(kind, own, inside):
 
 
 def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, capsys, monkeypatch):
-    monkeypatch.setattr("fedecider.llm.foundation.train_id_generator", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("fedecider.experiment.prepare.train_id_generator", lambda *_: pytest.fail("work has begun"))
     words = ("--pretrain.id_source", "generator", "--pretrain.backbone.name_or_path", "./gone")
     before = files(inside / ".cache")
     refused(capsys, "./gone", "pretrain", "--config", "tiny.yaml", "--pretrain.tokenizer", f"{RUN}/backbone", *words)
@@ -353,7 +353,7 @@ def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, c
 
 
 def test_a_quantised_run_without_bitsandbytes_is_told_before_the_stages(inside, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
+    monkeypatch.setattr("idgen.precision.find_spec", lambda package: None)
     cache, run = tmp_path / "cache", tmp_path / "run"
     words = ("--config", "tiny.yaml", "--cache", str(cache), "--output", str(run), "--quantize", "nf4")
     assert "pip install '.[gpu]'" in refused(capsys, "bitsandbytes is not installed", "federate", *words)
@@ -380,7 +380,7 @@ def test_a_run_that_reads_texts_by_tfidf_for_want_of_an_encoder_says_so_first(
     def enough(*_, **options):
         raise ValueError("got to the first stage")
 
-    monkeypatch.setattr("fedecider.llm.setup.pretrain_stage", enough)
+    monkeypatch.setattr("fedecider.experiment.prepare.pretrain_stage", enough)
     words = ("--config", "tiny.yaml", "--cache", str(tmp_path), "--output", "new", "--pretrain.text_encoder", encoder)
     assert main("federate", *words) == 2
     told = capsys.readouterr().err
@@ -400,7 +400,7 @@ def test_a_run_does_not_go_on_with_another_reader_of_texts(copy, capsys, monkeyp
 
 
 def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeypatch):
-    monkeypatch.setattr("idgen.quantized.find_spec", lambda package: None)
+    monkeypatch.setattr("idgen.precision.find_spec", lambda package: None)
     record = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "quantize", to="int8")))
     recipe = json.loads((copy / RECIPE).read_text())

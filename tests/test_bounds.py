@@ -23,7 +23,7 @@ from fedecider.bounds import (
     at_least,
     check,
 )
-from fedecider.running.cli import build_parser, from_plain, parse
+from fedecider.running.options import build_parser, from_plain, parse
 
 
 @dataclass(frozen=True)

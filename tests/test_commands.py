@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedecider.commands import completion, doctor
-from fedecider.commands.main import COMMANDS, main
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.run_report import ReportConfig
-from fedecider.running.cli import build_parser
-from fedecider.running.yaml_file import PACKAGE, settings_file
+from fedecider.cli import completion, doctor
+from fedecider.cli.main import COMMANDS, main
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.run_page import ReportConfig
+from fedecider.running.options import PACKAGE, build_parser, settings_file
 
 pytestmark = pytest.mark.whole
 
@@ -23,13 +22,13 @@ def test_every_command_has_a_module_and_every_module_a_command():
     modules = {path.stem for path in (PACKAGE / "commands").glob("[a-z]*.py")} - {"main"}
     assert modules == set(COMMANDS)
     for name in COMMANDS:
-        assert callable(import_module(f"fedecider.commands.{name}").main)
+        assert callable(import_module(f"fedecider.cli.{name}").main)
 
 
 def test_every_script_is_the_command_of_its_name():
     for path in (REPOSITORY / "scripts").glob("*.py"):
         name = path.stem.removesuffix("_data").removesuffix("_student")
-        assert f"from fedecider.commands.{name} import main" in path.read_text()
+        assert f"from fedecider.cli.{name} import main" in path.read_text()
 
 
 def test_without_a_command_all_are_listed(capsys):

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedecider.comparison import plan as planning
-from fedecider.comparison.plan import CompareConfig, plan
-from fedecider.comparison.table import latex_table
 from fedecider.evaluation.statistics import Interval
-from fedecider.report.rows import ResultRow
+from fedecider.experiment import comparison as planning
+from fedecider.experiment.comparison import CompareConfig, plan
+from fedecider.experiment.comparison_page import latex_table
+from fedecider.report.tables import ResultRow
 
 pytestmark = pytest.mark.whole
 
@@ -232,8 +232,8 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
     monkeypatch.chdir(playground)
     content = {**RUNS, "precision": "auto", "distill": {**RUNS["distill"], "precision": "auto"}}
     Path("runs.yaml").write_text(yaml.safe_dump(content))
-    monkeypatch.setattr("fedecider.llm.commands.fastest", lambda device: "bf16")
-    monkeypatch.setattr("fedecider.llm.commands.bf16_speedup", lambda device: 2.0)
+    monkeypatch.setattr("fedecider.experiment.command_line.fastest", lambda device: "bf16")
+    monkeypatch.setattr("fedecider.experiment.command_line.bf16_speedup", lambda device: 2.0)
     called = []
     monkeypatch.setattr(
         planning.subprocess, "run", lambda command, **_: called.append(command) or subprocess.CompletedProcess([], 0)

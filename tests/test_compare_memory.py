@@ -8,12 +8,10 @@ import pytest
 import torch
 import yaml
 
-from fedecider.comparison.collect import collect
-from fedecider.comparison.opening import chosen_row, comparison_evidence
-from fedecider.comparison.page import write_page_of
-from fedecider.comparison.plan import CompareConfig, RowRuns, Run, _chosen, plan, shown_as
 from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.llm.commands import parse_settings
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.comparison import CompareConfig, RowRuns, Run, _chosen, collect, plan, shown_as
+from fedecider.experiment.comparison_page import chosen_row, comparison_evidence, write_page_of
 from fedecider.running.run_folder import RunFolder
 
 pytestmark = pytest.mark.whole

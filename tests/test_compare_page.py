@@ -8,13 +8,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from fedecider.comparison.collect import Collected, Cost
-from fedecider.comparison.opening import chosen_row, comparison_evidence, comparison_opening
-from fedecider.comparison.page import write_page_of
-from fedecider.comparison.plan import CompareConfig, RowRuns, Run
 from fedecider.evaluation.statistics import Comparison, Interval
-from fedecider.llm.commands import parse_settings
-from fedecider.report.rows import ResultRow
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.comparison import Collected, CompareConfig, Cost, RowRuns, Run
+from fedecider.experiment.comparison_page import chosen_row, comparison_evidence, comparison_opening, write_page_of
+from fedecider.report.tables import ResultRow
 from fedecider.report.verdict import opening
 from fedecider.running.run_folder import RunFolder
 

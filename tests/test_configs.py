@@ -7,12 +7,12 @@ import pytest
 import yaml
 from slow import fast_where, slow
 
-from fedecider.comparison import plan
-from fedecider.comparison.plan import CompareConfig
 from fedecider.data.prepare import PrepareConfig
-from fedecider.llm.commands import parse_settings
+from fedecider.experiment import comparison as plan
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.comparison import CompareConfig
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.running.cli import build_parser, parse
+from fedecider.running.options import build_parser, parse
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "fedecider" / "configs"

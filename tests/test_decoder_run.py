@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
-from fedecider.llm.recommender import Recommender
+from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
 
@@ -142,7 +142,7 @@ def test_a_stopped_run_goes_on_to_the_same_metrics(playground, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedecider.llm.federate.round_teller", lambda launch, num_rounds: stop)
+        patch.setattr("fedecider.experiment.federate.round_teller", lambda launch, num_rounds: stop)
         assert main("federate", *words) == 130
     assert not (killed / "metrics.json").exists()
     assert (killed / "checkpoints" / "round_00001").is_dir()

@@ -2,9 +2,8 @@
 
 import pytest
 
-from embedding_fr.leaderboard import LeaderboardConfig
-from embedding_fr.leaderboard_page import board_evidence, write_leaderboard_page
-from embedding_fr.run_page import run_evidence
+from embedding_fr.leaderboard import LeaderboardConfig, board_evidence, write_leaderboard_page
+from embedding_fr.results import run_evidence
 from fedecider.report.verdict import opening
 
 

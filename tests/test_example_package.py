@@ -12,18 +12,18 @@ import yaml
 from outside import EXAMPLE, install_example, look_again, use
 
 from embedding_fr.methods import METHODS as EMBEDDING
-from fedecider.commands import doctor
-from fedecider.commands.main import main
+from fedecider.cli import doctor
+from fedecider.cli.main import main
 from fedecider.federation.record import read_json
 from fedecider.methods import METHODS as LLM
-from fedecider.running.yaml_file import PACKAGE
+from fedecider.running.options import PACKAGE
 
 pytestmark = pytest.mark.whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys
-from fedecider.commands.main import main
+from fedecider.cli.main import main
 from fedecider.testing import check_method
 assert main(sys.argv[1:]) == 0
 check_method("fedbias")
@@ -190,7 +190,7 @@ def playground(site, tmp_path_factory):
     """A folder with toy settings and ``run``, a finished run of the LLM track, made by a process of its own."""
     folder = tmp_path_factory.mktemp("llm")
     (folder / "toy.yaml").write_text(yaml.safe_dump({**test_pipeline.SETTINGS, "num_rounds": 2}))
-    command = ("-m", "fedecider.commands.main", *LLM_RUN, "--output", "run")
+    command = ("-m", "fedecider.cli.main", *LLM_RUN, "--output", "run")
     ran(site, *command, cwd=folder)
     return folder
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiny_causal import byte_level_tokenizer, save_decoder
 
-from fedecider.lora.program import HEAD
+from fedecider.models.export import PROGRAM as HEAD
 from idgen.backbone import load_backbone
 from idgen.tokenizer import load_tokenizer
 

@@ -12,20 +12,19 @@ from slow import slow
 
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.metrics import metrics_per_client
+from fedecider.experiment.prepare import client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
-from fedecider.llm.config import PretrainConfig, RunConfig
-from fedecider.llm.domain_ids import load_ids
-from fedecider.llm.foundation import client_tasks, distill_stage, pretrain_stage
-from fedecider.lora.adapters import LoraSettings, attach_lora, base_hash
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.recommender import LocalTraining, build_recommender
+from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone
-from idgen.draws import SampleConfig
 from idgen.id_generator import IDGeneratorConfig
 from idgen.item_ids import IdConfig
-from idgen.ranking_config import RankingConfig
+from idgen.prompts import SampleConfig
+from idgen.ranking import RankingConfig
 from idgen.soft_ids import SoftIdConfig
 from idgen.tokenizer import load_tokenizer
 from idgen.training import BackboneTraining

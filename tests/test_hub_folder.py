@@ -14,9 +14,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 from fedecider.data.sample import sample_domains
 from idgen.decode import constrained_beam_search
 from idgen.prompts import prompt_texts
-from idgen.tokenizer import train_tokenizer
+from idgen.tokenizer import clean_words, train_tokenizer
 from idgen.trie import Trie
-from idgen.words import clean_words
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PADDING_ROWS = 28  # t5-small: 32,128 rows for 32,100 tokens

@@ -5,8 +5,8 @@ import torch
 
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
-from fedecider.llm import item_texts
-from fedecider.llm.item_texts import VECTOR_FILE, encoded_texts
+from fedecider.models import item_texts
+from fedecider.models.item_texts import VECTOR_FILE, encoded_texts
 from idgen.text_vectors import token_vectors
 
 

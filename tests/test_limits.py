@@ -11,11 +11,10 @@ import torch
 from embedding_fr import setup
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.foundation import pretrain_stage
-from fedecider.llm.limits import check_limits
-from fedecider.llm.setup import load_data
-from fedecider.running import memory
+from fedecider.experiment.alternatives import check_limits
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import load_data, pretrain_stage
+from fedecider.running import machine as memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BILLION = 10**9

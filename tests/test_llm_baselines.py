@@ -7,21 +7,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedecider.baselines.text_neighbours import text_and_count_scores, text_neighbour_scores
-from fedecider.comparison import baselines as comparison
-from fedecider.comparison.baselines import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
+from fedecider.baselines.counts import text_and_count_scores, text_neighbour_scores
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.evaluation.protocols import rank_held_out
 from fedecider.evaluation.statistics import Interval
-from fedecider.llm.baselines import COUNTS, STUDENT, TEACHER, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.item_texts import encoded_texts
-from fedecider.llm.results import printed_rows
-from fedecider.llm.setup import Foundation
-from fedecider.report.rows import CANARY, ResultRow
-from fedecider.report.tables import shown_domains
-from fedecider.running.stages import Stage
+from fedecider.experiment import comparison
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
+from fedecider.experiment.prepare import Foundation
+from fedecider.experiment.results import printed_rows
+from fedecider.experiment.rows import COUNTS, STUDENT, TEACHER, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
+from fedecider.models.item_texts import encoded_texts
+from fedecider.report.tables import CANARY, ResultRow, shown_domains
+from fedecider.running.run_folder import Stage
 
 NAMES = ("crime", "comics")
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedecider.running import memory
-from fedecider.running.memory import available_bytes, check_memory, has_room
+from fedecider.running import machine as memory
+from fedecider.running.machine import available_bytes, check_memory, has_room
 
 GB = 10**9
 

@@ -14,8 +14,8 @@ from test_pipeline import SETTINGS
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import metric_intervals
 from fedecider.federation.streams import stream
-from fedecider.llm.recommender import Recommender
-from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory
+from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, load_memory
+from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
 

@@ -19,17 +19,19 @@ from fedecider.data import encoders
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.evaluation.split import MIN_EVENTS, train_part
-from fedecider.llm import item_texts, new_items, setup
-from fedecider.llm.config import PretrainConfig
-from fedecider.llm.item_texts import PROJECTION_FILE, encoder_digest, save_projection
-from fedecider.llm.manifest import write_manifest
-from fedecider.llm.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
-from fedecider.llm.recommender import Recommender
-from fedecider.lora.item_table import ItemTable
+from fedecider.evaluation.protocols import MIN_EVENTS, train_part
+from fedecider.experiment import prepare as setup
+from fedecider.experiment.settings import PretrainConfig
+from fedecider.models import item_texts
+from fedecider.models import loaded as new_items
+from fedecider.models.export import ItemTable
+from fedecider.models.folders import write_manifest
+from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
+from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
+from fedecider.models.recommender import Recommender
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
-from idgen.keywords import KeywordConfig
+from idgen.item_ids import KeywordConfig
 from idgen.text_vectors import text_projection, token_vectors
 from idgen.tokenizer import train_tokenizer
 from idgen.training import BackboneTraining

@@ -9,16 +9,16 @@ import pytest
 import torch
 import yaml
 
-from fedecider.commands.main import main as command
+from fedecider.cli.main import main as command
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.llm import foundation
-from fedecider.llm.config import PretrainConfig, RunConfig
+from fedecider.experiment import prepare as foundation
+from fedecider.experiment.settings import PretrainConfig, RunConfig
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
-from idgen.draws import SampleConfig
-from idgen.keywords import KeywordConfig
+from idgen.item_ids import KeywordConfig
+from idgen.prompts import SampleConfig
 from idgen.samples import num_samples, train_batches
 
 CONFIGS = Path(__file__).resolve().parents[1] / "fedecider" / "configs"

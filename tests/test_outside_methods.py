@@ -7,12 +7,12 @@ from outside import look_again, use, write_package
 from slow import fast_where
 
 from embedding_fr.methods import METHODS as EMBEDDING
-from fedecider.commands import doctor, federate
-from fedecider.commands.main import main
-from fedecider.llm.commands import parse_settings
+from fedecider.cli import doctor, federate
+from fedecider.cli.main import main
+from fedecider.experiment.command_line import parse_settings
 from fedecider.methods import BUILT_IN
 from fedecider.methods import METHODS as LLM
-from fedecider.running.yaml_file import PACKAGE
+from fedecider.running.options import PACKAGE
 
 pytestmark = pytest.mark.whole
 

@@ -20,8 +20,8 @@ from peft import AutoPeftModelForSeq2SeqLM, PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.llm.manifest import write_manifest
-from fedecider.llm.recommender import Recommender
+from fedecider.models.folders import write_manifest
+from fedecider.models.recommender import Recommender
 from idgen.samples import empty_prompt, encode_histories
 
 pytestmark = pytest.mark.whole

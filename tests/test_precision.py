@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedecider.llm import commands
-from fedecider.llm.commands import parse_settings
+from fedecider.experiment import command_line as commands
+from fedecider.experiment.command_line import parse_settings
 from idgen import precision
 from idgen.precision import autocast, bf16_speedup, fastest
 

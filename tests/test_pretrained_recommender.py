@@ -15,14 +15,13 @@ from hub_toys import FolderHub
 from safetensors.torch import load_file, save_file
 
 import fedecider
-from fedecider.commands.main import main
-from fedecider.commands.recommend import _show
-from fedecider.llm.answers import Answer, Recommendation
-from fedecider.llm.manifest import MANIFEST_FILE, write_manifest
-from fedecider.llm.recommender import Recommender
-from fedecider.memory.contexts import new_contexts
-from fedecider.memory.memory import rank
-from fedecider.memory.store import TENSOR_FILE, load_memory
+from fedecider.cli.main import main
+from fedecider.cli.recommend import _show
+from fedecider.models.counts import new_contexts
+from fedecider.models.folders import MANIFEST_FILE, write_manifest
+from fedecider.models.histories import Answer, Recommendation
+from fedecider.models.hybrid import TENSOR_FILE, load_memory, rank
+from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
 
@@ -200,7 +199,9 @@ def test_another_adapter_takes_the_place_on_the_same_backbone(run, tmp_path, mon
     fresh = {name: Recommender.from_pretrained(run, name) for name in ("crime", "comics")}
     moved = Recommender.from_pretrained(run, "crime")
     moved.save_pretrained(tmp_path / "saved")
-    monkeypatch.setattr("fedecider.llm.recommender.load_backbone", lambda *_: pytest.fail("the backbone is read again"))
+    monkeypatch.setattr(
+        "fedecider.models.recommender.load_backbone", lambda *_: pytest.fail("the backbone is read again")
+    )
     for source, domain in (("comics", "comics"), ("crime", "crime"), (run / "adapters" / "comics", "comics")):
         assert moved.load_adapter(source) is moved
         assert moved.domain == domain

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from test_pipeline import SETTINGS
 
-from fedecider.commands.main import main
-from fedecider.llm.recommender import Recommender
+from fedecider.cli.main import main
+from fedecider.models.recommender import Recommender
 
 SMALL = {"num_rounds": 1, "memory": {"kind": "mixture", "sources": "own"}, "domains": "crime,comics"}
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 
+from fedecider.experiment import results as privacy
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.results import check_privacy, check_shared_noise, privacy_data, privacy_notes
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.llm import privacy
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.privacy import check_privacy, check_shared_noise, privacy_data, privacy_notes
 
 pytestmark = pytest.mark.whole
 

@@ -9,7 +9,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from fedecider.commands.main import COMMANDS
+from fedecider.cli.main import COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GITHUB = REPOSITORY / ".github"

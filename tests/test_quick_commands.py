@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedecider.llm.recommender import Recommender
+from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
 
@@ -16,7 +16,7 @@ TABLES = ("datasets", "pandas", "polars", "pyarrow", "sklearn", "numba", "scipy.
 OTHERS = ("plotly", "optuna", "fastapi", "uvicorn", "opacus", "nvflare", "sentence_transformers", "matplotlib")
 PROGRAM = """
 import json, sys
-from fedecider.commands.main import main
+from fedecider.cli.main import main
 code = main(json.loads(sys.argv[1]))
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 sys.exit(code)

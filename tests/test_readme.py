@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from readme_commands import DOCUMENTS, REPOSITORY, commands, script_call, short, toy_world
 
-from fedecider.commands.main import main as fedecider
+from fedecider.cli.main import main as fedecider
 
 README = REPOSITORY / "README.md"
 COMMANDS = [(document.name, words) for document in DOCUMENTS for words in commands(document)]

@@ -10,10 +10,10 @@ import pytest
 from hub_toys import FolderHub
 from test_pretrained_recommender import copy, rec, run  # noqa: F401
 
-from fedecider.llm.manifest import MANIFEST_FILE, write_manifest
-from fedecider.llm.pretrained_folder import find_source
-from fedecider.llm.recommender import Recommender
-from fedecider.memory.store import SETTINGS_FILE
+from fedecider.models.folders import MANIFEST_FILE, write_manifest
+from fedecider.models.hybrid import SETTINGS_FILE
+from fedecider.models.loaded import find_source
+from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
 

@@ -21,26 +21,22 @@ from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.llm import domain_ids, foundation
-from fedecider.llm.config import PretrainConfig, RunConfig
-from fedecider.llm.domain_ids import load_ids
-from fedecider.llm.recipe import read_recipe
-from fedecider.llm.recommender import Recommender
-from fedecider.llm.run_facts import privacy_lines
-from fedecider.llm.setup import load_data
-from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters
-from fedecider.lora.fusion import load_plain
+from fedecider.experiment import prepare as domain_ids
+from fedecider.experiment import prepare as foundation
+from fedecider.experiment.prepare import load_data, load_ids
+from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.own_rows import rows_of_clients
-from fedecider.methods.recommender import LocalTraining, build_recommender
+from fedecider.methods.recommender import LocalTraining, build_recommender, rows_of_clients
+from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
+from fedecider.models.folders import privacy_lines, read_recipe
+from fedecider.models.recommender import Recommender
 from idgen.backbone import BackboneConfig
-from idgen.draws import SampleConfig
-from idgen.item_ids import IdConfig
-from idgen.keywords import KeywordConfig
-from idgen.ranking_config import RankingConfig
+from idgen.item_ids import IdConfig, KeywordConfig
+from idgen.prompts import SampleConfig
+from idgen.ranking import RankingConfig
 from idgen.samples import eval_batches, train_batches
+from idgen.samples import nearest_items as near
 from idgen.training import BackboneTraining
-from idgen.walks import nearest_items as near
 
 pytestmark = pytest.mark.whole
 

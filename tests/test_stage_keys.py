@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedecider.data.sample import sample_domains
-from fedecider.llm import foundation
-from fedecider.llm.config import RunConfig
-from fedecider.llm.foundation import distill_stage, pretrain_stage
-from fedecider.running.stages import Stage
+from fedecider.experiment import prepare as foundation
+from fedecider.experiment.prepare import distill_stage, pretrain_stage
+from fedecider.experiment.settings import RunConfig
+from fedecider.running.run_folder import Stage
 
 DOMAINS = sample_domains(["crime", "comics"], 0)
 CPU = torch.device("cpu")

@@ -8,14 +8,15 @@ import torch
 
 from distill.train import DistillConfig
 from fedecider.data.sample import sample_domains
-from fedecider.federation.checksums import SUMS_FILE
-from fedecider.llm import foundation
-from fedecider.llm.config import PretrainConfig, RunConfig
-from fedecider.llm.foundation import distill_stage, pretrain_stage
-from idgen import checkpoints, training
+from fedecider.experiment import prepare as foundation
+from fedecider.experiment.prepare import distill_stage, pretrain_stage
+from fedecider.experiment.settings import PretrainConfig, RunConfig
+from fedecider.federation.state import SUMS_FILE
+from idgen import training
+from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig
-from idgen.draws import SampleConfig
-from idgen.keywords import KeywordConfig
+from idgen.item_ids import KeywordConfig
+from idgen.prompts import SampleConfig
 from idgen.training import BackboneTraining
 
 pytestmark = pytest.mark.whole

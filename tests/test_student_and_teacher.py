@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedecider.data.sample import sample_domains
-from fedecider.llm import baselines
-from fedecider.llm.baselines import STUDENT, TEACHER, zero_shot
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.setup import Foundation
-from fedecider.running.stages import Stage
+from fedecider.experiment import rows as baselines
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import Foundation
+from fedecider.experiment.rows import STUDENT, TEACHER, zero_shot
+from fedecider.running.run_folder import Stage
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLACE = {"valid": 3, "test": 7}

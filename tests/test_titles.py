@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedecider.llm.titles import Items, plain
+from fedecider.models.histories import Items, plain
 
 TITLES = [
     "Burning Moon Investigations, Book 1: The Frozen Alibi",
@@ -102,7 +102,7 @@ def test_a_large_catalogue_is_read_once(monkeypatch):
         [f"k{number}" for number in range(3000)], [f"Title {number} of so very many" for number in range(3000)]
     )
     read = []
-    monkeypatch.setattr("fedecider.llm.titles.plain", lambda text: read.append(text) or plain(text))
+    monkeypatch.setattr("fedecider.models.histories.plain", lambda text: read.append(text) or plain(text))
     items.search("title 5")
     assert items.resolve("of so very many, title 2999").number == 2999
     with pytest.raises(ValueError, match="closest are"):
@@ -152,7 +152,7 @@ def test_after_preparing_nothing_of_the_catalogue_is_read(monkeypatch):
     items = Items(KEYS, TITLES)
     items.prepare()
     read = []
-    monkeypatch.setattr("fedecider.llm.titles.plain", lambda text: read.append(text) or plain(text))
+    monkeypatch.setattr("fedecider.models.histories.plain", lambda text: read.append(text) or plain(text))
     items.search("dune 5")
     with pytest.raises(ValueError, match="closest are"):
         items.resolve("no such thing")

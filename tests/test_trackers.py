@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toy_ratings import FAST, options_of, script, write_ratings
 
 from fedecider.federation.record import Recorder, read_json
+from fedecider.running.launch import check_trackers, flat, metric_name, result_metrics, tracker_names
 from fedecider.running.run_folder import RunFolder
-from fedecider.running.trackers import check_trackers, flat, metric_name, result_metrics, tracker_names
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_DIR")
 VALID = "valid/global/ndcg_at_10"

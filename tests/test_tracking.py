@@ -1,6 +1,6 @@
 """What is told and tracked about a round, for clients that are scored apart and for those scored together."""
 
-from fedecider.running.tracking import round_text, valid_metrics
+from fedecider.running.launch import round_text, valid_metrics
 
 DOMAINS = {
     "round": 2,

@@ -14,11 +14,11 @@ from toy_ratings import REPOSITORY, options_of, script, write_ratings
 from embedding_fr import tune as embedding_tune
 from embedding_fr.commands import parse_embedding_settings
 from embedding_fr.methods import BUILT_IN as METHODS
-from fedecider.commands.tune import main
+from fedecider.cli.tune import main
+from fedecider.experiment import tune as llm_tune
+from fedecider.experiment.command_line import parse_settings
 from fedecider.federation.record import Recorder, read_json, read_records
-from fedecider.llm import tune as llm_tune
-from fedecider.llm.commands import parse_settings
-from fedecider.running.yaml_file import PACKAGE
+from fedecider.running.options import PACKAGE
 
 pytestmark = pytest.mark.whole
 
@@ -121,7 +121,7 @@ def test_a_lock_of_the_journal_that_a_kill_left_behind_does_not_stop_a_search(se
     assert search("--trials", 1, "--output", "run") == 0
     Path("run/journal.jsonl.lock").symlink_to("run/journal.jsonl")
     words = ["--method", "fedmf", *data, "--embedding_size", "4", "--num_threads", "1", "--num_rounds", "3"]
-    command = [sys.executable, "-m", "fedecider.commands.main", "tune", *words, "--output", "run", "--resume", "true"]
+    command = [sys.executable, "-m", "fedecider.cli.main", "tune", *words, "--output", "run", "--resume", "true"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([*command, "--trials", "2"], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -236,7 +236,7 @@ def test_two_processes_try_what_one_tries(data, tmp_path, monkeypatch):
     words = ["--method", "fedmf", *data, "--embedding_size", "4", "--num_threads", "1", "--num_rounds", "2"]
     assert main([*words, "--trials", "6", "--output", "one"]) == 0
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    program = [*launch, "-m", "fedecider.commands.main", "tune", *words, "--output", "two"]
+    program = [*launch, "-m", "fedecider.cli.main", "tune", *words, "--output", "two"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     for number, resume in (("4", "false"), ("6", "true")):
         command = [*program, "--trials", number, "--resume", resume]

@@ -17,8 +17,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from fedecider.commands.main import COMMANDS
-from fedecider.commands.main import main as command
+from fedecider.cli.main import COMMANDS
+from fedecider.cli.main import main as command
 
 pytestmark = pytest.mark.whole
 
@@ -111,7 +111,7 @@ def test_the_tutorial_serves(tutorial):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     words = shlex.split(start.text.replace("8000", port))[1:]
-    served = subprocess.Popen([sys.executable, "-m", "fedecider.commands.main", *words], cwd=folder)
+    served = subprocess.Popen([sys.executable, "-m", "fedecider.cli.main", *words], cwd=folder)
     try:
         _wait_for(f"http://127.0.0.1:{port}/health", served)
         said = run(ask._replace(text=ask.text.replace("8000", port)), scope)

@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embedding_fr.compiled.training import add_rows, compiled, dot_rows, take_batch, to_slopes
+from embedding_fr.compiled.training import add_rows, dot_rows, take_batch, to_slopes
+from embedding_fr.compiled.training import compiled_training as compiled
 
 CHUNK = 512
 """Numbers of a table that take all their steps before the next ones do."""

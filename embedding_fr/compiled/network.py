@@ -6,18 +6,37 @@ add to the first layer is the same for all its examples and enters the offset.
 
 Numba does not see that :mod:`embedding_fr.compiled.training` has changed: whoever changes it empties the caches.
 
-Shape legend: C clients of a block, R touched rows, D dims, P numbers of a flat parameter; within one client: S examples
-of a batch, O outputs and I inputs of a layer, K features of the user.
+Logit ``w . (p * q_i) + tower([p', q'_i])``, where the tower's last layer is that of the output (He et al., 2017). All
+clients share tables and network, and a logit depends on the item alone, so every row is gone through once, with the
+weight of all its examples.
+
+Numba does not see that :mod:`embedding_fr.compiled.training` or :mod:`embedding_fr.compiled.network` has changed:
+whoever changes them empties the caches.
+
+The stacked code is in :mod:`embedding_fr.merging`, :mod:`embedding_fr.methods.fedem` and
+:mod:`embedding_fr.methods.fedem_code`. Numba does not see that :mod:`embedding_fr.compiled.training` or
+:mod:`embedding_fr.compiled.network` has changed: whoever changes them empties the caches.
+
+Shape legend: C clients of a block, R touched rows, D dims, P numbers of a flat parameter; within one client: S
+examples of a batch, O outputs and I inputs of a layer, K features of the user, I items, K features of user and item in
+the tower (4 D), U units of the tower's first layer, P numbers of the tower; within one client: S rows at a time, F = 2
+D features of an item, P numbers of an adapter; within one client: S examples of a batch.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 
-from embedding_fr.compiled.training import GRADIENT, compiled, step, take_batch, to_slopes
+from embedding_fr.compiled.training import GRADIENT, add_rows, dot_rows, outer, row_sums, step, take_batch, to_slopes
+from embedding_fr.compiled.training import compiled_training as compiled
+
+# Small networks, compiled: linear layers with ReLU between them, and local epochs of ``mlp([p, q_i])``.
 
 TINY = 1e-12
-"""Keeps a perturbation defined where a gradient is zero, as :mod:`embedding_fr.sharpness` does."""
+"""Keeps a perturbation defined where a gradient is zero, as :mod:`embedding_fr.methods.fedrecgel` does."""
 ITEMS = 256
 """Rows of a whole table that go through a network at a time."""
 
@@ -264,7 +283,8 @@ def train_mlp(table_CRD, user_CD, network_CP, sizes, goal_CRD, pull, private_rad
 
     Every row's gradient has ``pull (q_i - goal_i)`` added; without rows ``goal_CRD`` says that there is no such term.
     With a radius above 0 the gradient of p (private), or that of table and network (shared), is the one at the point
-    ``x + radius g / ||g||`` of its own side (:func:`embedding_fr.sharpness.sharpness_aware`); p moves no product of the
+    ``x + radius g / ||g||`` of its own side (:func:`~embedding_fr.methods.fedrecgel.sharpness_aware`);
+    p moves no product of the
     rows, so that its pass begins behind them. A pull and a radius exclude each other.
     """
     num_clients, _, dims = table_CRD.shape
@@ -341,3 +361,372 @@ def train_mlp(table_CRD, user_CD, network_CP, sizes, goal_CRD, pull, private_rad
                 step(schedule, schedule.rate_T[2], steps, network, network_work)
         loss_C[client] /= -(-count // schedule.batch_size)
     return loss_C
+
+
+# NeuMF, compiled: sharpness-aware gradients on all examples of a client.
+
+
+class Neumf(NamedTuple):
+    """What all clients share."""
+
+    item_ID: np.ndarray
+    wide_IK: np.ndarray
+    """q' of each item."""
+    product_IU: np.ndarray
+    """What q' adds to the tower's first layer."""
+    network_P: np.ndarray
+    mix_D: np.ndarray
+    """w."""
+    sizes: np.ndarray
+
+
+class Side(NamedTuple):
+    """A tensor of every client for each part of one side: parameters, or gradients by them."""
+
+    user_CD: np.ndarray
+    wide_CK: np.ndarray
+
+
+class Shared(NamedTuple):
+    """Gradients by what is shared; those of the tables by row."""
+
+    item_CRD: np.ndarray
+    wide_CRK: np.ndarray
+    network_CP: np.ndarray
+    mix_CD: np.ndarray
+
+
+class Rows(NamedTuple):
+    """The examples of a block by row."""
+
+    row_CR: np.ndarray
+    count_C: np.ndarray
+    weight_CR: np.ndarray
+    """Sum of the weights of a row's examples."""
+    positive_CR: np.ndarray
+    """The positive ones' part of it."""
+
+
+@compiled
+def slopes_of_rows(logit_S, weight_S, positive_S, now):
+    """Logits z become the derivatives of the loss by them, ``w sigmoid(z) - w+``, in place -> ``w softplus(z) - w+ z``,
+    summed."""
+    one, zero, total = logit_S.dtype.type(1.0), logit_S.dtype.type(0.0), 0.0
+    for i in range(now):
+        z = logit_S[i]
+        small = np.exp(-abs(z))
+        total += weight_S[i] * (max(z, zero) + math.log1p(small)) - positive_S[i] * z
+        logit_S[i] = weight_S[i] * ((one if z >= zero else small) / (one + small)) - positive_S[i]
+    return total
+
+
+@compiled
+def spread(table_RK, rows_KS, now):
+    """Columns become rows, four at a time."""
+    i = 0
+    while i + 4 <= now:
+        row0, row1, row2, row3 = table_RK[i], table_RK[i + 1], table_RK[i + 2], table_RK[i + 3]
+        for k in range(len(rows_KS)):
+            row0[k], row1[k], row2[k], row3[k] = rows_KS[k, i], rows_KS[k, i + 1], rows_KS[k, i + 2], rows_KS[k, i + 3]
+        i += 4
+    while i < now:
+        for k in range(len(rows_KS)):
+            table_RK[i, k] = rows_KS[k, i]
+        i += 1
+
+
+@compiled
+def sharp_gradients(model, rows, private, private_radius, shared_radius, by_private, by_shared, first, stride):
+    """Gradients of the weighted cross-entropy, each side's at ``x + radius g / ||g||`` of its own plain gradient g, the
+    other side unmoved; a radius of 0 leaves the plain one. ``by_private`` and ``by_shared`` are zero before. -> (C,)
+    loss at the plain point.
+    """
+    num_clients, dims, wide, sizes = len(rows.row_CR), len(model.mix_D), private.wide_CK.shape[1], model.sizes
+    number, top, first_units = model.mix_D.dtype.type, len(sizes) - 1, sizes[1]
+    loss_C = np.zeros(num_clients, model.mix_D.dtype)
+    hidden = np.empty((len(sizes), sizes.max(), ITEMS), model.mix_D.dtype)
+    slopes, item = np.empty_like(hidden), np.empty((ITEMS, dims), model.mix_D.dtype)
+    product, in_order = np.empty((first_units, ITEMS), model.mix_D.dtype), np.arange(max(ITEMS, rows.row_CR.shape[1]))
+    nothing, no_rows = np.empty(0, model.mix_D.dtype), np.empty((0, 0), model.mix_D.dtype)
+    logit, by_rows, mixed = slopes[top, 0], slopes[0, :wide], np.empty(dims, model.mix_D.dtype)
+    seen, mix, user = np.empty(dims, mixed.dtype), np.empty(dims, mixed.dtype), np.empty(dims, mixed.dtype)
+    wide_user, by_wide_user = np.empty(wide, mixed.dtype), np.empty(wide, mixed.dtype)
+    network, by_network = np.empty_like(model.network_P), np.empty_like(model.network_P)
+    for client in range(first, num_clients, stride):
+        count, row = rows.count_C[client], rows.row_CR[client]
+        weight, positive = rows.weight_CR[client], rows.positive_CR[client]
+        by_item, by_wide = by_shared.item_CRD[client, :count], by_shared.wide_CRK[client, :count]
+        plain_user, sharp_wide = by_private.user_CD[client], by_private.wide_CK[client]
+        for turn in range(3):  # plain, private side moved, shared side moved
+            user[:], wide_user[:] = private.user_CD[client], private.wide_CK[client]
+            mix[:], network[:] = model.mix_D, model.network_P
+            moved = number(0.0)
+            if turn == 1:
+                if private_radius == 0.0:
+                    continue
+                square = square_norm(plain_user) + square_norm(sharp_wide)
+                scale = number(private_radius / (np.sqrt(square) + TINY))
+                user += scale * plain_user
+                wide_user += scale * sharp_wide
+            if turn == 2:
+                if shared_radius == 0.0:
+                    continue
+                square = square_norm(by_item.ravel()) + square_norm(by_wide.ravel())
+                square += square_norm(by_shared.network_CP[client]) + square_norm(by_shared.mix_CD[client])
+                moved = number(shared_radius / (np.sqrt(square) + TINY))
+                network += moved * by_shared.network_CP[client]
+                mix += moved * by_shared.mix_CD[client]
+            mixed[:] = mix * user
+            seen[:] = 0
+            by_wide_user[:] = 0
+            by_network[:] = 0
+            for start in range(0, count, ITEMS):
+                now = min(ITEMS, count - start)
+                for i in range(now):
+                    r = row[start + i]
+                    for d in range(dims):
+                        item[i, d] = model.item_ID[r, d] + moved * by_item[start + i, d]
+                if turn == 0:
+                    gather(hidden[0], model.wide_IK, row[start:], now)
+                if turn == 2:
+                    for i in range(now):
+                        r = row[start + i]
+                        for k in range(wide):
+                            by_wide[start + i, k] = model.wide_IK[r, k] + moved * by_wide[start + i, k]
+                    gather(hidden[0], by_wide, in_order[start:], now)
+                    enter(network, sizes, wide, hidden[0, :wide], product, now)
+                else:
+                    gather(product, model.product_IU, row[start:], now)
+                climb(network, sizes, wide_user, product, hidden, now)
+                logit[:now] = hidden[top, 0, :now]
+                dot_rows(logit, item, in_order, mixed, now)
+                loss = slopes_of_rows(logit, weight[start:], positive[start:], now)
+                if turn == 0:
+                    loss_C[client] += loss
+                add_rows(seen, item, in_order, logit, now)
+                if turn == 1:
+                    backward(network, sizes, wide_user, hidden, slopes, nothing, by_wide_user, no_rows, now)
+                else:
+                    backward(network, sizes, wide_user, hidden, slopes, by_network, by_wide_user, by_rows, now)
+                    for i in range(now):
+                        for d in range(dims):
+                            by_item[start + i, d] = logit[i] * mixed[d]
+                    spread(by_wide[start:], by_rows, now)
+            if turn < 2:
+                plain_user[:] = mix * seen
+                sharp_wide[:] = by_wide_user
+            if turn != 1:
+                by_shared.mix_CD[client] = user * seen
+                by_shared.network_CP[client] = by_network
+    return loss_C
+
+
+# Elastic merging, compiled: FedEM's local epochs of adapter, user embedding and table, and the merge of whole
+# tables.
+
+
+@compiled
+def weigh(adapter, sizes, hidden, rho_S, now):
+    """rho of the features in ``hidden[0]``: sigmoid of the adapter's output."""
+    one, out = rho_S.dtype.type(1.0), len(sizes) - 1
+    nobody = np.empty(0, rho_S.dtype)
+    enter(adapter, sizes, len(nobody), hidden[0, : sizes[0]], hidden[1], now)
+    climb(adapter, sizes, nobody, hidden[1], hidden, now)
+    for s in range(now):
+        rho_S[s] = one / (one + np.exp(-hidden[out, 0, s]))
+
+
+@compiled
+def dot_step(schedule, steps, table_RD, flat_P, user_D, table_work, user_work, row, label, logit, slope_R, now):
+    """One step of table and user under the score ``p . q_i`` -> the loss of the batch."""
+    by_user = user_work[GRADIENT]
+    logit[:now] = 0
+    dot_rows(logit, table_RD, row, user_D, now)
+    loss = to_slopes(logit, label, now)
+    by_user[:] = 0
+    add_rows(by_user, table_RD, row, logit, now)
+    row_sums(slope_R, row, logit, now)
+    outer(table_work[GRADIENT], slope_R, user_D)
+    step(schedule, schedule.rate_T[0], steps, flat_P, table_work)
+    step(schedule, schedule.rate_T[1], steps, user_D, user_work)
+    return loss
+
+
+@compiled
+def train_merged(table_CRD, user_CD, adapter_CP, difference_CRD, feature_CRF, sizes, schedule):
+    """In every epoch first the adapter's pass (equation 11), then that of user and table, under ``p . q_i``.
+
+    The table comes without a merge, keeps what local steps add, and takes ``rho difference`` anew after every adapter
+    pass. ``feature_CRF`` has one row where one rho serves all items. -> (C,) mean loss over the last epoch.
+    """
+    num_clients, num_touched, dims = table_CRD.shape
+    number, out, alike = table_CRD.dtype.type, len(sizes) - 1, feature_CRF.shape[1] == 1
+    loss_C = np.zeros(num_clients, table_CRD.dtype)
+    size = min(schedule.batch_size, schedule.place_CB.shape[1])
+    row, logit = np.empty(size, np.int64), np.empty(size, table_CRD.dtype)
+    label, rho, all_rows = np.empty_like(logit), np.empty_like(logit), np.arange(num_touched)
+    hidden = np.empty((len(sizes), sizes.max(), size), logit.dtype)
+    slopes, nobody, no_rows = np.empty_like(hidden), np.empty(0, logit.dtype), np.empty((0, 0), logit.dtype)
+    kept_score, effect = np.empty(num_touched, logit.dtype), np.empty(num_touched, logit.dtype)
+    one, upstream = number(1.0), slopes[out, 0]
+    for client in range(schedule.first, num_clients, schedule.stride):
+        count = schedule.count_C[client]
+        num_rows = schedule.place_CB[client, :count].max() + 1
+        table, user, adapter = table_CRD[client, :num_rows], user_CD[client], adapter_CP[client]
+        difference, feature = difference_CRD[client, :num_rows], feature_CRF[client]
+        flat, slope = table.reshape(num_rows * dims), np.empty(num_rows, table.dtype)
+        merge = np.zeros((num_rows, dims), table.dtype)
+        table_work, user_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, dims), table.dtype)
+        adapter_work = np.zeros((3, len(adapter)), table.dtype)
+        by_adapter, num_batches = adapter_work[GRADIENT], -(-count // schedule.batch_size)
+        num_epochs = schedule.order_CEB.shape[1]
+        for epoch in range(num_epochs):
+            order = schedule.order_CEB[client, epoch]
+            table -= merge
+            kept_score[:num_rows] = 0
+            effect[:num_rows] = 0
+            dot_rows(kept_score, table, all_rows, user, num_rows)
+            dot_rows(effect, difference, all_rows, user, num_rows)
+            for batch in range(num_batches):
+                now = take_batch(schedule, client, order, batch * schedule.batch_size, row, label)
+                wide = 1 if alike else now
+                if alike:
+                    hidden[0, : sizes[0], 0] = feature[0]
+                else:
+                    gather(hidden[0], feature, row, now)
+                weigh(adapter, sizes, hidden, rho, wide)
+                for i in range(now):
+                    logit[i] = kept_score[row[i]] + rho[0 if alike else i] * effect[row[i]]
+                to_slopes(logit, label, now)
+                upstream[:wide] = 0
+                for i in range(now):
+                    place = 0 if alike else i
+                    upstream[place] += logit[i] * effect[row[i]] * rho[place] * (one - rho[place])
+                by_adapter[:] = 0
+                backward(adapter, sizes, nobody, hidden, slopes, by_adapter, nobody, no_rows, wide)
+                step(schedule, schedule.rate_T[2], epoch * num_batches + batch + 1, adapter, adapter_work)
+            for start in range(0, num_rows, size):
+                now = min(size, num_rows - start)
+                if alike:
+                    hidden[0, : sizes[0], 0] = feature[0]
+                else:
+                    gather(hidden[0], feature, all_rows[start:], now)
+                weigh(adapter, sizes, hidden, rho, 1 if alike else now)
+                for i in range(now):
+                    for d in range(dims):
+                        merge[start + i, d] = rho[0 if alike else i] * difference[start + i, d]
+            table += merge
+            for batch in range(num_batches):
+                now = take_batch(schedule, client, order, batch * schedule.batch_size, row, label)
+                steps = epoch * num_batches + batch + 1
+                loss = dot_step(
+                    schedule, steps, table, flat, user, table_work, user_work, row, label, logit, slope, now
+                )
+                if epoch == num_epochs - 1:
+                    loss_C[client] += loss
+        loss_C[client] /= num_batches
+    return loss_C
+
+
+@compiled
+def train_merging(table_CRD, user_CD, adapter_CP, sent_CRD, has_mix_C, sizes, schedule):
+    """Score ``p . m_i`` with ``m_i = q_i + rho (sent_i - q_i)`` and rho from q as it is now; on every batch the adapter
+    takes a step, then user and table. Without a mix ``m = q``. -> (C,) mean loss over the last epoch.
+    """
+    num_clients, _, dims = table_CRD.shape
+    number, out = table_CRD.dtype.type, len(sizes) - 1
+    loss_C = np.zeros(num_clients, table_CRD.dtype)
+    size = min(schedule.batch_size, schedule.place_CB.shape[1])
+    row, logit = np.empty(size, np.int64), np.empty(size, table_CRD.dtype)
+    label, rho, effect = np.empty_like(logit), np.empty_like(logit), np.empty_like(logit)
+    hidden = np.empty((len(sizes), sizes.max(), size), logit.dtype)
+    slopes, nobody, no_rows = np.empty_like(hidden), np.empty(0, logit.dtype), np.empty((0, 0), logit.dtype)
+    one, by_rows, upstream = number(1.0), slopes[0, : sizes[0]], slopes[out, 0]
+    for client in range(schedule.first, num_clients, schedule.stride):
+        count = schedule.count_C[client]
+        num_rows = schedule.place_CB[client, :count].max() + 1
+        table, user, adapter = table_CRD[client, :num_rows], user_CD[client], adapter_CP[client]
+        flat, slope, sent = table.reshape(num_rows * dims), np.empty(num_rows, table.dtype), sent_CRD[client]
+        table_work, user_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, dims), table.dtype)
+        adapter_work = np.zeros((3, len(adapter)), table.dtype)
+        by_table, by_user, by_adapter = table_work[GRADIENT], user_work[GRADIENT], adapter_work[GRADIENT]
+        steps, num_epochs = 0, schedule.order_CEB.shape[1]
+        for epoch in range(num_epochs):
+            for begin in range(0, count, schedule.batch_size):
+                now = take_batch(schedule, client, schedule.order_CEB[client, epoch], begin, row, label)
+                steps += 1
+                if not has_mix_C[client]:
+                    if schedule.weight_decay > 0.0:
+                        step(schedule, schedule.rate_T[2], steps, adapter, adapter_work)
+                    loss = dot_step(
+                        schedule, steps, table, flat, user, table_work, user_work, row, label, logit, slope, now
+                    )
+                    if epoch == num_epochs - 1:
+                        loss_C[client] += loss
+                    continue
+                for i in range(now):
+                    for d in range(dims):
+                        hidden[0, d, i] = sent[row[i], d] - table[row[i], d]
+                        hidden[0, dims + d, i] = table[row[i], d]
+                effect[:now] = 0
+                for d in range(dims):
+                    for i in range(now):
+                        effect[i] += user[d] * hidden[0, d, i]
+                for turn in range(2):
+                    weigh(adapter, sizes, hidden, rho, now)
+                    for i in range(now):
+                        logit[i] = rho[i] * effect[i]
+                    for d in range(dims):
+                        for i in range(now):
+                            logit[i] += user[d] * hidden[0, dims + d, i]
+                    loss = to_slopes(logit, label, now)
+                    for i in range(now):
+                        upstream[i] = logit[i] * effect[i] * rho[i] * (one - rho[i])
+                    if turn == 0:
+                        if epoch == num_epochs - 1:
+                            loss_C[client] += loss
+                        by_adapter[:] = 0
+                        backward(adapter, sizes, nobody, hidden, slopes, by_adapter, nobody, no_rows, now)
+                        step(schedule, schedule.rate_T[2], steps, adapter, adapter_work)
+                backward(adapter, sizes, nobody, hidden, slopes, nobody, nobody, by_rows, now)
+                for d in range(dims):
+                    total = number(0.0)
+                    for i in range(now):
+                        total += logit[i] * (hidden[0, dims + d, i] + rho[i] * hidden[0, d, i])
+                    by_user[d] = total
+                by_table[:] = 0
+                for i in range(now):
+                    own = logit[i] * (one - rho[i])
+                    for d in range(dims):
+                        by_table[row[i] * dims + d] += own * user[d] + by_rows[dims + d, i] - by_rows[d, i]
+                step(schedule, schedule.rate_T[0], steps, flat, table_work)
+                step(schedule, schedule.rate_T[1], steps, user, user_work)
+        loss_C[client] /= -(-count // schedule.batch_size)
+    return loss_C
+
+
+@compiled
+def merge_tables(last_CID, sent_XID, adapter_CP, sizes, merged_CID, first, stride):
+    """``merged = last + rho (sent - last)`` with the clients' adapters; X is C, or 1 for a table that all of them got.
+    -> (C,) the mean of rho, 0 for the clients of other threads.
+    """
+    num_clients, num_items, dims = last_CID.shape
+    rho_C, rho = np.zeros(num_clients, last_CID.dtype), np.empty(ITEMS, last_CID.dtype)
+    hidden = np.empty((len(sizes), sizes.max(), ITEMS), last_CID.dtype)
+    for client in range(first, num_clients, stride):
+        last, merged, total = last_CID[client], merged_CID[client], 0.0
+        sent = sent_XID[min(client, len(sent_XID) - 1)]
+        for start in range(0, num_items, ITEMS):
+            now = min(ITEMS, num_items - start)
+            for i in range(now):
+                for d in range(dims):
+                    hidden[0, d, i] = sent[start + i, d] - last[start + i, d]
+                    hidden[0, dims + d, i] = last[start + i, d]
+            weigh(adapter_CP[client], sizes, hidden, rho, now)
+            for i in range(now):
+                total += rho[i]
+                for d in range(dims):
+                    gap = sent[start + i, d] - last[start + i, d]
+                    merged[start + i, d] = last[start + i, d] + rho[i] * gap
+        rho_C[client] = total / num_items
+    return rho_C

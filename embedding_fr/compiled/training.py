@@ -1,7 +1,8 @@
-"""A client's local epochs, compiled: gradients in closed form, Adam or SGD, batch after batch.
+"""Random draws of a round, compiled: number by number those of :mod:`embedding_fr.local_training`.
 
-Shape legend: C clients of a block, B examples of a client, E epochs, R touched rows, D dims, K columns of a low-rank
-factor; within one client: S examples of a batch, P numbers of a flat parameter.
+Shape legend: C clients of a block, B examples of a client, E epochs, T train items, A avoided items, T items of the
+largest client, I items, T seen items of a client, R touched rows, D dims, K columns of a low-rank factor; within one
+client: S examples of a batch, P numbers of a flat parameter.
 """
 
 from __future__ import annotations
@@ -11,9 +12,133 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedecider.federation import compiling
+from fedecider.federation import compiled_rows as compiling
+from fedecider.federation.compiled_rows import compiled
 
-compiled = compiling.compiled(
+# Random draws of a round, compiled: number by number those of :mod:`embedding_fr.local_training`.
+
+COLUMN = (1 << 24) - 1
+"""Low bits of a sort key: the column it stands for (a client has at most 16 million examples)."""
+_STEP, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
+
+
+@compiled
+def counter_draw(key, number):
+    """Draw ``number`` (from 0) of a stream: :func:`fedecider.federation.streams.counter_draws`."""
+    value = key + (number + 1) * _STEP
+    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return (value ^ ((value >> 31) & 0x1FFFFFFFF)) & 0x7FFFFFFFFFFFFFFF
+
+
+@compiled
+def draw_items(train_CT, num_positive_C, avoid_CA, num_avoid_C, key_C, count_C, num_items, item_CB):
+    """The items of :func:`embedding_fr.local_training.draw_examples`: train items, negatives, ``num_items``."""
+    draws = np.empty(item_CB.shape[1], np.int64)
+    below = np.empty(avoid_CA.shape[1], np.int64)
+    for client in range(len(item_CB)):
+        positives, count, avoided = num_positive_C[client], count_C[client], num_avoid_C[client]
+        item_CB[client, :positives] = train_CT[client, :positives]
+        item_CB[client, count:] = num_items
+        for j in range(avoided):
+            below[j] = avoid_CA[client, j] - j  # allowed items below the avoided one
+        draw, found = draws[positives:count], item_CB[client, positives:count]
+        for x in range(len(draw)):
+            draw[x] = ((counter_draw(key_C[client], positives + x) >> 31) * (num_items - avoided)) >> 32
+            found[x] = 0
+        left = avoided
+        while left > 1:  # one level of all searches after the other, without a branch: the processor does eight at once
+            half = left >> 1
+            for x in range(len(draw)):
+                found[x] += half if below[np.uint64(found[x] + half - 1)] <= draw[x] else 0
+            left -= half
+        for x in range(len(draw)):
+            found[x] += draw[x] + (avoided > 0 and below[np.uint64(found[x])] <= draw[x])
+
+
+@compiled
+def number_rows(key_CB, num_items, row_CB, place_CB):
+    """From sorted keys ``item << 32 | example``: distinct items of each client (-1 pads), the place of each example
+    among them. -> the largest number of rows; padded examples share one.
+    """
+    largest = 0
+    for client in range(len(key_CB)):
+        row, last = -1, -1
+        for i in range(key_CB.shape[1]):
+            item = key_CB[client, i] >> 32
+            if item != last:
+                row, last = row + 1, item
+                row_CB[client, row] = item if item < num_items else -1
+            place_CB[client, key_CB[client, i] & 0xFFFFFFFF] = row
+        row_CB[client, row + 1 :] = -1
+        largest = max(largest, row + 1)
+    return largest
+
+
+@compiled
+def order_keys(key_C, count_C, first_epoch, key_CEB):
+    """The sort keys of :func:`embedding_fr.local_training.shuffled` for the epochs from ``first_epoch`` on."""
+    for client in range(len(key_C)):
+        for number in range(key_CEB.shape[1]):
+            first = (first_epoch + number) << 32
+            for column in range(count_C[client]):
+                key_CEB[client, number, column] = (counter_draw(key_C[client], first + column) >> 1 & ~COLUMN) | column
+            key_CEB[client, number, count_C[client] :] = 1 << 62
+
+
+# Sums of item pairs over clients, compiled: what a client with n items costs grows with n^2, not with the
+# catalogue.
+
+
+@compiled
+def add_pairs(item_CT, count_C, scale_C, reach, steps, ordered, square_II):
+    """Add what each client counts for its pairs to the lower triangle, diagonal included, of ``square_II``.
+
+    The first ``count_C[c]`` of ``item_CT[c]`` are a client's items, oldest first, all different. A pair d places apart
+    counts ``scale / (1 + d / reach)``, rounded down to a multiple of ``1 / steps``. With ``ordered`` the strict upper
+    triangle gets the same numbers, with + where the item with the lower number came first and - where it came last.
+    """
+    for c in range(len(item_CT)):
+        scale = scale_C[c]
+        for later in range(count_C[c]):
+            item = item_CT[c, later]
+            for earlier in range(later + 1):
+                other = item_CT[c, earlier]
+                value = math.floor(scale * (1.0 / (1.0 + (later - earlier) / reach)) * steps) / steps
+                low, high = min(item, other), max(item, other)
+                square_II[high, low] += value
+                if ordered and low < high:
+                    square_II[low, high] += value if other < item else -value
+
+
+# Ranking of held-out items, compiled: one pass over each client's scores.
+
+
+@compiled
+def count_scores(score_CI, target_C, seen_CT, count_CK):
+    """Into ``count_CK`` (C, 3): how many scores lie above that of the target, equal it (its own too), and are NaN.
+
+    Items ``seen_CT`` (numbers of I and more pad) are left out.
+    """
+    num_items = score_CI.shape[1]
+    for c in range(len(score_CI)):
+        scores, own = score_CI[c], score_CI[c, target_C[c]]
+        above, equal, invalid = 0, 0, 0
+        for i in range(num_items):
+            above += scores[i] > own
+            equal += scores[i] == own
+            invalid += scores[i] != scores[i]
+        for item in seen_CT[c]:
+            if item < num_items:
+                above -= scores[item] > own
+                equal -= scores[item] == own
+                invalid -= scores[item] != scores[item]
+        count_CK[c, 0], count_CK[c, 1], count_CK[c, 2] = above, equal, invalid
+
+
+# A client's local epochs, compiled: gradients in closed form, Adam or SGD, batch after batch.
+
+compiled_training = compiling.compiled(
     fastmath={"contract", "reassoc", "nsz", "arcp"}  # sums in any order; NaN and infinity stay what they are
 )
 
@@ -43,7 +168,7 @@ class Schedule(NamedTuple):
     """Clients first, first + stride, ... are trained: the share of one thread."""
 
 
-@compiled
+@compiled_training
 def take_batch(schedule, client, order_B, begin, row_S, label_S):
     """Rows and labels of the batch that begins at ``begin`` -> how many they are."""
     now = min(schedule.batch_size, schedule.count_C[client] - begin)
@@ -54,7 +179,7 @@ def take_batch(schedule, client, order_B, begin, row_S, label_S):
     return now
 
 
-@compiled
+@compiled_training
 def step(schedule, rate, steps, param_P, work_3P):
     """One step of a tensor, in place; ``steps`` counts from 1 (Adam: Kingma and Ba, 2015)."""
     number = param_P.dtype.type
@@ -74,7 +199,7 @@ def step(schedule, rate, steps, param_P, work_3P):
         param_P[i] -= scale * first / (np.sqrt(second) * unbiased + eps)
 
 
-@compiled
+@compiled_training
 def to_slopes(logit_S, label_S, now):
     """Logits z become the derivatives of the mean cross-entropy by them, ``(sigmoid(z) - y) / S``, in place.
     -> the mean cross-entropy, ``softplus(z) - y z``.
@@ -92,7 +217,7 @@ def to_slopes(logit_S, label_S, now):
     return (total + math.log(product)) / now
 
 
-@compiled
+@compiled_training
 def row_sums(slope_R, row_S, slope_S, now):
     """The slope of each row: the sum over its examples."""
     slope_R[:] = 0
@@ -100,7 +225,7 @@ def row_sums(slope_R, row_S, slope_S, now):
         slope_R[row_S[i]] += slope_S[i]
 
 
-@compiled
+@compiled_training
 def dot_rows(logit_S, table_RD, row_S, vector_D, now):
     """``z_i += q_r . v`` for the row r of each example, two at a time."""
     dims, zero = table_RD.shape[1], logit_S.dtype.type(0.0)
@@ -116,7 +241,7 @@ def dot_rows(logit_S, table_RD, row_S, vector_D, now):
             logit_S[now - 1] += table_RD[row_S[now - 1], d] * vector_D[d]
 
 
-@compiled
+@compiled_training
 def add_rows(total_D, table_RD, row_S, weight_S, now):
     """``t += sum_i w_i q_r`` over the row r of each example, four at a time."""
     dims, i = table_RD.shape[1], 0
@@ -132,7 +257,7 @@ def add_rows(total_D, table_RD, row_S, weight_S, now):
         i += 1
 
 
-@compiled
+@compiled_training
 def outer(gradient_P, slope_R, vector_D):
     """``g_r v`` for each row r, one after the other."""
     dims = len(vector_D)
@@ -141,7 +266,7 @@ def outer(gradient_P, slope_R, vector_D):
             gradient_P[r * dims + d] = slope_R[r] * vector_D[d]
 
 
-@compiled
+@compiled_training
 def train_linear(table_CRD, scorer_CP, schedule):
     """Score ``q_i . w``, or with P = D + 1 numbers ``q_i . w + b``. -> (C,) mean loss over the last epoch."""
     num_clients, _, dims = table_CRD.shape
@@ -184,7 +309,7 @@ def train_linear(table_CRD, scorer_CP, schedule):
     return loss_C
 
 
-@compiled
+@compiled_training
 def train_low_rank(table_CRD, left_CRK, user_CD, right_CP, schedule):
     """Score ``p . (q_i + B^T a_i)``; p, the rows a_i of ``left`` and B (K, D) in ``right`` step, the table is frozen.
     -> (C,) mean loss over the last epoch.

@@ -29,9 +29,9 @@ from embedding_fr.methods import (
     pfedrec,
     plug_ins,
 )
+from fedecider.bounds import Space
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.registry import EMBEDDING_METHODS, Registry
-from fedecider.tuning.space import Space
 
 
 def never(config: Any) -> bool:

@@ -16,19 +16,24 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import Objective, check_finite, received, train_epochs
+from embedding_fr.local_training import (
+    ExampleBatch,
+    Objective,
+    Optimiser,
+    check_finite,
+    received,
+    round_examples,
+    train_epochs,
+)
 from embedding_fr.methods.pfedrec import code_item_rate, linear_gradients, linear_model
-from embedding_fr.personal_view import PERSONAL
-from embedding_fr.sampling import ExampleBatch, round_examples
-from embedding_fr.stacked import Optimiser
+from embedding_fr.similarity import k_means
+from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
 from embedding_fr.tables import personal_table
-from fedecider.bounds import NotNegative, OneOrMore, Positive, at_least, check
+from fedecider.bounds import NotNegative, OneOf, OneOrMore, Positive, Real, Space, Whole, at_least, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 NO_CATEGORY = -1
 """Label of every item before the first round."""

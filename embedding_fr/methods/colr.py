@@ -17,26 +17,26 @@ from torch import Tensor
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import (
+    ExampleBatch,
     Gradients,
     Objective,
+    Optimiser,
     check_finite,
     dot_logits,
     inner_products,
     received,
     received_rows,
+    round_examples,
     row_slopes,
     take,
     train_epochs,
     weighted_sum,
 )
-from embedding_fr.sampling import ExampleBatch, round_examples
-from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
-from fedecider.bounds import WIDEST, at_least, check
+from fedecider.bounds import WIDEST, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import Space, Whole
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import leading_eigenpairs
 from embedding_fr.methods.fedease import train_items
-from fedecider.bounds import NotNegative, OneOrMore, check
+from fedecider.bounds import NotNegative, OneOf, OneOrMore, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 RANK_TOLERANCE = 1e-6
 """Eigenvalues below this part of the largest one are rounding errors: their vectors are arbitrary."""

@@ -17,22 +17,24 @@ from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.gram import leading_eigenpairs
 from embedding_fr.local_training import (
+    ExampleBatch,
     Gradients,
     Objective,
+    Optimiser,
     check_finite,
     dot_logits,
+    epoch_batches,
+    fresh_state,
     inner_products,
+    round_examples,
     row_slopes,
     train_batches,
     weighted_sum,
 )
-from embedding_fr.sampling import ExampleBatch, epoch_batches, round_examples
-from embedding_fr.stacked import Optimiser, fresh_state
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import NotNegative, ZeroOrMore, check
+from fedecider.bounds import NotNegative, Real, Space, Whole, ZeroOrMore, check
 from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.tuning.space import Real, Space, Whole
 
 TABLE = "item_table"
 Fit = Literal["square", "norm"]

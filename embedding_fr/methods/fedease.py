@@ -38,16 +38,15 @@ from embedding_fr.gram import (
     sparse_scores,
     triangle_size,
 )
+from fedecider.baselines.ease import BLOCK, mirror
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
 from fedecider.baselines.ease import SPACE as CENTRAL_SPACE
-from fedecider.baselines.symmetric import BLOCK, mirror
-from fedecider.bounds import NotNegative, Positive, ZeroOrMore, check
+from fedecider.bounds import NotNegative, Positive, Space, ZeroOrMore, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
-from fedecider.federation.secure_simulation import Simulated, simulated
+from fedecider.federation.secure_rounds import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import Space
 
 GRID: tuple[dict, ...] = CENTRAL_GRID
 SPACE: Space = CENTRAL_SPACE

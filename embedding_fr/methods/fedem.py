@@ -16,15 +16,21 @@ from torch import Tensor
 from embedding_fr.averaged import averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.kernel import compilable, train_compiled
 from embedding_fr.local_training import (
+    Examples,
     Objective,
+    Optimiser,
     check_finite,
+    compilable,
     dot_gradients,
     dot_logits,
+    epoch_batches,
+    fresh_state,
     received,
     received_rows,
+    round_examples,
     train_batches,
+    train_compiled,
 )
 from embedding_fr.merging import (
     LAST,
@@ -41,22 +47,11 @@ from embedding_fr.merging import (
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
 from embedding_fr.mlp import layer_sizes
-from embedding_fr.personal_tables import (
-    Cohort,
-    Mix,
-    collect,
-    mixed_server,
-    send_personal,
-    squared_distances,
-    start_server,
-)
-from embedding_fr.sampling import Examples, epoch_batches, round_examples
 from embedding_fr.similarity import similarity_weights
-from embedding_fr.stacked import Optimiser, fresh_state
-from fedecider.bounds import NotNegative, Share, ShareAbove0, check
+from embedding_fr.tables import Cohort, Mix, collect, mixed_server, send_personal, squared_distances, start_server
+from fedecider.bounds import NotNegative, Real, Share, ShareAbove0, Space, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.tuning.space import Real, Space
 
 TABLE = "item_table"
 
@@ -222,7 +217,7 @@ def _train(
 def _train_compiled(
     merge: Merge, params: Tree, examples: Examples, place_CB: Tensor, training: EmbeddingTraining
 ) -> tuple[Merge, Tensor]:
-    """What :func:`_train` says of adapters that learn, by :mod:`embedding_fr.compiled.merging`."""
+    """What :func:`_train` says of adapters that learn, by :mod:`embedding_fr.compiled.network`."""
     trained = {**params, **merge.adapter}
     rates = {**fedmf_optimiser(training).learning_rate, **merge.optimiser.learning_rate}
     optimiser = Optimiser("adam", rates, training.weight_decay)

@@ -15,22 +15,23 @@ from torch import Tensor
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.kernel import Kernel, compilable
 from embedding_fr.local_training import (
+    Kernel,
     Logits,
     Objective,
+    Optimiser,
     check_finite,
+    compilable,
     inner_products,
     plain_gradients,
+    round_examples,
     take,
     train_epochs,
 )
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
-from embedding_fr.personal_tables import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
-from embedding_fr.sampling import round_examples
 from embedding_fr.similarity import code_weights, first_components
-from embedding_fr.stacked import Optimiser
+from embedding_fr.tables import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 
@@ -128,7 +129,7 @@ def current_table(merging: Merging, download: Download, own: Tree, compiled: boo
 
 def merging_kernel(merging: Merging, frozen: Tree) -> Kernel:
     """The compiled local training under :func:`merging_logits`, with the ``sent`` rows and ``has_mix``."""
-    from embedding_fr.compiled.merging import train_merging  # Numba: half a second
+    from embedding_fr.compiled.network import train_merging  # Numba: half a second
 
     sent_CRD = frozen["sent"]
     return Kernel(

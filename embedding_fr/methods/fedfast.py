@@ -16,19 +16,24 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
-from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
+from embedding_fr.local_training import (
+    ExampleBatch,
+    Objective,
+    Optimiser,
+    inner_products,
+    row_slopes,
+    take,
+    weighted_sum,
+)
 from embedding_fr.mlp import start_mlp
-from embedding_fr.sampling import ExampleBatch
-from embedding_fr.stacked import Optimiser
+from embedding_fr.similarity import k_means
 from embedding_fr.tables import normal
-from fedecider.bounds import NotNegative, OneOrMore, check
+from fedecider.bounds import NotNegative, OneOf, OneOrMore, Real, Space, Whole, check
 from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.rows import add_rows
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 SCORER = ("scorer.0.weight", "scorer.0.bias")
 CLUSTER = "cluster"

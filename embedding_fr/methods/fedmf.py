@@ -8,13 +8,10 @@ from typing import Literal
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.kernel import Kernel
-from embedding_fr.local_training import dot_gradients, dot_logits
-from embedding_fr.stacked import Optimiser
+from embedding_fr.local_training import Kernel, Optimiser, dot_gradients, dot_logits
 from embedding_fr.tables import normal
-from fedecider.bounds import check
+from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod
-from fedecider.tuning.space import Space
 
 
 @dataclass(frozen=True)

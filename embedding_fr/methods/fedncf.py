@@ -16,15 +16,11 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.kernel import Kernel
-from embedding_fr.local_training import Gradients, Objective, add_rows, take
+from embedding_fr.local_training import ExampleBatch, Gradients, Kernel, Objective, Optimiser, add_rows, take
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
-from embedding_fr.sampling import ExampleBatch
-from embedding_fr.stacked import Optimiser
 from embedding_fr.tables import normal
-from fedecider.bounds import check
+from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.tuning.space import Space
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,8 @@ def ncf_kernel(
     shared_radius: float = 0.0,
 ) -> Kernel:
     """The compiled local training of :func:`ncf_model`, if asked with ``pull / 2 ||q_i - goal_i||^2`` for every row, or
-    with :func:`embedding_fr.sharpness.sharpness_aware` gradients of user embedding (private) and the rest (shared).
+    with :func:`embedding_fr.methods.fedrecgel.sharpness_aware` gradients of user embedding (private)
+    and the rest (shared).
     """
     from embedding_fr.compiled.network import train_mlp  # Numba: half a second that only training needs
 

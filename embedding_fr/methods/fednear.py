@@ -36,14 +36,13 @@ from embedding_fr.gram import (
     sparse_scores,
     triangle_size,
 )
-from fedecider.baselines.symmetric import mirror
-from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, ZeroOrMore, at_least, check
+from fedecider.baselines.ease import mirror
+from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, Real, Space, ZeroOrMore, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
-from fedecider.federation.secure_simulation import Simulated, simulated
+from fedecider.federation.secure_rounds import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import Real, Space
 
 GRID: tuple[dict, ...] = (
     {},

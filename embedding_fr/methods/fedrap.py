@@ -1,8 +1,9 @@
-"""FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024). Item i of user u is ``C_i + D^(u)_i``.
+"""How sparse a table is, and what it weighs on the wire when its zeros are not sent.
 
 The common table C travels and is averaged; the personal table D and the user side stay with the client.
 
-Shape legend: N clients of the run, C clients of a block, A active clients of a step, B examples of it, I items, D dims.
+Shape legend: C clients of a block, I items, D dims, N clients of the run, A active clients of a step, B examples of
+it.
 """
 
 from __future__ import annotations
@@ -17,17 +18,53 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.kernel import Kernel, compilable, train_compiled
-from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
-from embedding_fr.sampling import ExampleBatch, epoch_batches, round_examples
-from embedding_fr.sparse_table import share_above, sparse_bytes
-from embedding_fr.stacked import Optimiser
+from embedding_fr.local_training import (
+    ExampleBatch,
+    Kernel,
+    Optimiser,
+    batch_loss,
+    check_finite,
+    compilable,
+    epoch_batches,
+    inner_products,
+    received,
+    round_examples,
+    take,
+    train_compiled,
+    weighted_sum,
+)
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import NotNegative, Positive, check
+from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import OneOf, Real, Space
+
+# How sparse a table is, and what it weighs on the wire when its zeros are not sent.
+
+TAG_BYTES = 1
+"""Says which of the three layouts of :func:`sparse_bytes` follows."""
+
+
+def sparse_bytes(table_CID: Tensor) -> Tensor:
+    """(C,) int64 bytes of each client's table in the smallest of three layouts, plus one byte that names the layout.
+
+    With n entries (row by row), k of them not zero, and s bytes a value: plain, n values; bitmap, ceil(n / 8) bytes of
+    one bit an entry (the first entry in the highest bit), then k values; index, k int32 entry numbers, then k values.
+    The shape is known to both sides.
+    """
+    num_entries, size = table_CID[0].numel(), table_CID.element_size()
+    filled_C = torch.count_nonzero(table_CID, dim=(1, 2)).cpu()
+    bitmap_C = (num_entries + 7) // 8 + filled_C * size
+    index_C = filled_C * (4 + size)
+    return TAG_BYTES + torch.minimum(bitmap_C, index_C).clamp(max=num_entries * size)
+
+
+def share_above(table_CID: Tensor, limit: float) -> Tensor:
+    """(C,) share of entries with ``|x| > limit``; what FedRAP's paper reports of its common table at 1e-1 and 1e-2."""
+    return (table_CID.abs() > limit).sum((1, 2)) / table_CID[0].numel()
+
+
+# FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024). Item i of user u is ``C_i + D^(u)_i``.
 
 COMMON, PERSONAL, UPLOADED = "common_table", "personal_table", "uploaded_table"
 NO_TABLE = "no_table"

@@ -18,23 +18,21 @@ from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import (
     Objective,
+    Optimiser,
     check_finite,
     plain_gradients,
     received,
     received_rows,
+    round_examples,
     train_epochs,
 )
 from embedding_fr.methods.fedncf import ncf_kernel, ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
-from embedding_fr.personal_tables import Cohort, collect, gram_matrix, mixed_table, next_tables, shared_mix
-from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import round_examples
 from embedding_fr.similarity import cosines
-from embedding_fr.stacked import Optimiser
-from fedecider.bounds import Depth, NotNegative, at_least, check
+from embedding_fr.tables import Cohort, collect, gram_matrix, mixed_table, next_tables, shared_mix, with_personal_view
+from fedecider.bounds import Depth, NotNegative, Real, Space, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.tuning.space import Real, Space
 
 SHORT = 100.0
 """Tables whose squared length is below this many rounding errors of the mean table's have no direction."""

@@ -14,29 +14,29 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
-from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import (
+    Examples,
     Objective,
+    Optimiser,
     check_finite,
     inner_products,
     received,
     received_rows,
+    round_examples,
     take,
     train_epochs,
     weighted_sum,
 )
-from embedding_fr.personal_view import PERSONAL
-from embedding_fr.sampling import Examples, round_examples
-from embedding_fr.stacked import Optimiser
+from embedding_fr.similarity import k_means
+from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import OneOrMore, at_least, check
+from fedecider.bounds import OneOf, OneOrMore, Space, Whole, at_least, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.rows import add_rows
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense
-from fedecider.tuning.space import OneOf, Space, Whole
 
 Variant = Literal["paper", "code"]
 TRAINED = ("user", "item_table")

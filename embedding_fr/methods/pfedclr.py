@@ -15,30 +15,30 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.kernel import Kernel
 from embedding_fr.local_training import (
+    ExampleBatch,
+    Examples,
     Gradients,
+    Kernel,
     Logits,
     Objective,
+    Optimiser,
     check_finite,
     dot_gradients,
     dot_logits,
     inner_products,
     received,
     received_rows,
+    round_examples,
     row_slopes,
     take,
     train_epochs,
     weighted_sum,
 )
-from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import ExampleBatch, Examples, round_examples
-from embedding_fr.stacked import Optimiser
-from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import WIDEST, NotNegative, at_least, check
+from embedding_fr.tables import normal, personal_table, with_personal_view
+from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
-from fedecider.tuning.space import OneOf, Space, Whole
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,18 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import Objective, Penalty, check_finite, dot_logits, received, train_epochs
+from embedding_fr.local_training import (
+    Objective,
+    Penalty,
+    check_finite,
+    dot_logits,
+    received,
+    round_examples,
+    train_epochs,
+)
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf, fedmf_optimiser
-from embedding_fr.personal_tables import (
+from embedding_fr.similarity import SAME, cosines, project_on_simplex
+from embedding_fr.tables import (
     Cohort,
     Mix,
     collect,
@@ -29,11 +38,8 @@ from embedding_fr.personal_tables import (
     send_personal,
     start_server,
 )
-from embedding_fr.sampling import round_examples
-from embedding_fr.similarity import SAME, cosines, project_on_simplex
-from fedecider.bounds import NotNegative, Positive, Share, check
+from fedecider.bounds import NotNegative, Positive, Real, Share, Space, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.tuning.space import Real, Space
 
 TABLE, DIRECTION = "item_table", "direction"
 
@@ -92,7 +98,7 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
 
     View ``mixed``: the client's mix with its p_u. Absent clients keep their older mix, those that never took part get
     the plain mean of the last round. The server holds the tables of all clients in the clear (see
-    :mod:`embedding_fr.personal_tables`), so there is no secure sum.
+    :mod:`embedding_fr.tables`), so there is no secure sum.
 
     Source: the public code, which is for images and text; the text of the paper was not at hand. Of the recommender
     version only what PFedCLR's paper says is known: FedMF's model, and mixes for 10 % of the clients of a round since

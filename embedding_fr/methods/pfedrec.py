@@ -14,16 +14,20 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.kernel import Kernel
-from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
+from embedding_fr.local_training import (
+    ExampleBatch,
+    Kernel,
+    Objective,
+    Optimiser,
+    inner_products,
+    row_slopes,
+    take,
+    weighted_sum,
+)
 from embedding_fr.mlp import start_mlp
-from embedding_fr.personal_view import with_personal_view
-from embedding_fr.sampling import ExampleBatch
-from embedding_fr.stacked import Optimiser
-from embedding_fr.tables import normal
-from fedecider.bounds import check
+from embedding_fr.tables import normal, with_personal_view
+from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.tuning.space import Space
 
 ITEM_FACTOR = 80
 """The public code multiplies the learning rate of item tables by the number of items and by this."""

@@ -1,4 +1,7 @@
-"""Table 3 of FedEM: methods with elastic merging as a plug-in, each with its own settings as they are by default."""
+"""Elastic merging as a plug-in for any method that sends one item table (FedEM, Table 3).
+
+Shape legend: N clients of the run, C clients of a block, I items, R touched rows, D dims.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,128 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.elastic import elastic
-from embedding_fr.local_training import dot_logits
-from embedding_fr.merging import Merging, Scorer
+from embedding_fr.local_training import (
+    check_finite,
+    dot_logits,
+    epoch_batches,
+    received,
+    received_rows,
+    round_examples,
+    take,
+)
+from embedding_fr.merging import (
+    ADAPTER,
+    LAST,
+    Merge,
+    Merging,
+    Scorer,
+    merge_epochs,
+    merged_table,
+    open_merge,
+    start_merging,
+)
 from embedding_fr.methods import fedmf, fedncf, fedrap, gpfedrec, pfedrec
-from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.tuning.space import OneOf, Real, Space
+from fedecider.bounds import OneOf, Real, Space
+from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
+from fedecider.federation.wire import dense
+
+# Elastic merging as a plug-in for any method that sends one item table (FedEM, Table 3).
+
+
+def elastic(
+    method: FederatedMethod,
+    scorer: Scorer,
+    federation: Federation,
+    training: EmbeddingTraining,
+    merging: Merging,
+    offsets: tuple[str, ...] = (),
+) -> FederatedMethod:
+    """``method`` whose clients merge the table that they receive with their own last one, and then train as before.
+
+    ``offsets`` names tensors of the download that are differences from the table; they are changed so that the sums
+    stay what the server meant. Uploads are whole tables. Views: ``merged``, with the last adapter; ``local``, the
+    client's own last table. What the wrapped method keeps for views of its own and does not train on (``unread``) is
+    left out.
+
+    Differs from Algorithm 1: the adapter has all of its epochs before the method's own training, which is not taken
+    apart (the text on Table 3 has merging follow the download). :func:`embedding_fr.methods.fedem.fedem` alternates.
+    """
+    assert "global" in method.views, "the wrapped method must be able to score with the table it would receive"
+
+    def init() -> tuple[Tree, Tree]:
+        server, local = method.init()
+        read = {name: tensor for name, tensor in local.items() if name not in method.unread}
+        return server, {**read, **start_merging(merging, server[scorer.table], federation)}
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
+        merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
+        added = {LAST: own[LAST], **merge.adapter}
+        merged_CID, rho_C = merged_table(merging, added, merge.received_CID, training.compiled)
+        check_finite(merge.adapter, rho_C, block.clients, round)
+        merged = replaced(download, scorer.table, merged_CID, offsets)
+        upload, mine, logs = method.client_update(round, merged, without_merging(own), block)
+        upload = dense(upload, merged)
+        logs = [{**log, "rho": rho} for log, rho in zip(logs, rho_C.tolist(), strict=True)]
+        read = {name: new for name, new in mine.items() if name not in method.unread}
+        return upload, {**read, **added, LAST: upload.tensors[scorer.table]}, logs
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        received_CID = received(download, scorer.table, len(block.clients))
+        local_CID = own[LAST].to(received_CID.device)
+        merged = (merging, own, received_CID, training.compiled)
+        scored_CID = local_CID if view == "local" else merged_table(*merged)[0]
+        chosen = replaced(download, scorer.table, scored_CID, offsets)
+        return method.positions("global", chosen, without_merging(own), block, split)
+
+    return method._replace(
+        name=f"{method.name}_em",
+        init=init,
+        client_update=client_update,
+        positions=positions,
+        views=("merged", "local"),
+        unread=(),
+    )
+
+
+def trained_adapters(
+    scorer: Scorer,
+    federation: Federation,
+    training: EmbeddingTraining,
+    merging: Merging,
+    round: int,
+    download: Download,
+    own: Tree,
+    block: Block,
+) -> Merge:
+    """The round's merge after ``local_epochs`` passes over the adapters, on the examples that training will see."""
+    examples, row_CR, place_CB = round_examples(federation, training, block, round)
+    received_CID = received(download, scorer.table, len(block.clients))
+    received_CRD = received_rows(download, scorer.table, row_CR)
+    merge, start_CRD = open_merge(merging, training, own, received_CID, received_CRD, row_CR)
+    params = {name: tensor.to(federation.device) for name, tensor in without_merging(own).items()}
+    for name in scorer.local_tables:
+        params[name] = take(params[name], row_CR.clamp(min=0))
+    for name in {**download.shared, **download.per_client}:
+        params[name] = received(download, name, len(block.clients))
+    params[scorer.table] = start_CRD
+    batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
+    return merge_epochs(merge, scorer, params, batches)
+
+
+def replaced(download: Download, table: str, table_CID: Tensor, offsets: tuple[str, ...]) -> Download:
+    """``download`` with these tables, one per client, in the place of the one that was sent."""
+    sent_CID = received(download, table, len(table_CID))
+    moved = {name: download.per_client[name] + (sent_CID - table_CID) for name in offsets}
+    shared = {name: tensor for name, tensor in download.shared.items() if name != table}
+    return Download(shared, {**download.per_client, **moved, table: table_CID})
+
+
+def without_merging(own: Tree) -> Tree:
+    """The wrapped method's own local tensors."""
+    return {name: tensor for name, tensor in own.items() if name not in (LAST, ADAPTER)}
+
+
+# Table 3 of FedEM: methods with elastic merging as a plug-in, each with its own settings as they are by default.
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"scheme": "SM", "rho": 0.9})
 SPACE: Space = {**TRAINING_SPACE, "scheme": OneOf(("EM", "DM", "SM")), "rho": Real(0.0, 1.0)}

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
 from fedecider.baselines.fitting import Valid
-from fedecider.bounds import Negatives, OneOrMore, check
+from fedecider.bounds import Negatives, OneOrMore, Space, Whole, check
 from fedecider.evaluation.canary import memoriser_scores
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import Space, Whole
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""What the trained centralised baselines share: batches with fresh negatives, the epochs, the choice of the best one.
+"""Train parts of whole histories as distinct (user, item) pairs: what every centralised baseline learns from.
 
-Shape legend: U users, I items, E distinct train pairs, B positives of a batch, N = 1 + num_negatives (column 0 is the
-positive).
+The rank of a draw inside the complement is drawn and turned into an item, so nothing is rejected and nothing is
+enumerated: the r-th item outside of e_0 < e_1 < ... is ``r + #{j: e_j - j <= r}``.
+
+Shape legend: U users, I items, E distinct (user, item) pairs, E excluded (user, item) pairs, N draws (any shape), E
+distinct train pairs, B positives of a batch, N = 1 + num_negatives (column 0 is the positive).
 """
 
 from __future__ import annotations
@@ -9,16 +12,92 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import numpy as np
+import scipy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedecider.baselines.interactions import train_pairs
-from fedecider.baselines.negatives import draw_outside, excluded_items
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import STRICT, Protocol, ScoreUsers, Sequences, rank_held_out
+from fedecider.evaluation.protocols import STRICT, Protocol, ScoreUsers, Sequences, rank_held_out, train_part
 from fedecider.federation.streams import stream
+
+# Train parts of whole histories as distinct (user, item) pairs: what every centralised baseline learns from.
+
+
+def distinct_pairs(parts: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
+    """User and item of each distinct pair in ``parts``, int64 (E,) each, sorted by user, then by item."""
+    item_E = np.fromiter((item for part in parts for item in part), dtype=np.int64)
+    user_E = np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
+    key_E = torch.from_numpy(np.unique(user_E * num_items + item_E))
+    return key_E // num_items, key_E % num_items
+
+
+def train_pairs(sequences: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
+    """:func:`distinct_pairs` of the train parts, that is of everything but each user's last two events."""
+    return distinct_pairs([train_part(sequence) for sequence in sequences], num_items)
+
+
+def train_matrix(sequences: Sequences, num_items: int) -> scipy.sparse.csr_array:
+    """Sparse (U, I), float64: 1 where the item is in the user's train part. Repeated events count once."""
+    user_E, item_E = train_pairs(sequences, num_items)
+    shape = (len(sequences), num_items)
+    return scipy.sparse.coo_array((np.ones(len(user_E)), (user_E.numpy(), item_E.numpy())), shape=shape).tocsr()
+
+
+# Training negatives of many users at once: exactly uniform over the items that a user's negatives may be.
+
+
+class Excluded(NamedTuple):
+    """Excluded items of all users, flat, ready for :func:`items_outside`."""
+
+    key_E: Tensor
+    """``user * (I + 1) + e_j - j``, ascending, int64."""
+    start_U: Tensor
+    """Where a user's keys begin, int64."""
+    pool_U: Tensor
+    """How many items are left, int64."""
+    num_items: int
+
+
+def excluded_items(sequences: Sequences, num_items: int, protocol: Protocol) -> Excluded:
+    """Items that are never negatives: train items (``strict``), or the items of all splits (``paper``, a leak).
+
+    ``ValueError`` when a user has no item left.
+    """
+    whole = protocol.negatives_avoid == "all"
+    return outside_of([s if whole else train_part(s) for s in sequences], num_items)
+
+
+def outside_of(parts: Sequences, num_items: int) -> Excluded:
+    """The items of ``parts``, row by row, are never negatives. ``ValueError`` when a user has no item left."""
+    user_E, item_E = distinct_pairs(parts, num_items)
+    count_U = torch.bincount(user_E, minlength=len(parts))
+    if len(count_U) and int(count_U.max()) >= num_items:
+        raise ValueError(
+            f"got a user who touched all {num_items} items, expected one item at least to use as a negative"
+        )
+    start_U = count_U.cumsum(0) - count_U
+    place_E = torch.arange(len(user_E)) - start_U[user_E]
+    return Excluded(user_E * (num_items + 1) + item_E - place_E, start_U, num_items - count_U, num_items)
+
+
+def items_outside(excluded: Excluded, user_N: Tensor, rank_N: Tensor) -> Tensor:
+    """The ``rank_N``-th item (from 0, ascending) outside of the excluded items of ``user_N``, int64, same shape."""
+    key_N = user_N * (excluded.num_items + 1) + rank_N
+    return rank_N + torch.searchsorted(excluded.key_E, key_N, right=True) - excluded.start_U[user_N]
+
+
+def draw_outside(excluded: Excluded, user_N: Tensor, generator: torch.Generator) -> Tensor:
+    """One negative per entry of ``user_N``, independent, int64 (the remainder's bias is below 1e-14)."""
+    rank_N = torch.randint(2**62, user_N.shape, generator=generator) % excluded.pool_U[user_N]
+    return items_outside(excluded, user_N, rank_N)
+
+
+# What the trained centralised baselines share: batches with fresh negatives, the epochs, the choice of the best
+# one.
 
 Valid = Callable[[ScoreUsers], float]
 """Scores -> a figure of the validation items, larger is better."""

@@ -12,11 +12,9 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.baselines.fitting import Valid
-from fedecider.baselines.interactions import train_matrix
-from fedecider.bounds import NotNegative, OneOrMore, check
+from fedecider.baselines.fitting import Valid, train_matrix
+from fedecider.bounds import NotNegative, OneOrMore, Real, Space, Whole, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
-from fedecider.tuning.space import Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},

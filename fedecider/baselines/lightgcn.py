@@ -13,19 +13,11 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.baselines.fitting import (
-    Valid,
-    fit_epochs,
-    pairwise_loss,
-    square_norms,
-    training_batches,
-)
-from fedecider.baselines.interactions import train_matrix
+from fedecider.baselines.fitting import Valid, fit_epochs, pairwise_loss, square_norms, train_matrix, training_batches
 from fedecider.baselines.mf import MatrixFactors
-from fedecider.bounds import Depth, Negatives, NotNegative, OneOrMore, Positive, Width, check
+from fedecider.bounds import Depth, Negatives, NotNegative, OneOf, OneOrMore, Positive, Real, Space, Whole, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
-from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},

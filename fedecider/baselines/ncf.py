@@ -10,17 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import (
-    Valid,
-    fit_epochs,
-    pointwise_loss,
-    square_norms,
-    training_batches,
-)
-from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, check
+from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, square_norms, training_batches
+from fedecider.bounds import Negatives, NotNegative, OneOf, OneOrMore, Positive, Real, Space, Width, check
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import derive_seed
-from fedecider.tuning.space import OneOf, Real, Space
 
 GRID: tuple[dict, ...] = (
     {},

@@ -17,11 +17,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedecider.baselines.fitting import Valid, fit_epochs
-from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, check
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
-from fedecider.evaluation.split import history, train_part
+from fedecider.bounds import (
+    Depth,
+    NotNegative,
+    OneOf,
+    OneOrMore,
+    Positive,
+    Real,
+    ShareBelow1,
+    Space,
+    Whole,
+    Width,
+    check,
+)
+from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, history, train_part
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fedecider.data.domain import UNKNOWN_TIME, Domain, Events
-from fedecider.evaluation.split import history, target, train_part
+from fedecider.evaluation.protocols import history, target, train_part
 
 
 class RawSummary(NamedTuple):

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fedecider.data.dropped import Size
-from fedecider.evaluation.split import MIN_EVENTS
+from fedecider.evaluation.protocols import MIN_EVENTS
 
 UNKNOWN_TIME = -1
 """Timestamp of an event whose time is not known, in a group where other times are."""

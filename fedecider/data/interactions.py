@@ -24,7 +24,7 @@ from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
 from fedecider.data.readers.files import Tell, describe_bad_lines, to_stderr
 from fedecider.data.readers.table import RawEvents, display_title, finer_than_seconds
 from fedecider.data.store import file_sha256, load_domains
-from fedecider.evaluation.split import MIN_EVENTS
+from fedecider.evaluation.protocols import MIN_EVENTS
 
 TOO_FEW = "below min_user_events or min_item_events"
 REPEATS = "repeats"

@@ -41,7 +41,7 @@ from fedecider.data.readers.table import (
     item_text,
 )
 from fedecider.data.store import file_sha256, save_domains
-from fedecider.evaluation.split import MIN_EVENTS
+from fedecider.evaluation.protocols import MIN_EVENTS
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import tfidf_vectors
-from fedecider.evaluation.split import train_part
+from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import derive_seed
 
 NUM_CLUSTERS = 8

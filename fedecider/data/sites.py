@@ -35,7 +35,7 @@ from fedecider.data.readers.table import (
     item_text,
 )
 from fedecider.data.store import check_folder, file_sha256, load_domains, save_domains
-from fedecider.evaluation.split import MIN_EVENTS
+from fedecider.evaluation.protocols import MIN_EVENTS
 
 DESCRIPTION_CHARS = 500
 SHORT = "users with too few events"

@@ -18,14 +18,13 @@ from fedecider.deployment.project import make_project
 from fedecider.deployment.run import WIRE_FILE
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.deployment.tracks import track_of
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import load_data, without_users
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.setup import load_data, without_users
-from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import start as launched
+from fedecider.running.options import load_yaml, settings_file
 from fedecider.running.progress import console, say
-from fedecider.running.run_folder import RunFolder, check_output
-from fedecider.running.yaml_file import load_yaml, settings_file
+from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
 

@@ -29,16 +29,15 @@ from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
 from fedecider.deployment.server import Line
+from fedecider.experiment.prepare import Foundation
+from fedecider.experiment.rows import own_counts, siblings
+from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
-from fedecider.llm.config import RunConfig
-from fedecider.llm.memories import own_counts, siblings
-from fedecider.llm.setup import Foundation
-from fedecider.memory.config import MemoryConfig
-from fedecider.memory.counts import Counts
-from fedecider.memory.others import joined, num_parts, of_upper, part_of, part_size, without
-from fedecider.running.damage import read_object
+from fedecider.models.counts import Counts, joined, num_parts, of_upper, part_of, part_size, without
+from fedecider.models.hybrid import MemoryConfig
+from fedecider.running.run_folder import read_object
 
 KEYS, SHARES, PART, UNMASK, SUM = "count_keys", "count_shares", "counts", "count_unmask", "count_sum"
 COUNT_KINDS = (KEYS, SHARES, PART, UNMASK, SUM)

@@ -25,8 +25,8 @@ from fedecider.deployment.flare import SERVER, PartyFile
 from fedecider.deployment.options import parser_of
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.running.cli import peek
 from fedecider.running.launch import start
+from fedecider.running.options import peek
 
 PROJECT, SITES = "project", "sites"
 SITES_HELP = "how many sites share the users evenly, or a YAML file with the keys of the users of each site"

@@ -25,16 +25,13 @@ from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingSettings, build_method, eval_users
 from fedecider.deployment.project import PROJECT_FILE, site_names
-from fedecider.evaluation.protocols import get_protocol
-from fedecider.evaluation.split import MIN_EVENTS
-from fedecider.federation.checksums import check_sums, write_sums
+from fedecider.evaluation.protocols import MIN_EVENTS, get_protocol
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import write_json
+from fedecider.federation.state import check_sums, write_sums
 from fedecider.federation.streams import stream
-from fedecider.running.damage import read_object
-from fedecider.running.run_folder import check_output, identity, recorded
-from fedecider.running.stages import content_key
-from fedecider.running.yaml_file import load_yaml
+from fedecider.running.options import load_yaml
+from fedecider.running.run_folder import check_output, content_key, identity, read_object, recorded
 
 FORMAT = 1
 TRACK = "embedding"

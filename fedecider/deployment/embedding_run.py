@@ -16,8 +16,14 @@ from torch import Tensor
 
 from embedding_fr.blocks import Population, block_packer, build_population
 from embedding_fr.results import privacy_text
-from embedding_fr.server_memory import check_server_memory
-from embedding_fr.setup import block_bytes, check_settings, eval_users, keep_freed_memory, working_set
+from embedding_fr.setup import (
+    block_bytes,
+    check_server_memory,
+    check_settings,
+    eval_users,
+    keep_freed_memory,
+    working_set,
+)
 from fedecider.deployment.embedding_project import EmbeddingProject, deployable, own_interactions
 from fedecider.deployment.faults import Answer
 from fedecider.deployment.hosted import Hosted
@@ -32,12 +38,10 @@ from fedecider.federation.privacy import protector
 from fedecider.federation.record import Recorder, read_records, write_json, write_text
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
-from fedecider.report.costs import median_seconds, total_bytes
-from fedecider.report.rows import result_rows, rows_data, view_labels
-from fedecider.report.tables import ResultTable, markdown_table
+from fedecider.report.analyses import median_seconds, total_bytes
+from fedecider.report.tables import ResultTable, markdown_table, result_rows, rows_data, view_labels
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder, opened_run, provenance, read_run
-from fedecider.running.stages import as_plain
+from fedecider.running.run_folder import RunFolder, as_plain, opened_run, provenance, read_run
 
 SCORES = tuple(user_metrics(torch.zeros(1)))
 """Means over the own validation users that a site tells after every round."""

@@ -32,10 +32,8 @@ from fedecider.deployment.faults import Answer
 from fedecider.deployment.messages import Message, pack
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.deployment.tracks import track_of
-from fedecider.running.cli import from_plain
-from fedecider.running.launch import start
-from fedecider.running.tracking import round_text
-from fedecider.running.yaml_file import load_yaml
+from fedecider.running.launch import round_text, start
+from fedecider.running.options import from_plain, load_yaml
 
 logger = logging.getLogger(__name__)
 

@@ -22,23 +22,28 @@ from fedecider.data.domain import Domain
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.counts import what_siblings_learn
+from fedecider.experiment.alternatives import check_sizes, check_uploads
+from fedecider.experiment.command_line import settings_from_plain
+from fedecider.experiment.prepare import (
+    Foundation,
+    Settings,
+    check_targets,
+    distill_stage,
+    load_ids,
+    make_recommender,
+    pretrain_stage,
+    without_users,
+)
+from fedecider.experiment.results import check_privacy
 from fedecider.federation.aggregate import with_robust_mean
-from fedecider.federation.checksums import SUMS_FILE, check_sums, file_sha256, write_sums
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import write_json
-from fedecider.llm.commands import settings_from_plain
-from fedecider.llm.domain_ids import load_ids
-from fedecider.llm.foundation import distill_stage, pretrain_stage
-from fedecider.llm.item_texts import encoded_texts
-from fedecider.llm.limits import check_sizes, check_uploads
-from fedecider.llm.privacy import check_privacy
-from fedecider.llm.setup import Foundation, Settings, check_targets, make_recommender, without_users
+from fedecider.federation.state import SUMS_FILE, check_sums, file_sha256, write_sums
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels
-from fedecider.running.damage import damage_names, read_object
+from fedecider.models.item_texts import encoded_texts
 from fedecider.running.progress import say
-from fedecider.running.run_folder import check_output, identity, recorded
-from fedecider.running.stages import Stage, content_key
+from fedecider.running.run_folder import Stage, check_output, content_key, damage_names, identity, read_object, recorded
 
 FORMAT = 1
 PROJECT_FILE = "project.json"

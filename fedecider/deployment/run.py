@@ -18,6 +18,8 @@ from fedecider.deployment.server import STARTED, DeploymentConfig, Exchange, Lin
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
 from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.experiment.federate import carries_update
+from fedecider.experiment.results import privacy_data, say_results, write_models, write_table
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download
 from fedecider.federation.privacy import protector
@@ -25,14 +27,10 @@ from fedecider.federation.record import Recorder, write_json
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import RunState
-from fedecider.llm.federate import carries_update
-from fedecider.llm.privacy import privacy_data
-from fedecider.llm.results import say_results, write_models, write_table
-from fedecider.report.rows import rows_data
+from fedecider.report.tables import rows_data
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder, opened_run, provenance, read_run
-from fedecider.running.stages import as_plain
-from fedecider.running.yaml_file import load_yaml
+from fedecider.running.options import load_yaml
+from fedecider.running.run_folder import RunFolder, as_plain, opened_run, provenance, read_run
 
 SCORES = tuple(f"{metric}@{cutoff}" for metric in ("hit", "ndcg") for cutoff in CUTOFFS)
 """Means over the own validation users that a site tells after every round."""

@@ -24,7 +24,6 @@ from fedecider.deployment.messages import Message
 from fedecider.deployment.server import Line, Masking
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.rounds import Gathering, Sent
-from fedecider.federation.secure_keys import KEY_BYTES
 from fedecider.federation.secure_rounds import (
     PURPOSE,
     ROW_WEIGHTS,
@@ -38,7 +37,9 @@ from fedecider.federation.secure_rounds import (
     with_protocol,
 )
 from fedecider.federation.secure_sum import (
+    KEY_BYTES,
     SEALED_BYTES,
+    SHARE_BYTES,
     Member,
     PublicKeys,
     Revealed,
@@ -55,7 +56,6 @@ from fedecider.federation.secure_sum import (
     share,
     unmask,
 )
-from fedecider.federation.shamir import SHARE_BYTES
 from fedecider.federation.wire import dense
 
 KEYS, SHARES, UNMASK = "keys", "shares", "unmask"

@@ -26,7 +26,7 @@ from fedecider.federation.record import Recorder, write_bytes, write_json
 from fedecider.federation.rounds import Protect
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, joined
-from fedecider.running.damage import read_object
+from fedecider.running.run_folder import read_object
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from fedecider.data.dropped import Dropped
 from fedecider.data.sites import own_users
 from fedecider.data.sites import publish as publish_tables
 from fedecider.deployment.options import parser_of
-from fedecider.evaluation.split import MIN_EVENTS
+from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.running.progress import say
 
 

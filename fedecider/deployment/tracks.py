@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.deployment import embedding_project, embedding_run, project, run
-from fedecider.running.damage import read_object
+from fedecider.running.run_folder import read_object
 
 
 class Track(NamedTuple):

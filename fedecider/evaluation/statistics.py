@@ -1,10 +1,11 @@
-"""Intervals, paired tests and the words for them: what a table may claim.
+"""Intervals and paired tests over users, the persons behind them counted once.
 
 Several domains are handled as a mapping from domain to values. The macro mean counts each domain once, and is resampled
 domain by domain, unless ``persons`` says who is the same in several of them: then persons are the units.
 Values are averages over users first, then over seeds.
 
-Shape legend: M metrics, S seeds (runs), U users of a domain, R resamples or permutations.
+Shape legend: M metrics, S seeds (runs), U users of a domain, R resamples, P persons, N choices, K clients, U users of
+a client, R resamples or permutations.
 """
 
 from __future__ import annotations
@@ -14,12 +15,129 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.bootstrap import CHUNK, bootstrap_alike, counts
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
-from fedecider.evaluation.persons import PerDomain, Persons, by_person, for_resampling
+
+# Draws of the cluster bootstrap, the same ones for several values.
+
+CHUNK = 4_000_000  # resampled entries held at once: bounds memory near 100 MB
+DRAWN = 200_000  # draws counted at once: they fit the caches
+
+
+def bootstrap_alike(
+    values: Sequence[Tensor],
+    generator: torch.Generator,
+    num_resamples: int,
+    seed_count_RS: Tensor | None = None,
+) -> list[Tensor]:
+    """:func:`fedecider.evaluation.statistics.bootstrap_means` of several (M, S, U) of one shape, with the same draws.
+
+    One product for each of them, not one for all: so each is, to the last bit, what it is alone.
+    """
+    values = [value_MSU.to(torch.float64) for value_MSU in values]
+    num_metrics, num_seeds, num_users = values[0].shape
+    if seed_count_RS is None:
+        seed_count_RS = counts(num_resamples, num_seeds, generator)
+    means: list[list[Tensor]] = [[] for _ in values]
+    for count_RS in seed_count_RS.split(max(1, CHUNK // num_users)):
+        count_RU = counts(len(count_RS), num_users, generator)
+        for value_MSU, found in zip(values, means, strict=True):
+            per_seed_RMS = (count_RU @ value_MSU.reshape(-1, num_users).T).view(-1, num_metrics, num_seeds)
+            found.append((per_seed_RMS * count_RS[:, None]).sum(2) / (num_users * num_seeds))
+    return [torch.cat(found) for found in means]
+
+
+def counts(num_rows: int, size: int, generator: torch.Generator) -> Tensor:
+    """How often each of ``size`` units is drawn in ``size`` draws with replacement, float64 (num_rows, size)."""
+    if size == 1:
+        return torch.ones(num_rows, 1, dtype=torch.float64)
+    count = torch.empty(num_rows, size, dtype=torch.float64)
+    for part in count.split(max(1, DRAWN // size)):
+        drawn = torch.randint(size, part.shape, generator=generator)
+        drawn += torch.arange(len(part))[:, None] * size
+        part.copy_(torch.bincount(drawn.view(-1), minlength=part.numel()).view(part.shape))
+    return count
+
+
+# Persons who are users of several domains: what each of them adds to a mean over domains.
+
+PerDomain = Mapping[str, Tensor]
+"""Domain -> values (S, U), or (U,) for a single run."""
+Persons = Mapping[str, Sequence[str]]
+"""Domain -> key of every user; equal keys are one person."""
+
+
+def shared_persons(users: Mapping[str, Sequence[str]]) -> Persons | None:
+    """``users``, domain -> keys, where some person is in several domains; None where nobody is."""
+    return users if len(set().union(*users.values())) < sum(map(len, users.values())) else None
+
+
+def by_person(values: PerDomain, persons: Persons) -> Tensor:
+    """(S, P): what every person adds to the macro mean, times P, so that the mean over persons is the macro mean."""
+    place = {person: number for number, person in enumerate(sorted(set().union(*(persons[d] for d in values))))}
+    total_SP = torch.zeros(next(iter(values.values())).shape[0], len(place), dtype=torch.float64)
+    for domain, value_SU in values.items():
+        if len(persons[domain]) != value_SU.shape[1]:
+            raise ValueError(f"got {len(persons[domain])} persons for {value_SU.shape[1]} users of {domain}")
+        index_U = torch.tensor([place[person] for person in persons[domain]])
+        total_SP.index_add_(1, index_U, value_SU.to(torch.float64) / (value_SU.shape[1] * len(values)))
+    return total_SP * len(place)
+
+
+def for_resampling(values: PerDomain, persons: Persons) -> Tensor:
+    """(S, P) with the macro mean as its mean over persons, which stays one of means however many users a domain draws.
+
+    A resample's mean of a domain is a ratio, sum over number of its users; this is the ratio's linear part, what each
+    user is from the mean of the domain.
+    """
+    mean = {domain: value_SU.mean() for domain, value_SU in values.items()}
+    deviation = {domain: value_SU - mean[domain] for domain, value_SU in values.items()}
+    return by_person(deviation, persons) + torch.stack(list(mean.values())).mean()
+
+
+# Choices on validation items by the rule of one standard error (Breiman et al., 1984): noise moves nothing.
+
+
+def clearly_above(first_KU: Sequence[np.ndarray], second_KU: Sequence[np.ndarray]) -> bool:
+    """Whether the first figures are higher than the second ones by more than one standard error.
+
+    Both hold a figure of every user, client by client, and the same users stand in the same places. The difference is
+    the mean over clients of the mean over their users, its standard error ``sqrt(sum_k s_k^2 / U_k) / K`` with the
+    sample variance s_k^2 of the differences of client k. Of a client with fewer than two users it cannot be told, and
+    the answer is no. A client needs to tell two numbers for it.
+    """
+    difference_KU = [first_U - second_U for first_U, second_U in zip(first_KU, second_KU, strict=True)]
+    if any(len(one_U) < 2 for one_U in difference_KU):
+        return False
+    mean = np.mean([one_U.mean() for one_U in difference_KU])
+    variance = np.sum([one_U.var(ddof=1) / len(one_U) for one_U in difference_KU]) / len(difference_KU) ** 2
+    return bool(mean > np.sqrt(variance))
+
+
+def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
+    """Number of the best of N choices by their mean over clients, among those that are `clearly_above` the first.
+
+    The first is what is taken where nothing speaks against it: 0 where no other is clearly above it.
+    """
+    clear = [number for number in range(1, len(gain_NKU)) if clearly_above(gain_NKU[number], gain_NKU[0])]
+    return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gain_NKU[number]]), default=0)
+
+
+def first_not_beaten(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
+    """Number of the choice that is left when each of N, in order of preference, gives way to a later one only where
+    that is `clearly_above` it.
+    """
+    held = 0
+    for number in range(1, len(gain_NKU)):
+        if clearly_above(gain_NKU[number], gain_NKU[held]):
+            held = number
+    return held
+
+
+# Intervals, paired tests and the words for them: what a table may claim.
 
 PERMUTATIONS_PER_TEST = 400  # the smallest p-value that Holm's correction can then leave is 0.0025
 HELD = 25_000_000  # differences of users that are held at once: 200 MB

@@ -1,4 +1,4 @@
-"""The loops of :mod:`fedecider.federation.rows`, compiled for the CPU; imported when they are needed.
+"""Functions of plain loops over arrays, compiled for the CPU by Numba.
 
 Shape legend: N clients of the run, C clients of a block, I rows of a table, R rows that a client holds, F numbers of a
 row.
@@ -6,7 +6,35 @@ row.
 
 from __future__ import annotations
 
-from fedecider.federation.compiling import compiled
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+# Functions of plain loops over arrays, compiled for the CPU by Numba.
+
+
+def compiled(function: Callable | None = None, **options: Any) -> Callable:
+    """``numba.njit`` with what all our functions need; further options as keywords.
+
+    The result of a compilation is kept in ``__pycache__``, the user's cache folder or ``NUMBA_CACHE_DIR``; where none
+    can be written every process compiles anew. Numba does not see that a function or a constant in another file has
+    changed, so what belongs together stands in one file, and whoever changes these options empties the caches.
+    """
+    if function is None:
+        return lambda function: compiled(function, **options)
+    options = {
+        "nogil": True,  # threads may share the work out
+        "error_model": "numpy",  # a division by zero is not an exception: with one, loops are not vectorised
+        **options,
+    }
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:  # nowhere to keep it
+        return numba.njit(function, **options)
+
+
+# The loops of :mod:`fedecider.federation.rows`, compiled for the CPU; imported when they are needed.
 
 
 @compiled

@@ -17,15 +17,7 @@ from fedecider.federation.method import Block, Download, FederatedMethod, NewRow
 from fedecider.federation.parties import Processes, choose_cohort, in_client_order
 from fedecider.federation.record import Recorder
 from fedecider.federation.rows import write_rows
-from fedecider.federation.state import (
-    RunState,
-    is_mapped,
-    load_state,
-    mapped_like,
-    remove_debris,
-    save_state,
-    snapshot,
-)
+from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, remove_debris, save_state, snapshot
 from fedecider.federation.wire import Traffic, check_upload, download_to, group_traffic, measure, with_finite
 
 Pack = Callable[[Sequence[int]], Sequence[Block]]

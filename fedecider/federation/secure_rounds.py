@@ -1,4 +1,7 @@
-"""The round loop over secure sums: the server gets the mean of those who delivered, and never a single upload.
+"""All parties of a secure sum in one process: what a simulated run sums with, repeatable from its seed.
+
+The steps and the messages are those of a deployment (:mod:`fedecider.federation.secure_sum`); secrets come from the
+run's seed instead of the operating system, so nothing is hidden from who knows it.
 
 After bound and noise an upload is multiplied by its client weight, put into fixed point (multiples of 2^-32, so that a
 mean over weights of 1 or more is off by at most 2^-33), masked and sent, with the weight itself; the quotient of the
@@ -7,12 +10,14 @@ two sums is the mean. Who is late, not finite or out of range has dropped out af
 Of a tensor whose rows travel by ``sent_rows`` two clients mask the rows that both of them send, and each row has a sum
 of weights of its own. A row that one client alone sends is not hidden by any sum (`bare_rows`).
 
-Shape legend: K clients of the run, L numbers of an upload in order of their names, n rows of a tensor.
+Shape legend: L numbers of an upload, K clients of the run, L numbers of an upload in order of their names, n rows of a
+tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -20,9 +25,117 @@ from torch import Tensor
 
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.rounds import Gathering, Sent
-from fedecider.federation.secure_simulation import Simulated, protocol_bytes, simulated
-from fedecider.federation.secure_sum import THRESHOLD, Rules, Sends, check_survivors, encode
+from fedecider.federation.secure_sum import (
+    PUBLIC_BYTES,
+    SEALED_BYTES,
+    SHARE_BYTES,
+    THRESHOLD,
+    Bits,
+    Member,
+    PublicKeys,
+    Rules,
+    Secrets,
+    Sends,
+    announce,
+    check_survivors,
+    encode,
+    join,
+    masked,
+    receive,
+    recovered,
+    reveal,
+    rules_for,
+    seeded,
+    share,
+    unmask,
+)
 from fedecider.federation.wire import Traffic, dense, download_of, measure, take_row, upload_of
+
+# All parties of a secure sum in one process: what a simulated run sums with, repeatable from its seed.
+
+KEYS, SHARES, UNMASKING = "secure:keys", "secure:shares", "secure:unmasking"
+"""Names of the protocol's own messages in the counts of bytes."""
+
+
+class Simulated(NamedTuple):
+    """A sum whose clients have exchanged keys and shares."""
+
+    rules: Rules
+    keys: Mapping[int, PublicKeys]
+    members: Mapping[int, Member]
+
+    def send(self, client: int, value_L: Tensor, part: int = 0, sends: Sends | None = None) -> Tensor:
+        """What ``client`` sends for ``value_L``."""
+        return masked(self.rules, self.members[client], self.keys, value_L, part, sends)
+
+    def secrets(self, survivors: Sequence[int]) -> Secrets:
+        """What the server puts together of the answers of all ``survivors``."""
+        answers = [reveal(self.rules, self.members[client], survivors)[0] for client in survivors]
+        return recovered(self.rules, self.keys, survivors, answers)
+
+    def open(self, total_L: Tensor, survivors: Sequence[int], sends: Sends | None = None) -> Tensor:
+        """The exact sum of the values of ``survivors``, from that of what they sent, in one part."""
+        return unmask(self.rules, self.keys, self.secrets(survivors), total_L, sends=sends)
+
+    def open_uploads(self, uploads: Iterable[Upload], name: str) -> Tensor:
+        """The exact sum over the clients whose masked tensor ``name`` (C, ...) arrives, int64 (...)."""
+        survivors: list[int] = []
+        total: Tensor | None = None
+        for upload in uploads:
+            survivors += upload.clients.tolist()
+            part = upload.tensors[name].sum(0, dtype=upload.tensors[name].dtype)  # wraps: that is the modulus
+            total = part if total is None else total + part
+        check_survivors(self.rules, survivors)
+        assert total is not None
+        return self.open(total.reshape(-1).cpu(), survivors).view(total.shape)
+
+    def payload_down(self) -> dict[str, int]:
+        """What `Download.payload` says of the protocol's messages, alike for all."""
+        return protocol_bytes(self.rules, self.rules.cohort[0])[0]
+
+    def payload_up(self, clients: Tensor) -> Tree:
+        """What `Upload.payload` says of them."""
+        sizes = [protocol_bytes(self.rules, client)[1] for client in clients.tolist()]
+        return {name: torch.tensor([one[name] for one in sizes]) for name in (KEYS, SHARES, UNMASKING)}
+
+
+def protocol_bytes(rules: Rules, client: int, delivers: bool = True) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes down and up of a client's keys, shares and unmasking; who does not deliver is not asked to unmask."""
+    others = len(rules.neighbours[client])
+    down = {KEYS: PUBLIC_BYTES * others, SHARES: SEALED_BYTES * others}
+    up = {KEYS: PUBLIC_BYTES, SHARES: SEALED_BYTES * others}
+    if delivers:
+        down[UNMASKING] = -(-len(rules.cohort) // 8)  # a bit for every client: whether it delivered
+        up[UNMASKING] = SHARE_BYTES * (1 + others)
+    return down, up
+
+
+@lru_cache(maxsize=2)  # one for the sum that blocks are working at
+def simulated(
+    cohort: tuple[int, ...],
+    seed: int,
+    purpose: str,
+    round: int,
+    threshold: float = THRESHOLD,
+    num_neighbours: int | None = None,
+    bits: Bits = 64,
+) -> Simulated:
+    """A sum after steps 1 and 2, in which everybody in ``cohort`` took part."""
+    rules = rules_for(cohort, seed, purpose, round, threshold=threshold, num_neighbours=num_neighbours, bits=bits)
+    sources = {client: seeded(seed, "secure", purpose, round, client) for client in rules.cohort}
+    members = {client: join(client, source) for client, source in sources.items()}
+    keys = {client: announce(member) for client, member in members.items()}
+    arrived: dict[int, dict[int, bytes]] = {client: {} for client in members}
+    for client, member in members.items():
+        near = {other: keys[other] for other in rules.neighbours[client]}
+        sealed, members[client] = share(rules, member, near, sources[client])
+        for receiver, message in sealed.items():
+            arrived[receiver][client] = message
+    members = {client: receive(rules, member, keys, arrived[client]) for client, member in members.items()}
+    return Simulated(rules, keys, members)
+
+
+# The round loop over secure sums: the server gets the mean of those who delivered, and never a single upload.
 
 FRACTION_BITS = 32
 WEIGHT = "secure:weight"

@@ -1,4 +1,10 @@
-"""Secure sums that survive dropouts: the server learns the sum over those who delivered, and of one client nothing.
+"""Secrets shared so that any t holders together have them and t - 1 know nothing (Shamir, CACM 1979).
+
+A secret is a number of the field of ``prime``, the value at 0 of a random polynomial of degree t - 1; a share is its
+value at the place of a holder. Differs from the paper: nothing.
+
+X25519 (RFC 7748) and HKDF with SHA-256 (RFC 5869) agree on a secret, ChaCha20 (RFC 8439) makes the masks of it, and
+ChaCha20-Poly1305 seals what the server carries from client to client; all of them as the package cryptography has them.
 
 The protocol of Bonawitz et al. (CCS 2017), every step a function of one party whose arguments and results are what
 travels. In the order of the steps:
@@ -28,24 +34,149 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from fedecider.federation.secure_keys import (
-    KEY_BYTES,
-    SEAL_BYTES,
-    KeyPair,
-    agree,
-    keystream,
-    new_pair,
-    public_of,
-    seal,
-    unseal,
-)
-from fedecider.federation.shamir import SHARE_BYTES, Source, random_coefficients, recover, split
 from fedecider.federation.streams import stream
+
+# Secrets shared so that any t holders together have them and t - 1 know nothing (Shamir, CACM 1979).
+
+PRIME = 2**256 + 297
+"""The smallest prime above 2^256: 32 bytes are a number of its field."""
+SHARE_BYTES = 33
+
+Source = Callable[[int], bytes]
+"""How many random bytes -> as many of them: ``secrets.token_bytes``, or a stream of a run's seed in a simulation."""
+
+
+def split(secret: int, places: Sequence[int], coefficients: Sequence[int], prime: int = PRIME) -> dict[int, int]:
+    """Place -> share ``secret + c_1 x + ... + c_(t-1) x^(t-1) mod prime``, for t - 1 random ``coefficients``.
+
+    Raises:
+        ValueError: places that are not different numbers from 1 to ``prime`` - 1, or fewer than t of them.
+    """
+    if len(set(places)) != len(places) or not all(0 < place < prime for place in places):
+        raise ValueError(f"got the places {list(places)[:10]}, expected different numbers from 1 on: 0 is the secret")
+    if len(places) <= len(coefficients):
+        raise ValueError(f"got {len(places)} holders, expected the {len(coefficients) + 1} that a secret takes")
+    shares = {}
+    for place in places:
+        value = 0
+        for coefficient in reversed((secret, *coefficients)):  # Horner
+            value = (value * place + coefficient) % prime
+        shares[place] = value
+    return shares
+
+
+def recover(shares: Mapping[int, int], threshold: int, prime: int = PRIME) -> int:
+    """The secret, from ``threshold`` or more shares by place; the first ones by place are taken (Lagrange at 0).
+
+    Raises:
+        ValueError: fewer shares than ``threshold``.
+    """
+    if len(shares) < threshold:
+        raise ValueError(f"got {len(shares)} shares of a secret, expected {threshold} at least: fewer tell nothing")
+    places = sorted(shares)[:threshold]
+    secret = 0
+    for place in places:
+        above, below = 1, 1
+        for other in places:
+            if other != place:
+                above = above * other % prime
+                below = below * (other - place) % prime
+        secret += shares[place] * above * pow(below, -1, prime)
+    return secret % prime
+
+
+def random_coefficients(threshold: int, source: Source) -> list[int]:
+    """``threshold - 1`` numbers of the field of `PRIME`, uniform up to 2^-128."""
+    return [int.from_bytes(source(48), "big") % PRIME for _ in range(threshold - 1)]
+
+
+# Keys of secure sums: a secret that two clients share, numbers made of it, and what only a receiver can read.
+
+KEY_BYTES = 32
+SEAL_BYTES = 16
+"""What a sealed message is longer."""
+_ONCE = bytes(12)
+"""The nonce of a key that seals one message."""
+
+
+class KeyPair(NamedTuple):
+    """32 bytes each."""
+
+    private: bytes
+    public: bytes
+
+
+def new_pair(source: Source) -> KeyPair:
+    """A key pair of one client for one sum."""
+    private = source(KEY_BYTES)
+    return KeyPair(private, public_of(private))
+
+
+def public_of(private: bytes) -> bytes:
+    """The public key of a private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes, label: bytes) -> bytes:
+    """The 32 bytes that two parties get, each from its private and the other's public key; for one ``label`` alone.
+
+    Raises:
+        ValueError: ``public`` is no key, or one of small order, with which the secret would be known to all.
+    """
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise ValueError(f"got {public.hex()[:16]}... as a public key ({error}), expected one of X25519") from error
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=label).derive(shared)
+
+
+def keystream(key: bytes, count: int, bits: int, part: int = 0) -> Tensor:
+    """``count`` uniform numbers of all ``bits`` (32 or 64) bits, int32 or int64; other ones for every ``part``."""
+    nonce = bytes(4) + part.to_bytes(12, "little")  # RFC 8439's layout after four bytes of block counter
+    drawn = Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(count * bits // 8))
+    words = np.frombuffer(bytearray(drawn), "<i4" if bits == 32 else "<i8")
+    return torch.from_numpy(words)
+
+
+def seal(key: bytes, plain: bytes, label: bytes) -> bytes:
+    """``plain`` under a key that seals nothing else; 16 bytes longer."""
+    return ChaCha20Poly1305(key).encrypt(_ONCE, plain, label)
+
+
+def unseal(key: bytes, sealed: bytes, label: bytes) -> bytes:
+    """What :func:`seal` was given.
+
+    Raises:
+        ValueError: it was changed on its way, or is meant for somebody else.
+    """
+    try:
+        return ChaCha20Poly1305(key).decrypt(_ONCE, sealed, label)
+    except InvalidTag as error:
+        raise ValueError("got a sealed message that does not open, expected the one its sender sealed") from error
+
+
+def seeded(seed: int, *labels: str | int) -> Source:
+    """A source for simulations, which repeat: whoever knows the seed knows all that is drawn from it."""
+    text = "\x1f".join([str(seed), *(f"{type(label).__name__}:{label}" for label in labels)])
+    numbers = count()
+    return lambda size: hashlib.shake_256(f"{text}\x1e{next(numbers)}".encode()).digest(size)
+
+
+# Secure sums that survive dropouts: the server learns the sum over those who delivered, and of one client
+# nothing.
 
 Bits = Literal[32, 64]
 _DTYPES = {32: torch.int32, 64: torch.int64}

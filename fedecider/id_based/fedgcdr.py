@@ -1,12 +1,14 @@
-"""FedGCDR (NeurIPS 2024), compact: users of several domains carry noised vectors of one domain into another.
+"""The model of FedGCDR: a user attends to itself, to its items and to friends, layer by layer.
 
-Shape legend: N clients, U users of a client (its own, then the public ones of its catalogue), G persons, I items of the
-largest catalogue, L layers, D dims, F = L D, B users of a batch.
+Shape legend: B users of a batch, V neighbours (padded), S friends, L layers, D dims, N clients, U users of a client
+(its own, then the public ones of its catalogue), I items of the largest catalogue, V items of a user (padded), S
+sources, P pairs, G persons, F = L D.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import typing
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -14,16 +16,255 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fedecider.bounds import Depth, Epochs, Negatives, NotNegative, OneOrMore, Positive, Width, above, check
+from fedecider.baselines.fitting import Excluded, draw_outside, outside_of, pointwise_loss
+from fedecider.baselines.sasrec import is_event, pack
+from fedecider.bounds import (
+    Depth,
+    Epochs,
+    Negatives,
+    NotNegative,
+    OneOf,
+    OneOrMore,
+    Positive,
+    Real,
+    Space,
+    Whole,
+    Width,
+    above,
+    check,
+)
+from fedecider.evaluation.protocols import train_part
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, epsilon
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
-from fedecider.id_based.clients import IdClients
-from fedecider.id_based.star_training import SOURCE, StarTraining, histories, model_of
-from fedecider.tuning.space import OneOf, Real, Space, Whole
+from fedecider.id_based.clients import Client, IdClients
+
+# The model of FedGCDR: a user attends to itself, to its items and to friends, layer by layer.
+
+
+def user_layers(
+    user_BD: Tensor,
+    item_BVD: Tensor,
+    is_item_BV: Tensor,
+    attention_LD: Tensor,
+    friend_BLSD: Tensor | None = None,
+    is_friend_BS: Tensor | None = None,
+) -> Tensor:
+    """Vectors of the users after each layer (B, L, D).
+
+    ``e_u <- sum_v a_v e_v`` over v in {u, items of u, friends}, ``a = softmax_v(a . e_v)``. The paper's logit is
+    ``a_1 . e_u + a_2 . e_v``; the first term is the same for all v and cancels, so that it is left out.
+    """
+    state_BD, found = user_BD, []
+    for layer, query_D in enumerate(attention_LD):
+        parts, known = [state_BD[:, None], item_BVD], [is_item_BV.new_ones(len(user_BD), 1), is_item_BV]
+        if friend_BLSD is not None and is_friend_BS is not None:
+            parts, known = [*parts, friend_BLSD[:, layer]], [*known, is_friend_BS]
+        neighbour_BVD = torch.cat(parts, 1)
+        logit_BV = (neighbour_BVD @ query_D).masked_fill(~torch.cat(known, 1), -torch.inf)
+        weight_BV = logit_BV.softmax(1)
+        state_BD = (weight_BV[:, :, None] * neighbour_BVD).sum(1)
+        found.append(state_BD)
+    return torch.stack(found, 1)
+
+
+def mapped(mlp: Tree, friend_BLSD: Tensor) -> Tensor:
+    """``MLP_S`` of every source S, d -> 2 d -> d / 2 -> d with tanh in between; same shape."""
+    state = friend_BLSD
+    for number in (1, 2, 3):
+        state = torch.einsum("blsd,sde->blse", state, mlp[f"weight_{number}"]) + mlp[f"bias_{number}"]
+        state = state.tanh() if number < 3 else state
+    return state
+
+
+def mapping_loss(target_BLD: Tensor, mapped_BLSD: Tensor, is_friend_BS: Tensor) -> Tensor:
+    """``l_m``, the mean over users of ``sum_{S, l} |x_T^l - MLP_S(x_S^l)|^2``; a user's friends are its sources."""
+    square_BLS = (target_BLD[:, :, None] - mapped_BLSD).square().sum(-1)
+    return (square_BLS * is_friend_BS[:, None]).sum((1, 2)).mean()
+
+
+def similarity_loss(target_BLD: Tensor, mapped_BLSD: Tensor, is_friend_BS: Tensor) -> Tensor:
+    """``l_s``, the mean over users of ``sum_l |x_T^l - sum_S sim_S m_S^l / sum_S sim_S|^2`` with ``m_S = MLP_S(x_S)``.
+
+    ``sim_S`` is the cosine of ``x_T`` and ``m_S``, a constant; those below 0 count as 0, and a user without a source of
+    positive cosine has no such term.
+    """
+    cosine_BLS = functional.cosine_similarity(target_BLD[:, :, None], mapped_BLSD, dim=-1).detach()
+    weight_BLS = cosine_BLS.clamp(min=0.0) * is_friend_BS[:, None]
+    total_BL = weight_BLS.sum(-1)
+    mean_BLD = (weight_BLS[..., None] * mapped_BLSD).sum(2) / total_BL.clamp(min=1e-8)[..., None]
+    return ((target_BLD - mean_BLD).square().sum(-1) * (total_BL > 1e-8)).sum(1).mean()
+
+
+# Training of one client in FedGCDR, phase by phase.
+
+SOURCE, TARGET, TUNING = range(3)
+"""Phases of a client."""
+Friends = tuple[Tensor, Tensor]
+"""Mapped vectors of the sources of some users (B, L, S, D), and which of them there are (B, S)."""
+
+
+class StarSettings(typing.Protocol):
+    """What training asks of the settings of FedGCDR."""
+
+    @property
+    def mapping_weight(self) -> float: ...
+    @property
+    def similarity_weight(self) -> float: ...
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def tuning_rate(self) -> float: ...
+    @property
+    def local_epochs(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def num_negatives(self) -> int: ...
+
+
+class Histories(NamedTuple):
+    """What a client trains on."""
+
+    item_UV: Tensor
+    """int64, right-padded."""
+    length_U: Tensor
+    excluded: Excluded
+
+    def items_of(self, user_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Items of some users (B, V), and False at padding, where ``user_B`` is."""
+        length_B = self.length_U[user_B.cpu()]
+        item_BV = self.item_UV[user_B.cpu()][:, : int(length_B.max())]
+        return item_BV.to(user_B.device), is_event(item_BV, length_B).to(user_B.device)
+
+
+def histories(client: Client) -> Histories:
+    """Train parts of its own users, then whole public histories."""
+    parts = [*(list(train_part(sequence)) for sequence in client.sequences), *map(list, client.public)]
+    item_UV, length_U = pack(parts, max(map(len, parts)))
+    return Histories(item_UV, length_U, outside_of(parts, client.num_items))
+
+
+class StarTraining(NamedTuple):
+    """All clients' training. ``own`` is a client's row of the local tree, ``model`` what is trained in a phase."""
+
+    clients: IdClients
+    config: StarSettings
+    data: list[Histories]
+
+    @property
+    def most_users(self) -> int:
+        """Of one client, public ones included: the length of its table of users."""
+        return max(len(one.length_U) for one in self.data)
+
+    def train(self, own: Tree, number: int, round: int, phase: int) -> tuple[Tree, dict[str, Any]]:
+        """The own row after a round of a phase, and its log; as before where a number is not finite."""
+        if phase == TUNING and int(own["phase"]) != TUNING:
+            user_UD = self.final_users(own, number, TARGET)
+            padding = own["tuned.user"].new_zeros(self.most_users - len(user_UD), self.config.embedding_size)
+            own = {**own, "tuned.user": torch.cat([user_UD, padding])}
+        trained = {name: tensor.clone().requires_grad_() for name, tensor in model_of(own, phase).items()}
+        if phase == TUNING:
+            trained = {"item": trained["item"], "user": own["tuned.user"].clone().requires_grad_()}
+        rate = self.config.tuning_rate if phase == TUNING else self.config.learning_rate
+        optimizer = torch.optim.Adam(trained.values(), lr=rate)
+        losses = [
+            _step(optimizer, self.loss(own, number, user_B, phase, trained, generator))
+            for user_B, generator in self.batches(number, round)
+        ]
+        new = dict(own)
+        for name, tensor in trained.items():
+            new["tuned.user" if phase == TUNING and name == "user" else _prefix(phase) + name] = tensor.detach()
+        new["phase"] = torch.full_like(own["phase"], phase)
+        finite = all(bool(tensor.isfinite().all()) for tensor in new.values())
+        return (new if finite else own), {"loss": sum(losses) / len(losses), "finite": finite}
+
+    def batches(self, number: int, round: int) -> Iterator[tuple[Tensor, torch.Generator]]:
+        """Users of each step of a round, and what its negatives are drawn with."""
+        seed, num_users = self.clients.seed_of(number), len(self.data[number].length_U)
+        for epoch in range(self.config.local_epochs):
+            order_U = torch.randperm(num_users, generator=stream(seed, "order", round, epoch))
+            generator = stream(seed, "negatives", round, epoch)
+            for user_B in order_U.split(self.config.batch_size):
+                yield user_B.to(self.clients.device), generator
+
+    def loss(
+        self, own: Tree, number: int, user_B: Tensor, phase: int, model: Tree, generator: torch.Generator
+    ) -> Tensor:
+        """Cross-entropy of the users' items against negatives, and with friends their two distances."""
+        config, data = self.config, self.data[number]
+        item_BV, is_item_BV = data.items_of(user_B)
+        row_P, column_P = is_item_BV.nonzero(as_tuple=True)
+        asked_PN = user_B[row_P, None].expand(-1, config.num_negatives).cpu()
+        negative_PN = draw_outside(data.excluded, asked_PN, generator).to(user_B.device)
+        item_PN = torch.cat([item_BV[row_P, column_P][:, None], negative_PN], 1)
+        extra = torch.zeros((), device=user_B.device)
+        if phase == TUNING:
+            user_BD = model["user"][user_B]
+        else:
+            friends = self.friends_of(own, user_B, phase, model)
+            vector_BLD = self.layers(number, user_B, model, friends)
+            user_BD = vector_BLD[:, -1]
+            if friends is not None:
+                extra = config.mapping_weight / 2.0 * mapping_loss(vector_BLD, *friends)
+                extra = extra + config.similarity_weight / 2.0 * similarity_loss(vector_BLD, *friends)
+        logit_PN = (user_BD[row_P][:, None] * model["item"][item_PN]).sum(-1)
+        return pointwise_loss(logit_PN) + extra
+
+    def friends_of(self, own: Tree, user_B: Tensor, phase: int, model: Tree) -> Friends | None:
+        """What the users' sources handed over, mapped; None in the phase without friends."""
+        if phase == SOURCE:
+            return None
+        shape = self.clients.num_clients, len(user_B), self.config.num_layers, self.config.embedding_size
+        friend_BLSD = own["friend"][:, user_B].view(shape).permute(1, 2, 0, 3)
+        return mapped(model, friend_BLSD), own["is_friend"][:, user_B].T
+
+    def layers(self, number: int, user_B: Tensor, model: Tree, friends: Friends | None) -> Tensor:
+        """User vectors after each layer (B, L, D)."""
+        item_BV, is_item_BV = self.data[number].items_of(user_B)
+        asked = (model["user"][user_B], model["item"][item_BV], is_item_BV, model["attention"])
+        return user_layers(*asked, *(friends or ()))
+
+    def final_users(self, own: Tree, number: int, phase: int) -> Tensor:
+        """(U, D) vectors of the client's own and public users that the score takes."""
+        user_U = torch.arange(len(self.data[number].length_U), device=self.clients.device)
+        if phase == TUNING:
+            return own["tuned.user"][user_U]
+        model = model_of(own, phase)
+        with torch.no_grad():
+            parts = [
+                self.layers(number, user_B, model, self.friends_of(own, user_B, phase, model))[:, -1]
+                for user_B in user_U.split(self.config.batch_size)
+            ]
+        return torch.cat(parts)
+
+
+def model_of(own: Tree, phase: int) -> Tree:
+    """The model of a phase in a client's row; tuning goes on with the items of the target's."""
+    prefix = _prefix(phase)
+    return {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
+
+
+def _prefix(phase: int) -> str:
+    return "source." if phase == SOURCE else "target."
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+# FedGCDR (NeurIPS 2024), compact: users of several domains carry noised vectors of one domain into another.
 
 GRID: tuple[dict[str, Any], ...] = (
     {},

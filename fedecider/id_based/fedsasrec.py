@@ -17,13 +17,25 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.sasrec import Sasrec, SasrecConfig, make_optimizer, run_epoch, scores, start_model
-from fedecider.bounds import Depth, Epochs, NotNegative, OneOrMore, Positive, ShareBelow1, Width, check
+from fedecider.bounds import (
+    Depth,
+    Epochs,
+    NotNegative,
+    OneOf,
+    OneOrMore,
+    Positive,
+    Real,
+    ShareBelow1,
+    Space,
+    Whole,
+    Width,
+    check,
+)
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.moments import moments, restore
-from fedecider.tuning.space import OneOf, Real, Space, Whole
 
 Share = Literal["catalogue", "all", "layers", "nothing"]
 

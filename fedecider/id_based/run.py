@@ -1,23 +1,25 @@
-"""A run of an ID-based method, from prepared domains to its folder.
+"""Settings of a run of an ID-based method that are not the method's own.
 
 Shape legend: U users of a client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedecider.bounds import OneOrMore, Participation, Seed, Threads, ZeroOrMore, check
 from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.evaluation.persons import shared_persons
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import (
     Recorder,
@@ -31,15 +33,104 @@ from fedecider.federation.rounds import OnClients, RoundSettings, evaluate_views
 from fedecider.federation.state import RunState
 from fedecider.id_based import METHODS
 from fedecider.id_based.clients import IdClients, id_clients
-from fedecider.id_based.config import IdSettings
-from fedecider.report.costs import median_seconds, participations, total_bytes
-from fedecider.report.rows import result_rows, rows_data, view_labels
-from fedecider.report.tables import ResultTable, markdown_table, rich_table, shown_domains
-from fedecider.running.launch import Launch
+from fedecider.report.analyses import median_seconds, participations, total_bytes
+from fedecider.report.tables import (
+    ResultTable,
+    markdown_table,
+    result_rows,
+    rich_table,
+    rows_data,
+    shown_domains,
+    view_labels,
+)
+from fedecider.running.launch import Launch, checked_run, opened_together, round_recorder, round_teller
+from fedecider.running.options import build_parser, parse, peek
 from fedecider.running.progress import console, round_progress, say
-from fedecider.running.run_folder import RunFolder, fingerprint
-from fedecider.running.stages import as_plain
-from fedecider.running.tracking import checked_run, opened_together, round_recorder, round_teller
+from fedecider.running.run_folder import RunFolder, as_plain, check_output, fingerprint
+
+# Settings of a run of an ID-based method that are not the method's own.
+
+
+@dataclass(frozen=True)
+class IdRunConfig:
+    """Further settings of a federated run without a language model.
+
+    Args:
+        method: The federated method.
+        domains: The prepared domains or silos that are clients, separated by commas; movies_tv.* stands for all silos
+            of movies_tv. If empty, all in data.
+        data: The folder of prepared domains.
+        output: The run folder; if empty, one is made below runs/.
+        seed: The seed from which every random draw of the run is derived.
+        num_rounds: The number of rounds of local training and exchange.
+        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
+        participation: The share of the clients that take part in a round.
+        protocol: The evaluation protocol: strict, or strict/keep_seen.
+        num_threads: The number of CPU threads; 0 leaves the choice to torch.
+        resume: If true, the stopped run in output goes on.
+    """
+
+    method: str = "fedsasrec"
+    domains: str = ""
+    data: str = ""
+    output: str = ""
+    seed: Seed = 0
+    num_rounds: OneOrMore = 30
+    patience: ZeroOrMore = 0
+    participation: Participation = 1.0
+    protocol: str = "strict"
+    num_threads: Threads = 0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.method not in METHODS:
+            raise ValueError(f"got method {self.method!r}, expected one of {', '.join(METHODS)}")
+        if get_protocol(self.protocol).num_sampled is not None:
+            raise ValueError(f"got protocol {self.protocol!r}, expected one of whole catalogues, such as strict")
+        if self.resume and not self.output:
+            raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
+
+    @property
+    def domain_names(self) -> list[str] | None:
+        """None for all that are there."""
+        return [name.strip() for name in self.domains.split(",") if name.strip()] or None
+
+
+class IdSettings(NamedTuple):
+    """All settings of one run."""
+
+    run: IdRunConfig
+    method: Any
+    """The method's own frozen dataclass."""
+
+
+# Settings of an ID-based run from a command line.
+
+COMMON = ("help", "config", "method", "domains", "data", "output", "num_rounds", "seed", "num_threads", "resume")
+"""What ``--help`` shows first."""
+
+
+def parse_id_settings(description: str, words: Sequence[str], method: str) -> IdSettings:
+    """Settings of one run.
+
+    Raises:
+        ValueError: an option of another track, or a setting that cannot be.
+    """
+    foreign = [name for name in ("dataset", "lora_rank") if peek(words, name)]
+    if foreign:
+        raise ValueError(f"got {foreign[0]} with the method {method}, expected --data and --domains")
+    classes = (IdRunConfig, METHODS[method].config)
+    texts = {"method": f"The federated method: {', '.join(METHODS)}."}
+    parser = build_parser(description, *classes, common=COMMON, texts=texts)
+    parser.set_defaults(method=method)
+    run, own = parse(parser, words, *classes)
+    if run.output:
+        check_output(Path(run.output))
+    return IdSettings(run, own)
+
+
+# A run of an ID-based method, from prepared domains to its folder.
 
 Positions = dict[str, dict[str, Tensor]]
 """Label of a view -> client -> (U,) positions."""

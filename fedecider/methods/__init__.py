@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fedecider.bounds import Real, Space
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.registry import LLM_METHODS, Registry
-from fedecider.lora.adapters import Shapes
 from fedecider.methods import (
     centralised,
     ditto,
@@ -22,10 +22,9 @@ from fedecider.methods import (
     pfedavg,
     rolora,
 )
-from fedecider.methods.fusion_weights import FusionWeights
-from fedecider.methods.own_rows import sends_own_rows
-from fedecider.methods.recommender import ClientModels
-from fedecider.tuning.space import Real, Space
+from fedecider.methods.fedecider import FusionWeights
+from fedecider.methods.recommender import ClientModels, sends_own_rows
+from fedecider.models.adapters import Shapes
 
 
 class Method(NamedTuple):
@@ -42,7 +41,7 @@ class Method(NamedTuple):
     scalars: Callable[[Shapes, Sequence[Shapes], int], tuple[int, int]]
     """(shapes, peers, round) -> scalars that one client receives and sends, by the formula. ``shapes`` are those of its
     own adapters, ``peers[j]`` those of what it reads of client j's; they differ where only rows of catalogues travel
-    (`fedecider.methods.own_rows.travelling_shapes`)."""
+    (`fedecider.methods.recommender.travelling_shapes`)."""
     grid: tuple[dict[str, Any], ...] = ({},)
     """Settings to try on validation, the default first: a search of N trials takes the first N, then ``RATES``."""
     space: Space = {}  # noqa: RUF012 (never written to)

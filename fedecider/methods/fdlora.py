@@ -17,15 +17,13 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.bounds import NotNegative, OneOrMore, Positive, ShareBelow1, at_least, check
+from fedecider.bounds import NotNegative, OneOrMore, Positive, Real, ShareBelow1, Space, Whole, at_least, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.lora.adapters import with_prefix, without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import ClientModels
-from fedecider.tuning.space import Real, Space, Whole
+from fedecider.models.adapters import load_plain, with_prefix, without_prefix
 from idgen.backbones.family import num_targets
 from idgen.precision import autocast
 from idgen.training import sequence_loss

@@ -1,4 +1,4 @@
-"""FeDecider (WWW 2026): share the directions of LoRA updates, let every client learn how to weigh them.
+"""Where a method with fusion weights keeps them: all that results and reports know about them.
 
 State. Server: one direction per client (K rows). Local, per client: ``alpha`` (K,) for the next training, ``own.*`` the
 raw pair at the last upload, ``whole.*`` everything that the model added to the student then, peers included, as one
@@ -9,50 +9,309 @@ i the flags that client i uploaded last, and each client the same flags as ``awa
 entry that a client has taken, -1 before. With ``merge`` every client keeps ``merged.*``, what its model holds below the
 own pair and the directions, as one pair per layer.
 
-Shape legend: K clients of the run, C clients of a block, M modules.
+Shape legend: K clients, M modules, K clients of the run, C clients of a block.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedecider.bounds import NotNegative, OneOf, Real, Space, above, check, shares_of
 from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.standard_error import first_not_beaten
+from fedecider.evaluation.statistics import first_not_beaten
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import only_rows, take_row
-from fedecider.lora.adapters import (
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import ClientModels, client_positions
+from fedecider.models.adapters import (
     Shapes,
     adapter_shapes,
+    client_order,
     factor_scalars,
+    frozen_factors,
+    fused_factors,
     initial_adapters,
+    joined,
+    load_fusion,
+    load_plain,
     module_names,
     stack_trees,
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.directions import (
+from fedecider.models.directions import (
     EPSILON,
+    compact,
     cosine_matrix,
     geometric_mean_norm,
     hold_anything,
+    least_rank,
+    load_factors,
     normalise,
+    projection_weights,
     update_norms,
 )
-from fedecider.lora.fusion import client_order, frozen_factors, fused_factors, joined, load_fusion, load_plain
-from fedecider.lora.truncation import compact, least_rank, load_factors
-from fedecider.methods.fedecider_config import SUM, FedeciderConfig
-from fedecider.methods.fedecider_start import absorbed, fused_start, initial_alpha, started, times
-from fedecider.methods.fusion_weights import FusionWeights
-from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import ClientModels, client_positions
-from fedecider.tuning.space import OneOf, Real, Space
+
+# Where a method with fusion weights keeps them: all that results and reports know about them.
+
+
+class FusionWeights(NamedTuple):
+    """How much every client weights the direction of each of K clients."""
+
+    read: Callable[[Tree], Tensor]
+    """(local tree, or a client's row of it) -> (..., K) weights in use, or (..., M, K) with a row for each layer."""
+    log: str
+    """Field of a client's log record with its K weights after the round, mean over layers."""
+    log_per_layer: str
+    """The same for each layer, (M, K), where there is one row per layer."""
+
+
+# Settings of FeDecider, of its ablations and of the options that the paper does not have.
+
+AUTO = "auto"
+"""``alpha_init`` by which a client's weights start from the norm of its first own update."""
+SUM = "sum"
+"""``first_fusion`` that leaves the start of the weights as it is."""
+PROJECTED = "projected"
+"""``first_fusion`` by which the fusion is, along every direction, as large as the own update (`projection_weights`)."""
+
+
+@dataclass(frozen=True)
+class FedeciderConfig:
+    """Settings of FeDecider and of its ablations.
+
+    Args:
+        alpha_init: Where the fusion weights start, at the first round after a broadcast: a number for every weight
+            (paper: 2); auto: the own weight is the norm of the client's first own update, so that the first broadcast
+            leaves the own part as large as it was, and the others are alpha_peers times that.
+        alpha_peers: With alpha_init auto, the start of the weights of the other clients as a share of the own norm.
+        first_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they first
+            reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from 0 to 1:
+            1 - t (n - 1) / n of the own update and t / n of its norm for each of the others, so that 0 is the client
+            alone and 1 the mean of the n directions that hold anything in a layer. projected: in every layer those that
+            make the fusion as large as the own update along each direction, a sum of directions that have nothing in
+            common and a mean of equal ones.
+            Several, separated by commas, stand in order of preference: one gives way to a later one that ranks the
+            client's own validation items better by a standard error.
+        merge: If true, what a client has trained and taken in stays in its model with the weights that it had then, and
+            every local training starts from a new pair: a direction is what one round brought, and the weights are
+            those of that round (the restarts of ReLoRA, Lialin et al., 2024, and FLoRA, Wang et al., 2024).
+            first_fusion then holds for every broadcast. Wants alpha_init auto and own_slot raw. A client that is absent
+            from a round misses what the others brought in it.
+        alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
+        train_alpha: If false, the fusion weights stay where they started.
+        alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
+            layers; module one per adapted layer.
+        own_slot: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
+            same with its geometric mean norm multiplied into the own weight, or each layer's own norm with alpha_per
+            module; raw the client's own pair as trained.
+        skip_below: A peer's direction whose weight (the largest over layers) is below this in absolute value after a
+            local training is never downloaded by that client again; 0 (paper) downloads all.
+        normalize_at: Where directions are normalised, server (paper) or client; both give the same bits, but the server
+            then never sees norms.
+        send_norms: If true, the server sends with every direction the norms that it took from it, one number a layer,
+            and with merge the weight of a peer starts from that norm, not from the receiver's: a mean of directions is
+            then the mean of the updates, however unequal clients are in size.
+        balanced: If true, canonical factors are broadcast that depend on the product only.
+        ablation: What is left out: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep
+            combines factors first, (sum alpha B)(sum alpha A).
+        sep_factors: The factors that wo_sep combines, raw (as printed) or normalized.
+    """
+
+    alpha_init: float | Literal["auto"] = 2.0
+    alpha_peers: NotNegative = 0.0
+    first_fusion: str = "sum"
+    merge: bool = False
+    alpha_learning_rate: Annotated[float, above(0, hint="train_alpha false keeps the weights fixed")] = 1e-3
+    train_alpha: bool = True
+    alpha_per: Literal["client", "module"] = "client"
+    own_slot: Literal["normalized", "absorb", "raw"] = "normalized"
+    skip_below: NotNegative = 0.0
+    normalize_at: Literal["server", "client"] = "server"
+    send_norms: bool = False
+    balanced: bool = False
+    ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
+    sep_factors: Literal["raw", "normalized"] = "raw"
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.own_slot != "normalized" and not self.normalises:
+            raise ValueError(
+                f"got own_slot {self.own_slot} with {self.ablation}, where nothing is normalised; drop own_slot"
+            )
+        if self.own_slot == "absorb" and self.ablation == "wo_per":
+            raise ValueError("got own_slot absorb with wo_per, which has no fusion weights; use raw or normalized")
+        if self.alpha_per == "module" and self.ablation == "wo_per":
+            raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
+        if self.starts_from_norms and self.ablation != "none":
+            raise ValueError(
+                f"got alpha_init auto with {self.ablation}, expected no ablation: only there a weight is the size of a "
+                "direction of norm 1. Give alpha_init a number"
+            )
+        if self.alpha_peers and not self.starts_from_norms:
+            raise ValueError(
+                f"got alpha_peers {self.alpha_peers} with alpha_init {self.alpha_init}, which is the start of every "
+                "weight; set alpha_init auto, or drop alpha_peers"
+            )
+        if self.first_fusions != [SUM] and not self.alpha_peers:
+            raise ValueError(
+                f"got first_fusion {self.first_fusion} with alpha_peers 0, expected alpha_init auto and alpha_peers "
+                "above 0"
+            )
+        if self.merge and not (self.starts_from_norms and self.own_slot == "raw" and not self.skip_below):
+            raise ValueError(
+                f"got merge with alpha_init {self.alpha_init}, own_slot {self.own_slot} and skip_below "
+                f"{self.skip_below}, expected auto, raw and 0: weights of a round start from that round's own update"
+            )
+        if self.send_norms and not (self.merge and self.normalize_at == "server"):
+            raise ValueError(
+                f"got send_norms with merge {self.merge} and normalize_at {self.normalize_at}, expected true and "
+                "server: weights start anew there, and the server knows the norms"
+            )
+        if self.skip_below and not self.learns_alpha:
+            raise ValueError(
+                f"got skip_below {self.skip_below} with fusion weights that do not learn, so that nothing tells which "
+                "directions to skip; set skip_below 0, or train_alpha true without wo_per"
+            )
+
+    @property
+    def normalises(self) -> bool:
+        """Whether directions are broadcast, not raw pairs."""
+        return self.ablation in ("none", "wo_per") or (self.ablation == "wo_sep" and self.sep_factors == "normalized")
+
+    @property
+    def starts_from_norms(self) -> bool:
+        """Whether every client sets its own start of the weights, after its first local training."""
+        return self.alpha_init == AUTO
+
+    @property
+    def first_fusions(self) -> list[float | str]:
+        """As they are tried: `SUM`, and numbers from 0 to 1."""
+        words = [word.strip() for word in self.first_fusion.split(",")]
+        named = [word for word in words if word in (SUM, PROJECTED)]
+        others = [word for word in words if word not in named]
+        numbers = shares_of(",".join(others), "first_fusion") if others else []
+        if len(set(named)) < len(named):
+            raise ValueError(f"got first_fusion {self.first_fusion!r}, expected different entries")
+        return [word if word in named else numbers.pop(0) for word in words]
+
+    @property
+    def fits_peers(self) -> bool:
+        """Whether a client looks at its validation items before it takes in the others' directions."""
+        return len(self.first_fusions) > 1
+
+    @property
+    def learns_alpha(self) -> bool:
+        return self.train_alpha and self.ablation != "wo_per"
+
+
+# Where FeDecider's fusion weights start: before a first training, from the own norm, with the others' directions.
+
+
+def initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
+    """(K, K): ``alpha_init``, 1/K without personal weights; own weights 1 where the own pair keeps its size.
+
+    With ``auto`` the own pair alone, until the client has trained.
+    """
+    if config.ablation == "wo_per":
+        return torch.full((num_clients, num_clients), 1.0 / num_clients)
+    if isinstance(config.alpha_init, str):
+        return torch.eye(num_clients)
+    alpha_KK = torch.full((num_clients, num_clients), config.alpha_init)
+    if config.own_slot != "normalized":
+        alpha_KK.fill_diagonal_(1.0)
+    return alpha_KK
+
+
+def started(
+    config: FedeciderConfig, alpha: Tensor, norm_M: Tensor, client: int, norm_KM: Tensor | None = None
+) -> Tensor:
+    """Weights like ``alpha`` as they start with ``auto``: the own one ``g``, the others ``alpha_peers g``.
+
+    ``g`` is the geometric mean of the own norms, or with weights per layer each layer's own norm (that mean where a
+    layer is untrained): the own direction times ``g`` is the own update again, exactly so per layer. With ``own_slot
+    raw`` the own slot keeps its size by itself, so its weight is 1. With ``norm_KM``, the norms of all, each of the
+    others' is its own ``g``.
+    """
+    size_M = _sizes(alpha, norm_M)
+    size_KM = size_M.expand(alpha.shape[-1], *size_M.shape)
+    if norm_KM is not None:
+        size_KM = torch.stack([_sizes(alpha, one_M) for one_M in norm_KM])
+    started = config.alpha_peers * size_KM.movedim(0, -1)
+    started[..., client] = 1.0 if config.own_slot == "raw" else size_M
+    return started
+
+
+def _sizes(alpha: Tensor, norm_M: Tensor) -> Tensor:
+    """() or (M,): the geometric mean of one client's norms, or with weights per layer each (the mean if untrained)."""
+    mean = geometric_mean_norm(norm_M)
+    return torch.tensor(mean).to(alpha) if alpha.dim() == 1 else torch.where(norm_M < EPSILON, mean, norm_M).to(alpha)
+
+
+def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int, fusion: float | str) -> Tree:
+    """The local row ``own`` as `started` made it, with weights that are an entry of ``first_fusion``.
+
+    A mean is over the directions that hold anything in a layer: in a table, of the clients that share items. The own
+    part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight. With one weight
+    a client a peer has the mean of its shares in the layers where its direction holds anything.
+    """
+    if fusion == SUM:
+        return own
+    alpha, pair = own["alpha"], without_prefix(own, "own")
+    came_KM = hold_anything(received)
+    came_KM[client] = True
+    if isinstance(fusion, str):
+        pairs_K = {
+            key: torch.cat([all_K[:client], pair[key][None], all_K[client + 1 :]]) for key, all_K in received.items()
+        }
+        share_MK = projection_weights(pairs_K).to(alpha)
+    else:
+        num_M = came_KM.sum(0).to(alpha)
+        share_MK = (fusion / num_M)[:, None].repeat(1, len(came_KM))
+        share_MK[:, client] = 1.0 - fusion * (num_M - 1) / num_M
+    own_M = share_MK[:, client]
+    if alpha.dim() == 1:
+        share_MK = _mean_where(share_MK, came_KM.T).expand_as(share_MK)
+    factor_MK = share_MK / config.alpha_peers
+    factor_MK[:, client] = share_MK[:, client]
+    if config.own_slot == "raw":
+        factor_MK[:, client], pair = 1.0, times(pair, own_M)
+    alpha = alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)
+    return {**own, **with_prefix(pair, "own"), "alpha": alpha}
+
+
+def _mean_where(value_MK: Tensor, holds_MK: Tensor) -> Tensor:
+    """(K,) means over the layers where ``holds_MK``; over all of them where it never does."""
+    counted_MK = (holds_MK | ~holds_MK.any(0)).to(value_MK)
+    return (value_MK * counted_MK).sum(0) / counted_MK.sum(0)
+
+
+def times(pair: Tree, factor: Tensor) -> Tree:
+    """One client's ``pair`` with every layer's update times a number, () or (M,)."""
+    names = module_names(pair)
+    scaled = zip(names, factor.expand(len(names)), strict=True)
+    return {**pair, **{f"{name}.lora_b": pair[f"{name}.lora_b"] * by for name, by in scaled}}
+
+
+def absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
+    """``alpha`` with the norms that normalising takes from the own pair: their geometric mean, or each layer's own."""
+    next_alpha = alpha.clone()
+    if alpha.dim() == 1:
+        next_alpha[client] *= geometric_mean_norm(norm_M)
+    else:
+        next_alpha[:, client] *= torch.where(norm_M < EPSILON, 1.0, norm_M).to(alpha)
+    return next_alpha
+
+
+# FeDecider (WWW 2026): share the directions of LoRA updates, let every client learn how to weigh them.
 
 VIEWS = ("post_broadcast", "pre_upload")
 UNWANTED = "unwanted"

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from fedecider.bounds import at_least, check
+from fedecider.bounds import Real, Space, at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.lora.adapters import without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import ClientModels
-from fedecider.tuning.space import Real, Space
+from fedecider.models.adapters import load_plain, without_prefix
 
 VIEWS = ("local", "global")
 

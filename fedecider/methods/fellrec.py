@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Positive, at_least, check
+from fedecider.bounds import Positive, Real, Space, at_least, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.lora.adapters import Shapes, factor_scalars
-from fedecider.methods.personal_average import LOSS, cosines, exact_sum, load_row, module_products, personal_average
+from fedecider.methods.averaged import LOSS, cosines, exact_sum, load_row, module_products, personal_average
 from fedecider.methods.recommender import ClientModels
-from fedecider.tuning.space import Real, Space
+from fedecider.models.adapters import Shapes, factor_scalars
 
 
 @dataclass(frozen=True)

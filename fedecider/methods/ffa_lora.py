@@ -9,19 +9,19 @@ from typing import Any
 
 from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.lora.adapters import (
+from fedecider.methods.averaged import Weighting, averaged
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import ClientModels
+from fedecider.models.adapters import (
     Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
+    load_plain,
     stack_trees,
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.fusion import load_plain
-from fedecider.methods.averaged import Weighting, averaged
-from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import ClientModels
 
 VIEWS = ("global", "local")
 

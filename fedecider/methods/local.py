@@ -11,17 +11,17 @@ from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import (
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import ClientModels, client_positions
+from fedecider.models.adapters import (
     Shapes,
     adapter_shapes,
     initial_adapters,
+    load_plain,
     stack_trees,
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.fusion import load_plain
-from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import ClientModels, client_positions
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,240 @@
-"""Local training of the LoRA factors (and the fusion weights) that are loaded in the model; shared by all methods."""
+"""Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it.
+
+One process: the clients of a run are shared out over its processes, so that a second one would train another client.
+ZeRO-2 works on the model of the run. ZeRO-3 partitions every weight for good, which ranking could not read afterwards:
+it works on a copy, and what was trained is gathered from there.
+
+Adjacency, here and in every number of this module: one user of a client, with all training events, is there or is not,
+and everything else is the same. Protected is what comes out of a client's local training, and so all that it ever sends
+of it, against the server and the other clients. Not covered: losses in the logs, choices and figures made with held-out
+items, the private memory, and somebody who is a user of several clients (their epsilons add up).
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
+from fedecider.bounds import Precision
 from fedecider.federation.method import Tree
+from fedecider.federation.privacy import PrivacyConfig, epsilon, normal_draws, secret_uniform
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.lora.adapters import FACTORS, ROLES, adapter_shapes, check_adapters, named_factors, read_adapters
-from fedecider.methods.private_training import draw_users, private_steps
-from fedecider.methods.recommender import ClientModels
-from fedecider.methods.sharded import deepspeed_steps
-from idgen.backbones.family import every_nth_row, num_targets
-from idgen.precision import autocast
-from idgen.quantized import check_trainable
+from fedecider.federation.wire import only_rows
+from fedecider.methods.recommender import ClientModels, LocalTraining, UserPrivacy
+from fedecider.models.adapters import (
+    FACTORS,
+    ROLES,
+    adapted_embeddings,
+    adapter_shapes,
+    check_adapters,
+    named_factors,
+    read_adapters,
+)
+from idgen.backbones.families import unwrap
+from idgen.backbones.family import TokenBatch, every_nth_row, num_targets
+from idgen.precision import autocast, check_trainable, quantize_of
 from idgen.training import checkpointed, decay, keep_full_rates, sequence_loss, set_rates
+
+# Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it.
+
+
+class Objective(nn.Module):
+    """The loss as a module that knows all that is trained: DeepSpeed wraps modules, and finds parameters in them."""
+
+    def __init__(self, model: nn.Module, alpha: nn.Parameter | None, precision: Precision) -> None:
+        super().__init__()
+        self.model, self.alpha, self.precision = model, alpha, precision
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        with autocast(batch["input_ids"].device, self.precision):
+            return sequence_loss(self.model, batch)
+
+
+@contextmanager
+def deepspeed_steps(
+    accelerator: Accelerator,
+    model: nn.Module,
+    groups: list[dict[str, Any]],
+    alpha: nn.Parameter | None,
+    settings: LocalTraining,
+) -> Iterator[Callable[[dict[str, Tensor], float], Tensor]]:
+    """A function that takes one step of AdamW on a batch, at a factor on the learning rates, and returns its loss.
+
+    ``model`` has the result at the end.
+
+    ``groups``: AdamW's, of parameters of ``model`` and ``alpha``. Clipping and batch size of the DeepSpeed config are
+    those of ``settings``.
+
+    Raises:
+        ValueError: a quantised base, or an adapter of a tied table, under ZeRO-3.
+    """
+    plugin, objective = accelerator.state.deepspeed_plugin, Objective(model, alpha, settings.precision)
+    trained = [parameter for group in groups for parameter in group["params"]]
+    copies: dict[int, Any] = {id(parameter): parameter for parameter in trained}
+    if plugin.zero_stage == 3:
+        if quantize_of(model) != "none":
+            raise ValueError("got a quantised base with ZeRO-3, expected ZeRO-2: packed weights cannot be partitioned")
+        if adapted_embeddings(unwrap(model)):
+            raise ValueError(
+                "got lora_targets table with ZeRO-3, expected ZeRO-2: embeddings cannot read the partitioned adapter "
+                "of the output. Take the target output, or fedecider/configs/deepspeed/zero2.json"
+            )
+        copies = {}
+        objective = copy.deepcopy(objective, copies)
+    groups = [{**group, "params": [copies[id(parameter)] for parameter in group["params"]]} for group in groups]
+    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = settings.batch_size
+    plugin.deepspeed_config["gradient_clipping"] = settings.clip_norm if math.isfinite(settings.clip_norm) else 0.0
+    optimizer = keep_full_rates(torch.optim.AdamW(groups, weight_decay=0.0))
+    engine, sharded = accelerator.prepare(objective, optimizer)
+
+    def step(batch: dict[str, Tensor], factor: float) -> Tensor:
+        set_rates(sharded, factor)
+        loss = engine(batch)
+        accelerator.backward(loss)  # and a step, and gradients back to zero
+        return loss.detach().float()
+
+    try:
+        yield step
+        _gather(trained, [copies[id(parameter)] for parameter in trained], plugin.zero_stage)
+    finally:
+        engine.destroy()
+        accelerator.free_memory()
+
+
+def _gather(trained: list[nn.Parameter], copies: list[nn.Parameter], stage: int) -> None:
+    """Whole values of partitioned copies into the model of the run: a partitioned parameter reads as an empty one."""
+    if stage < 3:
+        return
+    from deepspeed import zero
+
+    with zero.GatheredParameters(copies), torch.no_grad():
+        for parameter, whole in zip(trained, copies, strict=True):
+            parameter.copy_(whole)
+
+
+# Local training that hides each single user of a client: one bounded gradient a user and step, then noise (DP-
+# SGD).
+
+
+def steps_per_epoch(config: UserPrivacy) -> int:
+    """Steps after which a user has been drawn once or more on average; they do not depend on the number of users."""
+    return math.ceil(1.0 / config.sample_rate)
+
+
+def user_epsilon(config: UserPrivacy, num_epochs: int) -> float:
+    """The epsilon of ``num_epochs`` epochs of one client, of all rounds together; inf where nothing is guaranteed.
+
+    A step is a Gaussian mechanism on a sum to which every user adds at most ``clip``, with users drawn independently
+    (Poisson): :func:`fedecider.federation.privacy.epsilon` over all steps.
+    """
+    noise = PrivacyConfig(config.clip, "gaussian", config.noise_scale, config.delta, "sum")
+    return epsilon(noise, num_epochs * steps_per_epoch(config), config.sample_rate, "poisson")
+
+
+def user_report(config: UserPrivacy, num_epochs: int) -> str:
+    """One line that says what is guaranteed to a user, what is not, and when nothing is."""
+    value = user_epsilon(config, num_epochs)
+    if value == math.inf:
+        return "no guarantee to users: clip and noise are needed, and one of them is missing"
+    return (
+        f"epsilon {value:.3g} at delta {config.delta:g}: one user of one client there or not, over "
+        f"{num_epochs * steps_per_epoch(config)} steps in which each user takes part with probability "
+        f"{config.sample_rate:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}). Covered is what local "
+        "training makes and sends; not covered: the choice of the round and of update_shares on validation items, the "
+        "memory, losses in the logs, and every figure reported here"
+    )
+
+
+def draw_users(recommender: ClientModels, client: int, round: int, epoch: int) -> list[list[TokenBatch]]:
+    """For every step of an epoch one batch for each of its users, who are drawn independently of each other."""
+    assert recommender.users is not None, "a recommender that knows its users"
+    config, name = recommender.training.user_privacy, recommender.names[client]
+    users, drawn = recommender.users(client), []
+    for step in range(steps_per_epoch(config)):
+        asked = stream(recommender.seed, "users", name, round, epoch, step)
+        chance_U = (
+            secret_uniform((users.num_users,)) if recommender.secret else torch.rand(users.num_users, generator=asked)
+        )
+        numbers = (chance_U < config.sample_rate).nonzero()[:, 0].tolist()
+        drawn.append(list(users.batches(numbers, stream(recommender.seed, "samples", name, round, epoch, step))))
+    return drawn
+
+
+@contextmanager
+def private_steps(
+    recommender: ClientModels, client: int, round: int, groups: Sequence[dict], named: Mapping[str, nn.Parameter]
+) -> Iterator[Callable[[list[TokenBatch], float], Tensor]]:
+    """Steps of AdamW on batches of :func:`draw_users`: batches, factor on the learning rates -> mean loss of the users.
+
+    ``g = (sum_u min(1, C / ||g_u||) g_u + n) / C``, ``n ~ N(0, (noise_scale C)^2)``, over all of ``named`` together,
+    ``g_u`` the gradient of user u's mean loss (Abadi et al. 2016; per user: McMahan et al. 2018). Noise falls on every
+    number that training may change, rows of other catalogues left out, whose places are public. Differs from the
+    papers: AdamW, for which the size of g does not matter, so that no number of users enters it; a gradient that is
+    not finite counts as zero; ``clip_norm`` is not used.
+
+    One backward pass for every user. Opacus 1.6 cannot do it: its ``GradSampleModule`` takes these models without a
+    word and then gives no factor a ``grad_sample``, since `FusedLinear` reads the factors itself and calls none of the
+    plain layers that have the hooks.
+    """
+    if recommender.deepspeed is not None:
+        raise ValueError("got user_privacy under DeepSpeed, expected one without. Run it without --use_deepspeed")
+    config, device, numbers = recommender.training.user_privacy, recommender.device, count()
+    optimizer = keep_full_rates(torch.optim.AdamW(list(groups), weight_decay=0.0, fused=True))
+    parameters = list(named.values())
+    bound = math.inf if config.clip is None else config.clip
+
+    def step(batches: list[TokenBatch], factor: float) -> Tensor:
+        set_rates(optimizer, factor)
+        total = [torch.zeros_like(parameter) for parameter in parameters]
+        losses = torch.zeros((), device=device)
+        for batch in batches:
+            losses += _add_user(recommender, parameters, total, batch, bound)
+        number = next(numbers)
+        for name, gradient in zip(named, total, strict=True):
+            if bound < math.inf:
+                gradient /= bound
+            if config.noise_scale > 0.0:
+                labels = ("user noise", recommender.names[client], round, number, name)
+                generator = None if recommender.secret else stream(recommender.seed, *labels)
+                noise = config.noise_scale * normal_draws(gradient.shape, generator, torch.float32)
+                mark = recommender.own_rows[name][client] if name in recommender.own_rows else None
+                gradient += only_rows(noise, mark).to(gradient)
+            named[name].grad = gradient
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return losses / max(len(batches), 1)
+
+    yield step
+
+
+def _add_user(
+    recommender: ClientModels, parameters: list[nn.Parameter], total: list[Tensor], batch: TokenBatch, bound: float
+) -> Tensor:
+    """Add one user's bounded gradient to ``total``; returns the loss."""
+    device, precision = recommender.device, recommender.training.precision
+    inputs = {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
+    with autocast(device, precision):
+        loss = sequence_loss(recommender.model, inputs)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    norms = [gradient.norm() for gradient in gradients if gradient is not None]
+    norm = float(torch.stack(norms).norm()) if norms else 0.0
+    if math.isfinite(norm):
+        for one, gradient in zip(total, gradients, strict=True):
+            if gradient is not None:
+                one.add_(gradient, alpha=1.0 if norm <= bound else bound / norm)
+    return loss.detach().float()
+
+
+# Local training of the LoRA factors (and the fusion weights) that are loaded in the model; shared by all methods.
 
 
 class Pull(NamedTuple):
@@ -57,7 +271,7 @@ def train_locally(
     with its own rate when it requires gradients. Only ``factors`` of the pairs are trained. ``pull`` adds ``strength *
     (theta - anchor)`` to their gradients, before clipping; the logged loss is without it. ``adam_epsilon`` holds for
     the factors, fusion weights keep AdamW's own. With ``user_privacy`` steps go over users
-    (`fedecider.methods.private_training`). Decay is 0 since it would pull weights and directions towards 0. Processes
+    (`fedecider.methods.local_training`). Decay is 0 since it would pull weights and directions towards 0. Processes
     that share a client each take their rows of every batch and add up gradients, so that all of them take the step of
     the whole batch, to rounding; dropout is drawn by each. Differs from the paper: it names learning rates, batch size
     and epochs only; the rest is ours.

@@ -10,12 +10,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedecider.bounds import Positive, check
+from fedecider.bounds import OneOf, Positive, Real, Space, check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import scalars_both_ways
-from fedecider.methods.personal_average import cosines, exact_sum, load_row, module_products, personal_average
+from fedecider.methods.averaged import (
+    cosines,
+    exact_sum,
+    load_row,
+    module_products,
+    personal_average,
+    scalars_both_ways,
+)
 from fedecider.methods.recommender import ClientModels
-from fedecider.tuning.space import OneOf, Real, Space
 
 scalars = scalars_both_ways
 

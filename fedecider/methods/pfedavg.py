@@ -7,10 +7,9 @@ from functools import partial
 
 from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.lora.adapters import without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
 from fedecider.methods.recommender import ClientModels
+from fedecider.models.adapters import load_plain, without_prefix
 
 VIEWS = ("fine_tuned", "global")
 

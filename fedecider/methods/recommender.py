@@ -1,6 +1,11 @@
-"""What every method of the LLM track works with: the adapted model, the domains, and how to train and to rank.
+"""Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every token.
 
-Shape legend: B users of a batch, S input tokens, T target tokens, U users of a client, K beams.
+Where a target is compared with the items of its own catalogue alone (``softmax catalogue``), a client changes rows of
+that catalogue only, and of the words that its prompts hold where the embeddings are adapted too. Catalogues and wording
+are published, so that the places of these rows say nothing about a client, and both sides know them.
+
+Shape legend: K clients of the run, C clients of a block, V vocabulary, R rank, B users of a batch, S input tokens, T
+target tokens, U users of a client, K beams.
 """
 
 from __future__ import annotations
@@ -26,21 +31,133 @@ from fedecider.bounds import (
     above,
     check,
 )
-from fedecider.federation.method import Block, Download, Tree
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.parties import Processes
 from fedecider.federation.streams import stream
-from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_shapes
-from fedecider.methods.own_rows import rows_of_clients
-from idgen.ranking import eval_users, rank_task
-from idgen.ranking_config import RankingConfig
-from idgen.samples import Split, Task, num_samples, train_batches
-from idgen.user_samples import samples_by_user, user_batches
+from fedecider.federation.wire import only_rows, received, take_row
+from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
+from idgen.ranking import RankingConfig, eval_users, rank_task
+from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
+
+# Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every
+# token.
+
+TABLE = f"{HEAD}.lora_b"
+"""Name of the factor that holds a row for every token."""
+
+CommonRows = Sequence[Sequence[int]]
+"""(K, K) numbers of rows of `TABLE` that belong to both of two clients; empty where everybody holds all rows."""
+
+
+def rows_of_clients(shapes: Shapes, tasks: Sequence[Task]) -> Tree:
+    """``TABLE`` -> (K, V) bool, the rows that training over the own catalogue may change; {} where that is any row.
+
+    Prompts that hold texts of users may hold any token. Which ones these are would be told by the places of the rows
+    that are sent, so whole tables travel then.
+
+    Raises:
+        ValueError: an item ID of several tokens.
+    """
+    if HEAD not in shapes or (shapes[HEAD].is_table and any(task.user_texts is not None for task in tasks)):
+        return {}
+    own_KV = torch.zeros(len(tasks), shapes[HEAD].out_features, dtype=torch.bool)
+    for client, task in enumerate(tasks):
+        own_KV[client, task.one_token_catalogue()] = True
+        if shapes[HEAD].is_table:
+            own_KV[client, task.wording_tokens()] = True
+    return {TABLE: own_KV}
+
+
+def sends_own_rows(method: FederatedMethod, own_rows: Tree) -> FederatedMethod:
+    """``method`` whose clients are sent, know and send no other rows of a table than their own; {} changes nothing.
+
+    ``own_rows``: tensor name -> (K, V). A table (V, R) travels by the receiver's own rows; of a stack of all clients'
+    tables (K, V, R), by those that are the receiver's and that client's. Every other row is zero for who does not get
+    it. Clients of a block are handled one by one, since they do not know the same rows.
+    """
+    if not own_rows:
+        return method
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        download = method.broadcast(round, server, clients)
+        tables = {**download.shared, **download.per_client}
+        marks = {
+            name: _marks(own_KV, clients, tables[name], name in download.per_client)
+            for name, own_KV in own_rows.items()
+            if name in tables
+        }
+        for name, sent in download.sent_rows.items():
+            marks[name] = marks[name] & sent[..., None] if name in marks else sent
+        return download._replace(sent_rows=marks)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        uploads: list[Upload] = []
+        rows: list[Any] = []  # whole rows: these methods keep no tables of thousands of clients
+        logs: list[dict] = []
+        for row in range(len(block.clients)):
+            upload, new_own, log = method.client_update(round, *_alone(download, own, block, row))
+            uploads.append(upload)
+            rows.append(new_own)
+            logs += log
+        tensors, marks = _joined([upload.tensors for upload in uploads]), {}
+        for name, own_KV in own_rows.items():
+            if name in tensors:
+                marks[name] = own_KV[block.clients]
+                tensors[name] = only_rows(tensors[name], marks[name])
+        weight_C = torch.cat([upload.weights for upload in uploads])
+        return Upload(block.clients, weight_C, tensors, sent_rows=marks), _joined(rows), logs
+
+    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        found = []
+        for row in range(len(block.clients)):
+            found += method.positions(view, *_alone(download, own, block, row), split)
+        return found
+
+    return method._replace(broadcast=broadcast, client_update=client_update, positions=positions)
+
+
+def common_rows(own_rows: Tree) -> CommonRows:
+    """How many rows of the table two clients have in common, for all pairs; empty where everybody holds all."""
+    if TABLE not in own_rows:
+        return []
+    own_KV = own_rows[TABLE].double()
+    return (own_KV @ own_KV.T).long().tolist()
+
+
+def travelling_shapes(shapes: Shapes, common: CommonRows, client: int, num_clients: int) -> tuple[Shapes, list[Shapes]]:
+    """What a method's ``scalars`` asks for: the client's own adapters as they travel, and what it reads of each
+    client's."""
+    if not common:
+        return shapes, [shapes] * num_clients
+    peers: list[Shapes] = [
+        {**shapes, HEAD: shapes[HEAD]._replace(out_features=num_rows)} for num_rows in common[client]
+    ]
+    return peers[client], peers
+
+
+def _marks(own_KV: Tensor, clients: Tensor, table: Tensor, per_client: bool) -> Tensor:
+    """(C, V) for one table, shared or per client; (C, K, V) for a shared stack of all clients' tables."""
+    own_CV = own_KV[clients]
+    return own_CV if per_client or table.dim() == 2 else own_CV[:, None] & own_KV
+
+
+def _alone(download: Download, own: Tree, block: Block, row: int) -> tuple[Download, Tree, Block]:
+    here = slice(row, row + 1)
+    rows = {name: tensor[here] for name, tensor in own.items()}
+    return received(download, row), rows, block._replace(clients=block.clients[here])
+
+
+def _joined(trees: Sequence[Tree]) -> Tree:
+    """Trees of blocks of one as the tree of their block."""
+    return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
+
+
+# What every method of the LLM track works with: the adapted model, the domains, and how to train and to rank.
 
 
 @dataclass(frozen=True)
 class UserPrivacy:
-    """Training that hides each single user of a client (`fedecider.methods.private_training`).
+    """Training that hides each single user of a client (`fedecider.methods.local_training`).
 
     Args:
         clip: The largest norm of one user's gradient in a step, over all tensors together; inf bounds nothing. If it is
@@ -145,14 +262,14 @@ class ClientModels(NamedTuple):
     num_examples: Callable[[int], int]
     """client -> training samples, the client weight of sample-weighted means."""
     deepspeed: Accelerator | None = None
-    """Trains through DeepSpeed (`fedecider.methods.sharded`), where it was launched so."""
+    """Trains through DeepSpeed (`fedecider.methods.local_training`), where it was launched so."""
     alone: Callable[[int, str], Tensor] | None = None
     """``positions`` without the help of other processes, where those take part in it."""
     processes: Processes = Processes()
     """Those that share the data of every client: all of them train and rank it together."""
     own_rows: Tree = {}  # noqa: RUF012 (never written to)
-    """Factor name -> (K, V) bool: its rows that a client's training may change (`fedecider.methods.own_rows`); factors
-    that are not named it may change anywhere."""
+    """Factor name -> (K, V) bool: its rows that a client's training may change (`fedecider.methods.recommender`);
+    factors that are not named it may change anywhere."""
     users: Callable[[int], Users] | None = None
     """client -> its training users, for training that goes user by user."""
     protected: bool = False

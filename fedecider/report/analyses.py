@@ -1,4 +1,4 @@
-"""The numbers behind the analyses of a run: pure functions of positions, counts, texts' vectors and round records.
+"""What rounds cost, summed up from their records: bytes, seconds, and how soon validation comes near its best.
 
 They re-create figures 4, 6 and 7 and tables 6 and 9 of the FeDecider paper and add what it leaves out.
 
@@ -8,8 +8,9 @@ Shape legend: K clients (domains), M adapted modules, R rounds, U users of a dom
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, permutations
+from statistics import median
 from typing import Any
 
 import scipy
@@ -20,10 +21,56 @@ from fedecider.data.domain import Domain
 from fedecider.data.encoders import Encoder
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
-from fedecider.evaluation.split import target, train_part
+from fedecider.evaluation.protocols import target, train_part
 from fedecider.evaluation.statistics import bootstrap_intervals
 from fedecider.federation.streams import stream
-from fedecider.report.costs import NEAR, near_round
+
+# What rounds cost, summed up from their records: bytes, seconds, and how soon validation comes near its best.
+
+WAYS = ("down", "up")
+NEAR = 0.01
+"""So near to the best validation score counts as there."""
+
+
+def message_bytes(group: Mapping[str, Any], way: str) -> int:
+    """Bytes of the message of each client of a ``traffic`` group, header included."""
+    return sum(group[way].values()) + group[f"header_{way}"]
+
+
+def total_bytes(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes of all clients over all rounds, per direction."""
+    return {way: sum(len(group["clients"]) * message_bytes(group, way) for group in _groups(records)) for way in WAYS}
+
+
+def mean_bytes(record: Mapping[str, Any], way: str) -> float:
+    """Mean over clients of the bytes of one round."""
+    return total_bytes([record])[way] / participations([record])
+
+
+def participations(records: Sequence[Mapping[str, Any]]) -> int:
+    """Clients that took part, counted once in every round."""
+    return sum(len(group["clients"]) for group in _groups(records))
+
+
+def median_seconds(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Medians over rounds: local training of all clients, the round without validation; of those validated, that."""
+    validated = [record["evaluate_s"] for record in records if record.get("score", 0.0) is not None]
+    return {name: median(record[name] for record in records) for name in ("train_s", "wall_s")} | {
+        "evaluate_s": median(validated)
+    }
+
+
+def near_round(records: Sequence[Mapping[str, Any]], tolerance: float = NEAR) -> int:
+    """The first round whose score is at least (1 - tolerance) times the best."""
+    best = max(record["score"] for record in records)
+    return next(record["round"] for record in records if record["score"] >= (1.0 - tolerance) * best)
+
+
+def _groups(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    return (group for record in records for group in record["traffic"])
+
+
+# The numbers behind the analyses of a run: pure functions of positions, counts, texts' vectors and round records.
 
 NUM_BUCKETS = 5
 BUCKET_METRICS = ("hit@5", "ndcg@5")

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from fedecider.report.analyses import BUCKET_METRICS, evidence_note
-from fedecider.report.analysis_figures import (
+from fedecider.report.figures import (
+    COLOURS,
     alpha_slider,
     convergence_time,
     cosine_heat_map,
@@ -21,7 +22,6 @@ from fedecider.report.analysis_figures import (
     norm_heat_map,
     shock_curves,
 )
-from fedecider.report.figures import COLOURS
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import interval_text, number_text
 

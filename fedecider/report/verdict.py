@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.report.page import Opening
-from fedecider.report.rows import COMPARED
+from fedecider.report.tables import COMPARED
 
 Values = Mapping[str, Mapping[str, Any]]
 """Metric -> ``mean``, ``low``, ``high``."""

@@ -1,17 +1,346 @@
-"""What the routes ask: domains, items by title, recommendations; knows nothing of HTTP."""
+"""Requests in batches: limits, metrics, queues."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
-from fedecider.llm.answers import Answer
-from fedecider.llm.recommender import Recommender
-from fedecider.llm.titles import Match
-from fedecider.serve.batching import Batcher, BatchLimits
-from fedecider.serve.config import Limits
-from fedecider.serve.metrics import Metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from fedecider.bounds import OneOrMore, Positive, at_least, check
+from fedecider.models.histories import Answer, Match
+from fedecider.models.recommender import Recommender
+
+# Settings of the service, and what they may not be together.
+
+KEY_VARIABLE = "FEDECIDER_API_KEY"
+SHORTEST_KEY = 16
+LONGEST_KEY = 512
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """The service: which run, where, and for whom.
+
+    Args:
+        run: The run folder that scripts/federate.py printed.
+        host: The address to listen at; another one than this machine's own needs an API key.
+        port: The port to listen at; 0 takes a free one and prints it.
+        device: The device, cpu or cuda.
+        memory: If true, rank with the private memories of the run where there are some; else with the models alone.
+        api_key_file: A file with nothing but the key that requests must name; else the key is the environment variable
+            FEDECIDER_API_KEY, and without either there is none.
+        without_key: If true, listen at any address without a key: whoever reaches the port can ask.
+        allowed_hosts: The names by which requests may call the server beside localhost and 127.0.0.1, separated by
+            commas. Empty: none where it listens to this machine alone, else any.
+    """
+
+    run: str
+    host: str = "127.0.0.1"
+    port: Annotated[int, at_least(0, most=65535)] = 8000
+    device: str = "cpu"
+    memory: bool = True
+    api_key_file: str = ""
+    without_key: bool = False
+    allowed_hosts: str = ""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of requests, and of how many are answered at once.
+
+    Args:
+        max_history: The most titles of a history.
+        max_k: The most recommendations of a request.
+        max_title: The most characters of a title or key.
+        max_query: The most characters of a search.
+        max_matches: The most items that a search returns.
+        max_body: The most bytes of a request's body.
+        max_beams: The most beams of one model call, over all its requests; a request needs k plus the length of its
+            history.
+        max_batch: The most requests of one model call.
+        max_waiting: The most requests that wait for the model; further ones are sent away with 503.
+        max_connections: The most connections that are open at once; further ones are sent away with 503.
+        window_ms: The milliseconds that the first request of a batch waits for others.
+        timeout_s: The seconds after which a request is given up: to send its head, to send its body, and to wait for
+            the model.
+    """
+
+    max_history: OneOrMore = 100
+    max_k: OneOrMore = 100
+    max_title: OneOrMore = 300
+    max_query: OneOrMore = 200
+    max_matches: OneOrMore = 50
+    max_body: Annotated[int, at_least(64)] = 65_536
+    max_beams: OneOrMore = 1024
+    max_batch: OneOrMore = 32
+    max_waiting: OneOrMore = 256
+    max_connections: OneOrMore = 1024
+    window_ms: Annotated[float, at_least(0, most=1000)] = 5.0
+    timeout_s: Positive = 30.0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may lead anywhere
+        return False
+
+
+def api_key(config: ServeConfig, environment: Mapping[str, str]) -> str:
+    """The key that requests must name; empty where there is none.
+
+    Raises:
+        ValueError: the key cannot be read or be one, or there is none and ``config`` lets other machines in without
+            being told to.
+    """
+    source, key = KEY_VARIABLE, environment.get(KEY_VARIABLE)
+    if config.api_key_file:
+        source = config.api_key_file
+        try:
+            key = Path(config.api_key_file).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise ValueError(f"cannot read {source} ({error.strerror}), expected a file with the API key") from error
+    if key is not None:
+        if not (SHORTEST_KEY <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable() and " " not in key):
+            raise ValueError(
+                f"got an API key of {len(key)} characters in {source}, expected {SHORTEST_KEY} to {LONGEST_KEY} "
+                "printable ASCII characters without blanks, such as those of: openssl rand -hex 32"
+            )
+        return key
+    if not is_local(config.host) and not config.without_key:
+        raise ValueError(
+            f"got host {config.host} without an API key, expected one in --api_key_file or {KEY_VARIABLE}, or "
+            "--without_key true where everybody who reaches the port may ask"
+        )
+    return ""
+
+
+def known_hosts(config: ServeConfig) -> list[str]:
+    """Host names that requests may call the server by; ``*`` is any.
+
+    A page of another site that leads its own name to this machine (DNS rebinding) is refused by them.
+    """
+    named = [name.strip().strip("[]").lower() for name in config.allowed_hosts.split(",") if name.strip()]
+    if not named and not is_local(config.host):
+        return ["*"]
+    return list(dict.fromkeys([*LOCAL_NAMES, *([config.host] if is_local(config.host) else []), *named]))
+
+
+# What the service counts, in the text format of Prometheus.
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """One registry for each service. Labels are routes and status codes, never anything that a request holds."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._requests = Counter(
+            "fedecider_requests", "Requests that were answered.", ("route", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "fedecider_request_seconds",
+            "Seconds from a request to its answer.",
+            ("route",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._batch = Histogram("fedecider_batch_size", "Requests of one model call.", buckets=SIZES, registry=registry)
+        self._call = Histogram(
+            "fedecider_model_call_seconds", "Seconds of one model call.", buckets=SECONDS, registry=registry
+        )
+        self._waiting = Gauge("fedecider_waiting_requests", "Requests that wait for the model.", registry=registry)
+
+    def watch_queue(self, num_waiting: Callable[[], int]) -> None:
+        self._waiting.set_function(num_waiting)
+
+    def observe_call(self, size: int, seconds: float) -> None:
+        self._batch.observe(size)
+        self._call.observe(seconds)
+
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+# Requests that come at the same time, answered by one model call; one thread asks the model.
+
+KindT = TypeVar("KindT")
+Job = TypeVar("Job")
+AnswerT = TypeVar("AnswerT")
+
+
+class Busy(Exception):
+    """As many requests wait as may."""
+
+
+class Closed(Exception):
+    """The batcher takes no requests any more."""
+
+
+class BatchLimits(NamedTuple):
+    """What bounds a batch and the queue."""
+
+    max_jobs: int
+    max_cost: int
+    """Of a batch: its jobs times the cost of its most expensive one, since a batch is as wide as that."""
+    max_waiting: int
+    window_s: float
+    """How long the first job of a batch waits for others."""
+
+
+class _Waiting(NamedTuple, Generic[KindT, Job, AnswerT]):
+    kind: KindT
+    job: Job
+    cost: int
+    since: float
+    future: Future[AnswerT]
+
+
+class Batcher(Generic[KindT, Job, AnswerT]):
+    """Calls ``work(kind, jobs)`` in a thread of its own, with jobs of one kind that came within a short time.
+
+    ``work`` returns one answer for every job. Where it raises, every job of the batch is tried alone, so that no job
+    fails for another one. Batches are made in the order of their first jobs. A job whose future was cancelled before
+    its batch began is left out.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[KindT, Sequence[Job]], Sequence[AnswerT]],
+        limits: BatchLimits,
+        observe: Callable[[int, float], None] = lambda size, seconds: None,
+    ) -> None:
+        """``observe`` is told the number of jobs and the seconds of every call of ``work``."""
+        self._work, self._limits, self._observe = work, limits, observe
+        self._waiting: deque[_Waiting[KindT, Job, AnswerT]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are still answered."""
+        return self._thread.is_alive() and not self._closed
+
+    def submit(self, kind: KindT, job: Job, cost: int = 1) -> Future[AnswerT]:
+        """The answer to come.
+
+        Raises:
+            Busy: as many jobs wait as may.
+            Closed: after ``close``.
+        """
+        future: Future[AnswerT] = Future()
+        with self._changed:
+            if self._closed:
+                raise Closed
+            if len(self._waiting) >= self._limits.max_waiting:
+                raise Busy
+            self._waiting.append(_Waiting(kind, job, cost, time.monotonic(), future))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Take no more jobs, answer those that wait, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batch := self._next():
+            running = [one for one in batch if one.future.set_running_or_notify_cancel()]
+            if running:
+                self._answer(running)
+
+    def _answer(self, batch: Sequence[_Waiting[KindT, Job, AnswerT]]) -> None:
+        begun = time.perf_counter()
+        found: list[tuple[_Waiting[KindT, Job, AnswerT], AnswerT]] | None = None
+        try:
+            answers = self._work(batch[0].kind, [one.job for one in batch])
+            found = list(zip(batch, answers, strict=True))
+        except BaseException as error:  # whatever it is, somebody waits for it
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+        self._observe(len(batch), time.perf_counter() - begun)
+        if found is None:  # the error is gone here, and what its frames held, such as a batch that was too large
+            for one in batch if len(batch) > 1 else ():
+                self._answer([one])
+            return
+        for one, answer in found:
+            one.future.set_result(answer)
+
+    def _next(self) -> list[_Waiting[KindT, Job, AnswerT]]:
+        """The next batch, once it is full or its window is over; empty after the last one."""
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            end = self._waiting[0].since + self._limits.window_s
+            while not self._closed and not self._full() and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return self._take()
+
+    def _full(self) -> bool:
+        return len(self._fitting()) >= self._limits.max_jobs
+
+    def _fitting(self) -> list[int]:
+        """Places in the queue of the first job and of those that fit beside it."""
+        first, widest = self._waiting[0], 0
+        places: list[int] = []
+        for place, one in enumerate(self._waiting):
+            if one.kind == first.kind and len(places) < self._limits.max_jobs:
+                cost = max(widest, one.cost)
+                if not places or cost * (len(places) + 1) <= self._limits.max_cost:
+                    places.append(place)
+                    widest = cost
+        return places
+
+    def _take(self) -> list[_Waiting[KindT, Job, AnswerT]]:
+        places = set(self._fitting())
+        batch = [one for place, one in enumerate(self._waiting) if place in places]
+        self._waiting = deque(one for place, one in enumerate(self._waiting) if place not in places)
+        return batch
+
+
+# What the routes ask: domains, items by title, recommendations; knows nothing of HTTP.
 
 
 class UnknownDomain(Exception):
@@ -81,7 +410,7 @@ class Service:
         Raises:
             UnknownDomain: there is no such domain.
             BadRequest: an unknown title, or a history and a ``k`` that need more beams than ``max_beams``.
-            Busy, Closed: as `fedecider.serve.batching.Batcher.submit`.
+            Busy, Closed: as `fedecider.serve.service.Batcher.submit`.
         """
         recommender = self.of(kind.domain)
         beams = max(recommender.num_beams, kind.k + len(history))

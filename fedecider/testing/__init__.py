@@ -14,11 +14,11 @@ from typing import Any
 
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.methods import Method as EmbeddingMethod
+from embedding_fr.testing.contract import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
 from fedecider.id_based import METHODS as ID_METHODS
 from fedecider.id_based import Method as IdMethod
 from fedecider.methods import METHODS, Method
 from fedecider.testing.bench import Bench
-from fedecider.testing.embedding_contract import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
 from fedecider.testing.id_contract import ID_CONTRACT, IdBench
 from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
 

@@ -14,10 +14,9 @@ from toy_recommender import toy_recommender
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.llm.audit import _notes, away_from_run
-from fedecider.llm.audit_views import SCALES, Sent, another, scaled, views_of, without_own
-from fedecider.lora.adapters import adapter_shapes, initial_adapters
-from fedecider.lora.directions import update_norms
+from fedecider.experiment.audit import SCALES, Sent, _notes, another, away_from_run, scaled, views_of, without_own
+from fedecider.models.adapters import adapter_shapes, initial_adapters
+from fedecider.models.directions import update_norms
 from fedecider.running.run_folder import RunFolder
 
 

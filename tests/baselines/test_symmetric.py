@@ -3,15 +3,9 @@
 import pytest
 import torch
 
-from fedecider.baselines import ease, symmetric
-from fedecider.baselines.symmetric import (
-    BLOCK,
-    antisymmetric_columns,
-    invert,
-    mirror,
-    symmetric_columns,
-    symmetric_product,
-)
+from fedecider.baselines import ease
+from fedecider.baselines import ease as symmetric
+from fedecider.baselines.ease import BLOCK, antisymmetric_columns, invert, mirror, symmetric_columns, symmetric_product
 
 SIZE = BLOCK + 37
 FORMATS = [torch.float64, torch.float32]

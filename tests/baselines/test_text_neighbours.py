@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from fedecider.baselines.counts import cooccurrence_scores
-from fedecider.baselines.text_neighbours import text_and_count_scores, text_neighbour_scores
+from fedecider.baselines.counts import cooccurrence_scores, text_and_count_scores, text_neighbour_scores
 from fedecider.evaluation.protocols import rank_held_out
 
 USER = torch.tensor([0])

@@ -20,7 +20,7 @@ from fedecider.data.interactions import (
 )
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.store import file_sha256, load_domains
-from fedecider.running.cli import build_parser, parse
+from fedecider.running.options import build_parser, parse
 
 BELOW = "below min_user_events or min_item_events"
 # u1 has a twice and a tie at the end; u3 has 4 rows but 2 items; u4 has 2 rows, one of them the only z.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedecider.data.card import describe, overlaps
 from fedecider.data.domain import Domain, Events
 from fedecider.data.prepare import PrepareConfig, amazon2018_d3, prepare, prepare_domains, summary
-from fedecider.evaluation.split import history, target, train_part
+from fedecider.evaluation.protocols import history, target, train_part
 
 
 def config(folder, **given):

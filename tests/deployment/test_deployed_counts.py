@@ -22,12 +22,12 @@ from fedecider.deployment.counts import SiteCounts, share_counts, what_siblings_
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import DeploymentConfig, Line
+from fedecider.experiment.rows import own_counts
+from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums
-from fedecider.llm.config import RunConfig
-from fedecider.llm.memories import own_counts
-from fedecider.memory import others
-from fedecider.memory.config import MemoryConfig
-from fedecider.memory.counts import no_counts
+from fedecider.models import counts as others
+from fedecider.models.counts import no_counts
+from fedecider.models.hybrid import MemoryConfig
 
 pytestmark = pytest.mark.whole
 

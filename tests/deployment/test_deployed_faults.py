@@ -13,10 +13,10 @@ from fedecider.deployment.faults import faulty
 from fedecider.deployment.run import answer_of
 from fedecider.deployment.secure import masking
 from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
+from fedecider.experiment.federate import carries_update
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
-from fedecider.llm.federate import carries_update
 
 pytestmark = pytest.mark.whole
 

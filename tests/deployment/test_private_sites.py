@@ -10,8 +10,8 @@ from fedecider.deployment import run as deployed_run
 from fedecider.deployment import site as site_module
 from fedecider.deployment.messages import pack, unpack
 from fedecider.deployment.server import DeploymentConfig
+from fedecider.experiment.command_line import parse_settings
 from fedecider.federation.privacy import PrivacyConfig, protector
-from fedecider.llm.commands import parse_settings
 
 pytestmark = pytest.mark.whole
 

@@ -18,8 +18,8 @@ from fedecider.deployment.messages import unpack
 from fedecider.deployment.project import make_project, party, read_project
 from fedecider.deployment.run import make_site, serve
 from fedecider.deployment.server import DeploymentConfig
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.setup import without_users
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import without_users
 from fedecider.running.launch import start
 
 pytestmark = pytest.mark.whole

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from test_project import CPU, federate, toy_settings
 
-from fedecider.commands.deploy import main
+from fedecider.cli.deploy import main
 from fedecider.data.sample import sample_domains
 from fedecider.deployment.project import make_project, own_domain, party, read_project
-from fedecider.llm.commands import parse_settings
+from fedecider.experiment.command_line import parse_settings
 
 pytestmark = pytest.mark.whole
 

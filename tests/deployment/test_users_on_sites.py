@@ -32,13 +32,12 @@ from fedecider.deployment.embedding_run import answer_of, make_site, serve
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.federation.checksums import write_sums
 from fedecider.federation.parties import sample_cohort
 from fedecider.federation.record import read_records
-from fedecider.federation.state import load_state
+from fedecider.federation.state import load_state, write_sums
 from fedecider.federation.wire import dense
-from fedecider.report.rows import view_labels
-from fedecider.running import memory
+from fedecider.report.tables import view_labels
+from fedecider.running import machine as memory
 
 pytestmark = pytest.mark.whole
 

@@ -8,9 +8,8 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.data.domain import Domain, Events
-from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.prompts import prompt_texts
+from idgen.prompts import SampleConfig, prompt_texts
 from idgen.samples import build_task
 from idgen.tokenizer import train_tokenizer
 

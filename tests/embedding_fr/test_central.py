@@ -13,12 +13,18 @@ from torch.nn import functional
 from fedecider.baselines import BASELINES, lightgcn
 from fedecider.baselines.counts import decayed_cooccurrence, popularity
 from fedecider.baselines.ease import ease_weights
-from fedecider.baselines.fitting import fit_epochs, training_batches, validation_ndcg
-from fedecider.baselines.interactions import train_matrix
+from fedecider.baselines.fitting import (
+    draw_outside,
+    excluded_items,
+    fit_epochs,
+    items_outside,
+    train_matrix,
+    training_batches,
+    validation_ndcg,
+)
 from fedecider.baselines.item_knn import neighbour_similarities
 from fedecider.baselines.lightgcn import normalised, propagate, sparse_tensor
 from fedecider.baselines.mf import MatrixFactors, MfConfig
-from fedecider.baselines.negatives import draw_outside, excluded_items, items_outside
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, negative_pool, rank_held_out
 from fedecider.federation.streams import stream
 

@@ -11,7 +11,7 @@ from embedding_fr.blocks import make_block, rank_users
 from embedding_fr.methods import BUILT_IN, cofedrec
 from embedding_fr.methods.cofedrec import CofedrecConfig, anchors, contrastive_loss, elbow, grouped
 from embedding_fr.methods.pfedrec import linear_logits
-from embedding_fr.reference import REFERENCES
+from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.streams import stream
 from fedecider.testing import EmbeddingBench, check_reference
 
@@ -150,7 +150,7 @@ def test_with_all_in_the_group_and_no_contrast_it_is_pfedrec():
 
 
 def test_with_the_core_alone_nobody_learns_from_anybody():
-    from embedding_fr.local_only import local_only
+    from embedding_fr.setup import local_only
 
     alone, _ = run(toy_method("cofedrec", group="core", contrast_weight=0.0))
     federation = toy_federation()

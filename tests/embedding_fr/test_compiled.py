@@ -10,14 +10,10 @@ from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_popul
 from embedding_fr import local_training
 from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
-from embedding_fr.compiled.draws import COLUMN, order_keys
-from embedding_fr.compiled.training import to_slopes, train_linear
-from embedding_fr.kernel import Kernel
-from embedding_fr.local_training import dot_gradients
+from embedding_fr.compiled.training import COLUMN, order_keys, to_slopes, train_linear
+from embedding_fr.local_training import Kernel, Optimiser, dot_gradients, draw_examples, round_examples, shuffled
 from embedding_fr.methods.fedmf import mf_model
-from embedding_fr.sampling import draw_examples, round_examples, shuffled
-from embedding_fr.sharpness import sharpness_aware
-from embedding_fr.stacked import Optimiser
+from embedding_fr.methods.fedrecgel import sharpness_aware
 
 pytestmark = pytest.mark.whole
 

@@ -7,7 +7,7 @@ import torch
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_only import local_only
+from embedding_fr.local_training import ExampleBatch
 from embedding_fr.methods.fedcia_fitted import (
     FedciaFittedConfig,
     client_bytes,
@@ -16,9 +16,9 @@ from embedding_fr.methods.fedcia_fitted import (
     fitted_tables,
     with_decay,
 )
-from embedding_fr.reference.fedcia import fedcia_fitted as reference
-from embedding_fr.reference.loop import run_reference
-from embedding_fr.sampling import ExampleBatch
+from embedding_fr.setup import local_only
+from embedding_fr.testing.fedcia import fedcia_fitted as reference
+from embedding_fr.testing.loop import run_reference
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
 

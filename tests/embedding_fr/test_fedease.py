@@ -25,13 +25,13 @@ from embedding_fr.gram import (
 from embedding_fr.methods import fedease as module
 from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, counted_items, fedease, guarantee, train_items
 from fedecider.baselines import ease
-from fedecider.baselines.interactions import train_matrix
-from fedecider.baselines.symmetric import mirror
+from fedecider.baselines.ease import mirror
+from fedecider.baselines.fitting import train_matrix
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
-from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
+from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 
 
 def method(federation=None, **settings):

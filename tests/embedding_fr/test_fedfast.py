@@ -9,12 +9,11 @@ import torch
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
 
 from embedding_fr import results
-from embedding_fr.local_training import Objective, plain_gradients
+from embedding_fr.local_training import ExampleBatch, Objective, plain_gradients
 from embedding_fr.methods import BUILT_IN
 from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed, gmf_gradients, gmf_logits
-from embedding_fr.reference import REFERENCES
-from embedding_fr.sampling import ExampleBatch
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
+from embedding_fr.testing.reference import REFERENCES
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.method import Upload
 from fedecider.federation.parties import choose_cohort, sample_cohort

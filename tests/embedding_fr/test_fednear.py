@@ -32,7 +32,7 @@ from fedecider.evaluation.protocols import PROTOCOLS
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
-from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
+from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 
 AS_EASE = {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0}
 

@@ -6,6 +6,7 @@ import torch
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.compiled.additive import Regularisers, drift, measure, step_row
+from embedding_fr.local_training import ExampleBatch
 from embedding_fr.methods import fedrap as fedrap_file
 from embedding_fr.methods.fedrap import (
     COMMON,
@@ -17,14 +18,14 @@ from embedding_fr.methods.fedrap import (
     fedrap,
     fedrap_round,
     gradients,
+    share_above,
     soft_threshold_,
+    sparse_bytes,
     start_values,
 )
-from embedding_fr.reference.fedrap import fedrap as reference
-from embedding_fr.reference.loop import run_reference
-from embedding_fr.sampling import ExampleBatch
-from embedding_fr.sparse_table import share_above, sparse_bytes
 from embedding_fr.tables import personal_table
+from embedding_fr.testing.fedrap import fedrap as reference
+from embedding_fr.testing.loop import run_reference
 from fedecider.federation.state import is_mapped
 
 NOW = FedrapRound(distance=0.25, sparsity=0.3, user_rate=0.1, item_rate=0.2)

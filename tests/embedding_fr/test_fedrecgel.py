@@ -5,11 +5,10 @@ import torch
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
-from embedding_fr.local_training import Objective
+from embedding_fr.local_training import Objective, draw_examples, touched_rows
 from embedding_fr.methods import fedrecgel as fedrecgel_file
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.fedrecgel import FedrecgelConfig, neumf_logits, neumf_model, whole_batch
-from embedding_fr.sampling import draw_examples, touched_rows
 
 SERVER_RATE = 0.5
 

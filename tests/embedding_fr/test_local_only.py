@@ -4,8 +4,8 @@ import pytest
 import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.local_only import KEPT, local_only
 from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.setup import KEPT, local_only
 from fedecider.federation.state import is_mapped
 
 NO_LOCAL_MODEL = {"fedease", "fednear", "fedcia"}  # clients upload histories, which only a server turns into a model
@@ -44,7 +44,7 @@ def test_with_one_client_federation_off_is_federation_on(name):
 
 @pytest.mark.parametrize("name", SENSIBLE)
 def test_the_data_of_one_client_reach_the_others_with_federation_on(name):
-    """With federation off they do not: `fedecider.testing.embedding_contract.federation_off`."""
+    """With federation off they do not: `embedding_fr.testing.contract.federation_off`."""
     changed = [*SEQUENCES[:3], [9, 0, 13, 12], *SEQUENCES[4:]]
     others = torch.tensor([client for client in range(7) if client != 3])
     one, _ = run(toy_method(name), rounds=2, block_clients=1)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.elastic import replaced
-from embedding_fr.local_training import Objective, dot_logits, plain_gradients
+from embedding_fr.local_training import ExampleBatch, Objective, dot_logits, plain_gradients
 from embedding_fr.merging import (
     ADAPTER,
     LAST,
@@ -22,7 +21,7 @@ from embedding_fr.merging import (
     set_rows,
     start_merging,
 )
-from embedding_fr.sampling import ExampleBatch
+from embedding_fr.methods.plug_ins import replaced
 from fedecider.federation.method import Download
 
 # Two clients, two items, one dim, one hidden layer of two: parameters W1 (2 x 2) row by row, b1, W2 (2 x 1), b2.

@@ -8,8 +8,7 @@ import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.clusters import k_means, nearest
-from embedding_fr.local_training import inner_products
+from embedding_fr.local_training import inner_products, round_examples
 from embedding_fr.methods import BUILT_IN
 from embedding_fr.methods.perfedrec import (
     PerfedrecConfig,
@@ -20,8 +19,8 @@ from embedding_fr.methods.perfedrec import (
     paired,
     pairs_without_edge,
 )
-from embedding_fr.reference import REFERENCES
-from embedding_fr.sampling import round_examples
+from embedding_fr.similarity import k_means, nearest
+from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.method import Upload
 from fedecider.federation.parties import choose_cohort, sample_cohort
 from fedecider.federation.streams import stream

@@ -10,13 +10,12 @@ from scipy.optimize import minimize
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_only import local_only
 from embedding_fr.methods.pfedgraph import DIRECTION, TABLE, PfedgraphConfig, directions, graph_weights, likeness
-from embedding_fr.personal_tables import PERSONAL, Cohort, gram_matrix, measured_from
-from embedding_fr.reference.loop import run_reference
-from embedding_fr.reference.pfedgraph import pfedgraph as reference
-from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_set
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, local_only, working_set
 from embedding_fr.similarity import cosines
+from embedding_fr.tables import PERSONAL, Cohort, gram_matrix, measured_from
+from embedding_fr.testing.loop import run_reference
+from embedding_fr.testing.pfedgraph import pfedgraph as reference
 from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
 

@@ -7,12 +7,10 @@ import torch
 from toy_federation import run, toy_federation, toy_population, toy_training
 
 from embedding_fr.averaged import averaged
-from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients
+from embedding_fr.local_training import ExampleBatch, Objective, Optimiser, dot_gradients, dot_logits, plain_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedncf import ncf_logits, ncf_model
-from embedding_fr.sampling import ExampleBatch
-from embedding_fr.sharpness import client_norms, sharpness_aware
-from embedding_fr.stacked import Optimiser
+from embedding_fr.methods.fedrecgel import client_norms, sharpness_aware
 
 OBJECTIVE = Objective(dot_logits)
 

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_fr import personal_tables
-from embedding_fr.personal_tables import (
+from embedding_fr import tables as personal_tables
+from embedding_fr.similarity import code_weights, first_components, project_on_simplex, similarity_weights
+from embedding_fr.tables import (
     PERSONAL,
     Mix,
     collect,
@@ -18,8 +19,7 @@ from embedding_fr.personal_tables import (
     squared_distances,
     start_server,
 )
-from embedding_fr.reference.fedem import nearest_on_simplex
-from embedding_fr.similarity import code_weights, first_components, project_on_simplex, similarity_weights
+from embedding_fr.testing.fedem import nearest_on_simplex
 from fedecider.federation.method import Upload
 
 SHARE = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

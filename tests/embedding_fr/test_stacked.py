@@ -4,15 +4,17 @@ import pytest
 import torch
 
 from embedding_fr.local_training import (
+    ExampleBatch,
     Objective,
+    Optimiser,
+    apply_step,
     check_finite,
     dot_gradients,
     dot_logits,
+    fresh_state,
     plain_gradients,
     train_batches,
 )
-from embedding_fr.sampling import ExampleBatch
-from embedding_fr.stacked import Optimiser, apply_step, fresh_state
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

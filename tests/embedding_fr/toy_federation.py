@@ -1,14 +1,14 @@
-"""The tiny setting of `fedecider.testing.embedding_setting`, with built-in methods by their names."""
+"""The tiny setting of `embedding_fr.testing.contract`, with built-in methods by their names."""
 
 import torch
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.testing.contract import NUM_ITEMS, SEQUENCES, run, tiny_training  # noqa: F401
+from embedding_fr.testing.contract import tiny_federation as toy_federation
+from embedding_fr.testing.contract import tiny_population as toy_population  # noqa: F401
 from fedecider.federation.method import RowUpdate
 from fedecider.federation.rows import write_rows
-from fedecider.testing.embedding_setting import NUM_ITEMS, SEQUENCES, run, tiny_training  # noqa: F401
-from fedecider.testing.embedding_setting import tiny_federation as toy_federation
-from fedecider.testing.embedding_setting import tiny_population as toy_population  # noqa: F401
 
 
 def toy_training(name: str, **changes) -> EmbeddingTraining:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedecider.evaluation.split import MIN_EVENTS, NUM_HELD_OUT, check_split, history, target, train_part
+from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, check_split, history, target, train_part
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SEQUENCE = [4, 9, 9, 2, 7]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedecider.evaluation.standard_error import clearly_above, clearly_best, first_not_beaten
+from fedecider.evaluation.statistics import clearly_above, clearly_best, first_not_beaten
 
 ZERO = np.zeros(4)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.evaluation.persons import shared_persons
 from fedecider.evaluation.statistics import (
     Comparison,
     Interval,
@@ -23,6 +22,7 @@ from fedecider.evaluation.statistics import (
     holm,
     metric_intervals,
     paired_permutation_test,
+    shared_persons,
     table_intervals,
     verdict,
 )
@@ -41,7 +41,7 @@ def test_bootstrap_of_one_run_has_the_standard_error():
 
 
 def test_values_that_share_their_draws_get_the_intervals_they_get_alone(monkeypatch):
-    monkeypatch.setattr("fedecider.evaluation.bootstrap.CHUNK", 700)  # several chunks of draws
+    monkeypatch.setattr("fedecider.evaluation.statistics.CHUNK", 700)  # several chunks of draws
     values = {name: torch.rand(2, 31, generator=generator(seed)) for seed, name in enumerate(("a", "b", "c"))}
     found = bootstrap_intervals(values, generator(7), num_resamples=90)
     assert list(found) == ["a", "b", "c"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba.core import caching
 
-from fedecider.federation.compiling import compiled
+from fedecider.federation.compiled_rows import compiled
 
 
 def total(value):

@@ -5,7 +5,7 @@ import secrets
 import pytest
 import torch
 
-from fedecider.federation.secure_keys import agree, keystream, new_pair, public_of, seal, seeded, unseal
+from fedecider.federation.secure_sum import agree, keystream, new_pair, public_of, seal, seeded, unseal
 
 
 def test_both_sides_agree_for_one_label_alone():

@@ -14,13 +14,15 @@ from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.rounds import Sent
 from fedecider.federation.secure_rounds import (
+    KEYS,
     ROW_WEIGHTS,
+    SHARES,
+    UNMASKING,
     SecureSums,
     bare_rows,
     fixed_point,
     securely_summed_rounds,
 )
-from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING
 from fedecider.federation.wire import measure
 from fedecider.methods import BUILT_IN as METHODS
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecider.federation import secure_sum as protocol
-from fedecider.federation.secure_keys import seeded
-from fedecider.federation.secure_simulation import KEYS, SHARES, UNMASKING, protocol_bytes, simulated
-from fedecider.federation.secure_sum import announce, decode, encode, join, rules_for
+from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING, protocol_bytes, simulated
+from fedecider.federation.secure_sum import announce, decode, encode, join, rules_for, seeded
 
 COHORT = (1, 2, 3, 7, 11, 25, 40)
 LENGTH = 15

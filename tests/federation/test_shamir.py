@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.federation.secure_keys import seeded
-from fedecider.federation.shamir import PRIME, SHARE_BYTES, random_coefficients, recover, split
+from fedecider.federation.secure_sum import PRIME, SHARE_BYTES, random_coefficients, recover, seeded, split
 
 
 @given(

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedecider.deployment.project import read_project, site_names
-from fedecider.federation.checksums import check_sums, write_sums
-from fedecider.federation.state import RunState, load_state, save_state
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.manifest import verify_manifest, write_manifest
-from fedecider.llm.new_items import read_new_items
-from fedecider.running.stages import as_plain
+from fedecider.experiment.command_line import parse_settings
+from fedecider.federation.state import RunState, check_sums, load_state, save_state, write_sums
+from fedecider.models.folders import verify_manifest, write_manifest
+from fedecider.models.loaded import read_new_items
+from fedecider.running.run_folder import as_plain
 
 TREE = {"x.lora_a": torch.arange(6.0).view(2, 3), "flags": torch.ones(3, dtype=torch.bool)}
 FILES = ["state.json", "server.safetensors", "local.safetensors", "SHA256SUMS"]

@@ -14,8 +14,7 @@ from fedecider.bounds import LARGEST
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.federation.faults import LARGEST_FACTOR, MESSAGE_KINDS, UPLOAD_KINDS, Fault, read_faults
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.running.cli import from_plain
-from fedecider.running.yaml_file import load_yaml
+from fedecider.running.options import from_plain, load_yaml
 
 NAMES = ["crime", "comics", "children"]
 SCENARIO = {

@@ -9,10 +9,21 @@ from torch.nn import functional
 
 from fedecider.baselines.sasrec import pack
 from fedecider.id_based import feddcsr as module
-from fedecider.id_based.disentangled import Gaussian, contrast, divergence, pull, shuffled, successors
-from fedecider.id_based.feddcsr import FeddcsrConfig, Histories, References, backward_batch, feddcsr
+from fedecider.id_based.feddcsr import (
+    FeddcsrConfig,
+    Gaussian,
+    Histories,
+    References,
+    backward_batch,
+    contrast,
+    divergence,
+    feddcsr,
+    pull,
+    shuffled,
+    successors,
+)
 from fedecider.testing.bench import differing, updated
-from fedecider.testing.id_setting import HISTORIES, ITEMS, run, tiny_clients
+from fedecider.testing.id_contract import HISTORIES, ITEMS, run, tiny_clients
 
 pytestmark = pytest.mark.whole
 

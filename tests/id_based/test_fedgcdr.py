@@ -8,10 +8,17 @@ import torch
 
 from fedecider.federation.method import Download
 from fedecider.federation.privacy import PrivacyConfig, epsilon
-from fedecider.id_based.fedgcdr import FedgcdrConfig, fedgcdr, noise_for
-from fedecider.id_based.star_graph import mapped, mapping_loss, similarity_loss, user_layers
+from fedecider.id_based.fedgcdr import (
+    FedgcdrConfig,
+    fedgcdr,
+    mapped,
+    mapping_loss,
+    noise_for,
+    similarity_loss,
+    user_layers,
+)
 from fedecider.testing.bench import differing
-from fedecider.testing.id_setting import HISTORIES, ITEMS, run, tiny_clients
+from fedecider.testing.id_contract import HISTORIES, ITEMS, run, tiny_clients
 
 CONFIG = FedgcdrConfig(source_rounds=1, target_rounds=1, embedding_size=4, batch_size=3, noise="none", friends="known")
 APART = {"films.1": {"ann": [3, 1, 4, 0], "bob": [2, 7, 8, 3]}, "songs.1": {"eve": [4, 1, 2, 6], "fay": [1, 2, 3, 4]}}

@@ -11,19 +11,23 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.method import Download
 from fedecider.id_based.clients import id_clients
 from fedecider.id_based.fedhcdr import (
+    CHUNK,
     FedhcdrConfig,
+    as_in_the_code,
     contrast_loss,
     fedhcdr,
+    filtered,
+    hypergraph,
     pair_logits,
     rating_loss,
+    return_probabilities,
     score_all,
     score_parts,
     silo,
     transfer_loss,
 )
-from fedecider.id_based.hypergraph import CHUNK, as_in_the_code, filtered, hypergraph, return_probabilities
 from fedecider.testing.bench import differing
-from fedecider.testing.id_setting import HISTORIES, ITEMS, run, tiny_clients, tiny_domains
+from fedecider.testing.id_contract import HISTORIES, ITEMS, run, tiny_clients, tiny_domains
 
 pytestmark = pytest.mark.whole
 

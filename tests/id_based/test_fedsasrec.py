@@ -9,7 +9,7 @@ from fedecider.baselines.fitting import validation_ndcg
 from fedecider.baselines.sasrec import train
 from fedecider.id_based.fedsasrec import FedsasrecConfig, fedsasrec
 from fedecider.testing.bench import differing, updated
-from fedecider.testing.id_setting import HISTORIES, ITEMS, PUBLIC, run, tiny_clients
+from fedecider.testing.id_contract import HISTORIES, ITEMS, PUBLIC, run, tiny_clients
 
 SMALL = FedsasrecConfig(embedding_size=8, num_layers=1, batch_size=3, max_length=5)
 ALONE = {"films.1": HISTORIES["films.1"]}

@@ -8,21 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedecider.commands import audit, federate, report, tune
-from fedecider.commands.federate import track_of
-from fedecider.comparison import collect
-from fedecider.comparison.id_rows import id_row
+from fedecider.cli import audit, federate, report, tune
+from fedecider.cli.federate import track_of
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
+from fedecider.experiment import comparison as collect
+from fedecider.experiment.comparison import id_row
 from fedecider.federation.record import read_records
 from fedecider.id_based import METHODS
-from fedecider.id_based.config import IdRunConfig
 from fedecider.id_based.fedsasrec import FedsasrecConfig
-from fedecider.llm.run_record import read_llm_run
+from fedecider.id_based.run import IdRunConfig
+from fedecider.models.folders import read_llm_run
 from fedecider.running.run_folder import RunFolder
-from fedecider.testing.id_setting import HISTORIES, tiny_domains
+from fedecider.testing.id_contract import HISTORIES, tiny_domains
 
 SMALL = "--embedding_size 8 --num_layers 1 --batch_size 3 --max_length 5 --num_threads 1"
 
@@ -149,7 +149,7 @@ def test_the_track_of_a_method():
 
 def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
     domains = tiny_domains()
-    monkeypatch.setattr("fedecider.comparison.id_rows.IdRunConfig", partial(IdRunConfig, num_rounds=2))
+    monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=2))
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
     grid = ({}, {"share": "nothing"})
     entry = METHODS["fedsasrec"]._replace(config=small, grid=grid)
@@ -186,14 +186,14 @@ def test_rounds_that_are_stages_are_all_run(tmp_path, monkeypatch):
     entry = METHODS["fedgcdr"]
     stages = partial(entry.config, source_rounds=1, target_rounds=1)
     monkeypatch.setitem(METHODS, "fedgcdr", entry._replace(config=stages))
-    monkeypatch.setattr("fedecider.comparison.id_rows.IdRunConfig", partial(IdRunConfig, num_rounds=7))
+    monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=7))
     row = id_row("fedgcdr", tiny_domains(), "strict", 1, 1, tmp_path)
     assert [len(records) for records in row.records] == [7]
     assert _patience(tmp_path) == {0}
 
 
 def test_the_table_of_a_comparison_has_the_row_and_its_costs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedecider.comparison.id_rows.IdRunConfig", partial(IdRunConfig, num_rounds=2))
+    monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=2))
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
     monkeypatch.setitem(METHODS, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
     config = SimpleNamespace(baselines=("popularity", "fedsasrec"), seeds=1, tune=1, cache=str(tmp_path))

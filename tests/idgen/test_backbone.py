@@ -7,7 +7,7 @@ from tiny_tasks import make_domain, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
-from idgen.draws import SampleConfig
+from idgen.prompts import SampleConfig
 from idgen.samples import train_batches
 from idgen.training import (
     BackboneTraining,

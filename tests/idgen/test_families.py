@@ -14,15 +14,14 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import build_student, pair_parameters, pairs_of
-from fedecider.lora.adapters import LoraSettings, adapter_parameters, attach_lora
-from fedecider.lora.export import load_adapter, save_peft_folder
-from fedecider.lora.fusion import fused_factors
+from fedecider.models.adapters import LoraSettings, adapter_parameters, attach_lora, fused_factors
+from fedecider.models.export import load_adapter, save_peft_folder
 from idgen.backbone import load_backbone
 from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import evaluating, labels_of, num_targets
-from idgen.candidates import node_priors, score_candidates, trie_log_probs
 from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.ranking import node_priors, score_candidates, trie_log_probs
 from idgen.training import sequence_loss
 from idgen.trie import Trie, TrieLogitsProcessor
 
@@ -66,7 +65,7 @@ def test_given_candidates_have_the_exact_scores(name, ids, end, length_penalty):
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
 def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, temperature, scored, monkeypatch):
     """The oracle: teacher-forced logits, of which only what may follow a beginning is kept, and scores of nodes."""
-    monkeypatch.setattr("idgen.candidates.MAX_LOGITS", 7)  # in pieces
+    monkeypatch.setattr("idgen.ranking.MAX_LOGITS", 7)  # in pieces
     model, trie = MODELS[name](), Trie.build(ids, end)
     closed = [[*tokens, *([] if end is None else [end])] for tokens in ids]
     candidate_BM = torch.tensor([[3, 1, 0, 4, -1], [2, -1, 5, 2, 1], [0, 1, 2, 3, 5]])

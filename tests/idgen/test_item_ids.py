@@ -21,14 +21,16 @@ from idgen.item_ids import (
     Attempt,
     IdConfig,
     ItemIds,
+    KeywordConfig,
     assign_item_ids,
     encode_item_ids,
+    keyword_candidates,
     keyword_item_ids,
     ladder,
     num_wording_items,
+    split_fields,
     user_texts,
 )
-from idgen.keywords import KeywordConfig, keyword_candidates, split_fields
 from idgen.tokenizer import decode_ids, encode_ids, train_tokenizer
 from idgen.trie import Trie
 

@@ -22,15 +22,13 @@ from transformers import LogitsProcessorList
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
-from fedecider.llm import foundation
-from fedecider.llm.config import PretrainConfig, RunConfig
-from fedecider.llm.domain_ids import assign_ids
-from fedecider.llm.setup import load_data
+from fedecider.experiment import prepare as foundation
+from fedecider.experiment.prepare import assign_ids, load_data
+from fedecider.experiment.settings import PretrainConfig, RunConfig
 from idgen.backbone import BackboneConfig
 from idgen.decode import constrained_beam_search, score_catalogue
-from idgen.draws import SampleConfig
-from idgen.item_ids import IdConfig
-from idgen.keywords import KeywordConfig
+from idgen.item_ids import IdConfig, KeywordConfig
+from idgen.prompts import SampleConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.trie import TrieLogitsProcessor
 

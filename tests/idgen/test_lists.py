@@ -6,11 +6,9 @@ from tiny_causal import byte_level_tokenizer
 from tiny_tasks import make_domain, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from idgen.draws import SampleConfig
-from idgen.item_ids import keyword_item_ids
-from idgen.keywords import KeywordConfig, keyword_candidates
-from idgen.samples import build_task, empty_prompt, encode_histories, train_batches
-from idgen.walks import nearest_items
+from idgen.item_ids import KeywordConfig, keyword_candidates, keyword_item_ids
+from idgen.prompts import SampleConfig
+from idgen.samples import build_task, empty_prompt, encode_histories, nearest_items, train_batches
 
 DOMAIN = make_domain()
 BYTES = byte_level_tokenizer([*DOMAIN.item_texts, "one customer chose, one after the other:\n"])

@@ -7,13 +7,10 @@ import torch
 from tiny_causal import byte_level_tokenizer, tiny_causal
 from transformers import AutoModelForCausalLM
 
-from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.lora.export import load_adapter, save_peft_folder
-from fedecider.lora.fusion import fused_factors
-from fedecider.lora.tied_table import adapted_embeddings
-from idgen.keywords import KeywordConfig
+from fedecider.models.adapters import LoraSettings, adapted_embeddings, attach_lora, fused_factors
+from fedecider.models.export import load_adapter, save_peft_folder
+from idgen.item_ids import KeywordConfig, unique_phrases
 from idgen.new_items import append_rows
-from idgen.phrases import unique_phrases
 from idgen.tokenizer import decode_ids, encode_ids, known_phrases, load_tokenizer, train_tokenizer, with_phrases
 
 PHRASES = ["silent harbour", "last ledger", "the silent harbour"]

@@ -9,10 +9,10 @@ from tiny_t5 import tiny_t5
 
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import build_student, pairs_of
-from fedecider.lora.adapters import LoraSettings, adapter_parameters, attach_lora
+from fedecider.models.adapters import LoraSettings, adapter_parameters, attach_lora
 from idgen.backbones.family import num_samples_of, num_targets
-from idgen.draws import SampleConfig
-from idgen.rows import packed
+from idgen.prompts import SampleConfig
+from idgen.samples import packed
 from idgen.training import MAX_LOGITS, checkpointed, sequence_loss
 
 LENGTHS = [5, 2, 9, 4, 4, 7]

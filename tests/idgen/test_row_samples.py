@@ -6,12 +6,19 @@ import torch
 from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain, make_ids, make_tokenizer
 
-from idgen.draws import SampleConfig, event_table, window_ends
 from idgen.item_ids import ItemIds
-from idgen.samples import build_task, encode_histories, eval_batches, num_batches, num_samples, train_batches
+from idgen.prompts import SampleConfig, event_table, window_ends
+from idgen.samples import (
+    build_task,
+    encode_histories,
+    eval_batches,
+    nearest_items,
+    num_batches,
+    num_samples,
+    train_batches,
+)
 from idgen.training import sequence_loss
 from idgen.trie import Trie
-from idgen.walks import nearest_items
 
 DOMAIN = make_domain()
 TOKENIZER = make_tokenizer([DOMAIN])

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tiny_tasks import make_domain, make_ids, make_task, make_tokenizer
 
 from fedecider.data.domain import Events
-from idgen.draws import SampleConfig, histories
 from idgen.item_ids import num_wording_items
-from idgen.prompts import load_templates, render
+from idgen.prompts import SampleConfig, histories, load_templates, render
 from idgen.samples import build_task, encode_histories, eval_batches, num_batches, num_samples, train_batches
 
 DOMAIN = make_domain()

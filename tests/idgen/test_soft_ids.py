@@ -8,7 +8,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from idgen.backbones.t5 import T5
-from idgen.draws import SampleConfig
+from idgen.prompts import SampleConfig
 from idgen.samples import train_batches
 from idgen.segments import Prompts, join, lay_out, make_segments
 from idgen.soft_ids import (

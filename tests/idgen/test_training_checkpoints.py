@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from tiny_tasks import make_domain, make_task, make_tokenizer
 
 from distill.train import DistillConfig, FinetuneConfig, distill
-from idgen import checkpoints, training
+from idgen import training
+from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
-from idgen.checkpoints import Checkpoint
-from idgen.draws import SampleConfig
-from idgen.training import BackboneTraining
+from idgen.prompts import SampleConfig
+from idgen.training import BackboneTraining, Checkpoint
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)

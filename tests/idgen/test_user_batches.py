@@ -5,10 +5,8 @@ import torch
 from test_row_samples import DOMAIN, NUM_ITEMS, rows_of, task_of
 from tiny_tasks import make_task, make_tokenizer
 
-from idgen.draws import SampleConfig
-from idgen.samples import train_batches
-from idgen.user_samples import samples_by_user, user_batches
-from idgen.walks import nearest_items
+from idgen.prompts import SampleConfig
+from idgen.samples import nearest_items, samples_by_user, train_batches, user_batches
 
 TOKENIZER = make_tokenizer([DOMAIN])
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 from fedecider.data.domain import Domain, Events
-from idgen.draws import SampleConfig
 from idgen.item_ids import ItemIds, keyword_item_ids, user_texts
-from idgen.prompts import prompt_texts
+from idgen.prompts import SampleConfig, prompt_texts
 from idgen.samples import Task, build_task
 from idgen.tokenizer import train_tokenizer
 

@@ -3,7 +3,7 @@
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, stack_trees
+from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, stack_trees
 
 RANK = 3
 

@@ -5,13 +5,14 @@ import torch
 from lora_toys import RANK, adapted, random_adapters, tiny_t5
 
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import (
+from fedecider.models.adapters import (
     LoraSettings,
     adapter_shapes,
     attach_lora,
     base_hash,
     check_adapters,
     initial_adapters,
+    load_plain,
     module_names,
     num_scalars,
     read_adapters,
@@ -19,7 +20,6 @@ from fedecider.lora.adapters import (
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.fusion import load_plain
 
 
 def test_every_attention_projection_is_adapted_and_sizes_are_right():

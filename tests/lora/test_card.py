@@ -15,19 +15,23 @@ from peft import PeftModel
 from slow import fast_where
 from tiny_causal import byte_level_tokenizer, tiny_causal
 
-from fedecider.llm.prompt_layout import prompt_layout
-from fedecider.lora.adapters import LoraSettings, attach_lora
-from fedecider.lora.card import LOCAL_BACKBONE, Card, model_card
-from fedecider.lora.export import export_adapter
-from fedecider.lora.item_table import ItemTable, read_item_ids
-from fedecider.lora.program import PromptLayout, program
+from fedecider.models.adapters import LoraSettings, attach_lora
+from fedecider.models.export import (
+    LOCAL_BACKBONE,
+    Card,
+    ItemTable,
+    PromptLayout,
+    export_adapter,
+    model_card,
+    program,
+    read_item_ids,
+)
+from fedecider.models.folders import prompt_layout
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search
-from idgen.draws import SampleConfig
-from idgen.item_ids import DEFAULT_LIMITS, keyword_item_ids
-from idgen.keywords import DEFAULT_KEYWORDS
-from idgen.phrases import phrase_item_ids, unique_phrases
-from idgen.ranking_config import RankingConfig
+from idgen.item_ids import DEFAULT_KEYWORDS, DEFAULT_LIMITS, keyword_item_ids, phrase_item_ids, unique_phrases
+from idgen.prompts import SampleConfig
+from idgen.ranking import RankingConfig
 from idgen.samples import catalogue_task, encode_histories
 from idgen.tokenizer import load_tokenizer, train_tokenizer
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedecider.lora.directions import (
+from fedecider.models.directions import (
     MAX_SCALE,
     cosine_matrix,
     geometric_mean_norm,

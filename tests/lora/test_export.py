@@ -8,11 +8,8 @@ from lora_toys import RANK, adapted, batch, random_adapters, random_stack, tiny_
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.lora.card import Card
-from fedecider.lora.export import export_adapter, save_peft_folder
-from fedecider.lora.fusion import load_fusion
-from fedecider.lora.item_table import ItemTable, read_item_ids
-from fedecider.lora.program import PromptLayout
+from fedecider.models.adapters import load_fusion
+from fedecider.models.export import Card, ItemTable, PromptLayout, export_adapter, read_item_ids, save_peft_folder
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
 ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", "heir"], [[5, 9, 4], [7]])

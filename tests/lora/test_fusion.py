@@ -10,9 +10,10 @@ from lora_toys import RANK, adapted, batch, dense_updates, random_adapters, rand
 from peft import LoraConfig, get_peft_model
 
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_parameters, base_hash, read_adapters
-from fedecider.lora.fusion import (
+from fedecider.models.adapters import (
     _LowRank,
+    adapter_parameters,
+    base_hash,
     client_order,
     frozen_factors,
     fused_factors,
@@ -20,6 +21,7 @@ from fedecider.lora.fusion import (
     joined,
     load_fusion,
     load_plain,
+    read_adapters,
     scale_update,
     slot_order,
 )

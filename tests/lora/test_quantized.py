@@ -13,18 +13,20 @@ bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes (the ext
 
 from bitsandbytes.functional import has_avx512bf16  # noqa: E402
 
-from fedecider.lora.adapters import (  # noqa: E402
+from fedecider.models.adapters import (  # noqa: E402  # noqa: E402
     LoraSettings,
     adapter_shapes,
     attach_lora,
     base_hash,
+    fused_layers,
+    load_fusion,
+    load_plain,
     named_factors,
 )
-from fedecider.lora.export import export_adapter  # noqa: E402
-from fedecider.lora.fusion import fused_layers, load_fusion, load_plain  # noqa: E402
+from fedecider.models.export import export_adapter  # noqa: E402
 from idgen.backbone import load_backbone  # noqa: E402
 from idgen.backbones.families import family_of  # noqa: E402
-from idgen.quantized import check_trainable, quantize_of  # noqa: E402
+from idgen.precision import check_trainable, quantize_of  # noqa: E402
 from idgen.training import sequence_loss  # noqa: E402
 
 TARGETS = ("attention", "feed_forward", "output")

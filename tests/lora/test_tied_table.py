@@ -8,10 +8,20 @@ import torch
 from lora_toys import batch, random_adapters, random_stack, tiny_t5
 from tiny_causal import tiny_causal
 
-from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, named_factors
-from fedecider.lora.export import load_adapter, save_peft_folder
-from fedecider.lora.fusion import fused_factors, fused_layers, load_fusion, load_plain
-from fedecider.lora.tied_table import adapted_embeddings, tied_embeddings
+from fedecider.models.adapters import (
+    LoraSettings,
+    adapted_embeddings,
+    adapter_shapes,
+    attach_lora,
+    fused_factors,
+    fused_layers,
+    initial_adapters,
+    load_fusion,
+    load_plain,
+    named_factors,
+    tied_embeddings,
+)
+from fedecider.models.export import load_adapter, save_peft_folder
 from idgen.backbones.families import family_of
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.training import sequence_loss

@@ -10,13 +10,10 @@ from lora_toys import RANK, adapted, batch, random_stack, tiny_t5
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.llm.config import RunConfig
-from fedecider.lora.card import Card
-from fedecider.lora.export import export_adapter
-from fedecider.lora.fusion import fused_factors, load_fusion
-from fedecider.lora.item_table import ItemTable
-from fedecider.lora.program import PromptLayout
-from fedecider.lora.truncation import compact, load_factors, truncate, truncate_loaded
+from fedecider.experiment.settings import RunConfig
+from fedecider.models.adapters import fused_factors, load_fusion
+from fedecider.models.directions import compact, load_factors, truncate, truncate_loaded
+from fedecider.models.export import Card, ItemTable, PromptLayout, export_adapter
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
 ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", "heir"], [[5, 9, 4], [7]])

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from fedecider.memory.memory import ModelScores
+from fedecider.models.hybrid import ModelScores
 
 NUM_ITEMS = 17
 

@@ -6,16 +6,14 @@ import pytest
 import torch
 from memory_toys import NUM_ITEMS, sequences, toy_model, vectors
 
-from fedecider.evaluation.split import train_part
+from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
-from fedecider.llm import model_scores as asking
-from fedecider.llm.ranking import mix
-from fedecider.memory import experts
-from fedecider.memory.config import MemoryConfig
-from fedecider.memory.contexts import training_contexts
-from fedecider.memory.counts import count_events
-from fedecider.memory.memory import fit_memory
-from idgen.ranking_config import RankingConfig
+from fedecider.models import counts as experts
+from fedecider.models import loaded as asking
+from fedecider.models.counts import count_events, training_contexts
+from fedecider.models.hybrid import MemoryConfig, fit_memory
+from fedecider.models.loaded import mix
+from idgen.ranking import RankingConfig
 
 HISTORIES = [[1, 2], [3, 4, 5, 3]]
 

@@ -6,10 +6,8 @@ import torch
 from memory_toys import toy_model
 from test_memory import ASKED, MEMORY, UNIT, USERS, all_of, fitted
 
-from fedecider.memory.choice import choose_weights, one_sided
-from fedecider.memory.contexts import held_out_contexts
-from fedecider.memory.memory import positions, rank
-from fedecider.memory.store import load_memory, save_memory
+from fedecider.models.counts import held_out_contexts
+from fedecider.models.hybrid import choose_weights, load_memory, one_sided, positions, rank, save_memory
 
 FIRST, FAR = 0.0, 9.0
 

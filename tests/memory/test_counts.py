@@ -5,13 +5,12 @@ import pytest
 import torch
 from memory_toys import NUM_ITEMS, sequences, vectors
 
-from fedecider.baselines.counts import cooccurrence_matrix, train_counts
-from fedecider.baselines.text_neighbours import text_neighbour_scores
-from fedecider.evaluation.split import train_part
+from fedecider.baselines.counts import cooccurrence_matrix, text_neighbour_scores, train_counts
+from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
-from fedecider.memory import experts, others
-from fedecider.memory.contexts import Contexts, held_out_contexts, training_contexts
-from fedecider.memory.counts import count_events, no_counts
+from fedecider.models import counts as experts
+from fedecider.models import counts as others
+from fedecider.models.counts import Contexts, count_events, held_out_contexts, no_counts, training_contexts
 
 USERS = sequences()
 PARTS = [train_part(sequence) for sequence in USERS]
@@ -26,7 +25,7 @@ def test_counts_are_those_of_the_counting_baseline(monkeypatch):
     expected = cooccurrence_matrix(USERS, NUM_ITEMS, window=None, directed=False).toarray()
     assert np.allclose(COUNTS.pair_II.toarray() / 2**16, expected, atol=1e-3)
     assert COUNTS.event_I.tolist() == train_counts(USERS, NUM_ITEMS).tolist()
-    monkeypatch.setattr("fedecider.memory.counts.MAX_PAIRS", 3)
+    monkeypatch.setattr("fedecider.models.counts.MAX_PAIRS", 3)
     assert same(count_events(PARTS, NUM_ITEMS), COUNTS)
 
 

@@ -5,13 +5,11 @@ import pytest
 import torch
 from memory_toys import NUM_ITEMS, sequences, toy_model, vectors
 
-from fedecider.evaluation.split import train_part
+from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
-from fedecider.memory import experts
-from fedecider.memory.config import MemoryConfig
-from fedecider.memory.contexts import new_contexts, training_contexts
-from fedecider.memory.counts import count_events
-from fedecider.memory.memory import COUNTING, ModelScores, alone_probs, fit_memory, rank, with_items
+from fedecider.models import counts as experts
+from fedecider.models.counts import count_events, new_contexts, training_contexts
+from fedecider.models.hybrid import COUNTING, MemoryConfig, ModelScores, alone_probs, fit_memory, rank, with_items
 
 USERS = sequences(12)
 VECTORS = vectors()

@@ -11,15 +11,21 @@ from memory_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
 from safetensors.numpy import load_file, save_file
 
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.evaluation.protocols import rank_held_out
-from fedecider.evaluation.split import train_part
+from fedecider.evaluation.protocols import rank_held_out, train_part
 from fedecider.federation.streams import stream
-from fedecider.memory import experts
-from fedecider.memory.config import MemoryConfig
-from fedecider.memory.contexts import held_out_contexts, training_contexts
-from fedecider.memory.counts import count_events
-from fedecider.memory.memory import fit_memory, model_probs, positions, rank
-from fedecider.memory.store import SETTINGS_FILE, TENSOR_FILE, load_memory, save_memory
+from fedecider.models import counts as experts
+from fedecider.models.counts import count_events, held_out_contexts, training_contexts
+from fedecider.models.hybrid import (
+    SETTINGS_FILE,
+    TENSOR_FILE,
+    MemoryConfig,
+    fit_memory,
+    load_memory,
+    model_probs,
+    positions,
+    rank,
+    save_memory,
+)
 
 USERS = sequences(12)
 UNIT = experts.unit_vectors(vectors())
@@ -52,7 +58,7 @@ def test_the_mixture_sums_to_one_over_unseen_items():
 
 def test_batches_change_nothing(monkeypatch):
     whole = all_of(rank(MEMORY, ASKED, toy_model()))
-    monkeypatch.setattr("fedecider.memory.memory.MAX_NUMBERS", 2 * NUM_ITEMS)
+    monkeypatch.setattr("fedecider.models.hybrid.MAX_NUMBERS", 2 * NUM_ITEMS)
     assert torch.equal(all_of(rank(MEMORY, ASKED, toy_model())), whole)
     again = fitted()
     assert np.array_equal(again.beside_model.weight_QE, MEMORY.beside_model.weight_QE)

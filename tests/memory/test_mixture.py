@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedecider.memory.mixture import fit_mixture, fit_weights, log_likelihood
+from fedecider.models.hybrid import fit_mixture, fit_weights, log_likelihood
 
 PROBS = np.random.default_rng(2).gamma(0.4, size=(60, 4))
 

@@ -8,13 +8,12 @@ import torch
 from memory_toys import NUM_ITEMS, sequences
 
 from fedecider.data.domain import Domain, Events
-from fedecider.evaluation.split import train_part
-from fedecider.federation.secure_simulation import protocol_bytes, simulated
-from fedecider.llm import memories
-from fedecider.llm.setup import calibration
-from fedecider.memory.config import MemoryConfig
-from fedecider.memory.contexts import calibration_users
-from fedecider.memory.counts import count_events
+from fedecider.evaluation.protocols import train_part
+from fedecider.experiment import rows as memories
+from fedecider.experiment.prepare import calibration
+from fedecider.federation.secure_rounds import protocol_bytes, simulated
+from fedecider.models.counts import calibration_users, count_events
+from fedecider.models.hybrid import MemoryConfig
 
 
 def shop(name: str, seed: int, silo: bool = True) -> Domain:

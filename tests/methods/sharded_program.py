@@ -8,9 +8,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 from toy_recommender import run, toy_recommender, toy_t5
 
-from fedecider.lora.export import load_adapter, save_peft_folder
-from fedecider.lora.fusion import fused_factors
 from fedecider.methods import BUILT_IN as METHODS
+from fedecider.models.adapters import fused_factors
+from fedecider.models.export import load_adapter, save_peft_folder
 from fedecider.running.launch import start
 
 

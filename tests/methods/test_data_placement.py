@@ -5,8 +5,8 @@ import torch
 from toy_recommender import toy_recommender
 
 from fedecider.federation.parties import Processes
-from fedecider.lora.adapters import named_factors
 from fedecider.methods.local_training import _gradients
+from fedecider.models.adapters import named_factors
 from idgen.training import sequence_loss
 
 

@@ -7,12 +7,11 @@ from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import read_adapters, without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.ditto import GRID, DittoConfig, ditto, load_view
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import Pull, train_locally
+from fedecider.models.adapters import load_plain, read_adapters, without_prefix
 
 pytestmark = pytest.mark.whole
 

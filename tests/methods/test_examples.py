@@ -5,13 +5,13 @@ import torch
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.llm.examples import decode_examples, example_users
-from fedecider.lora.adapters import LoraSettings, attach_lora
+from fedecider.experiment.rows import decode_examples, example_users
 from fedecider.methods.recommender import LocalTraining, build_recommender
+from fedecider.models.adapters import LoraSettings, attach_lora
 from idgen.backbone import BackboneConfig, build_backbone
-from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.ranking_config import RankingConfig
+from idgen.prompts import SampleConfig
+from idgen.ranking import RankingConfig
 from idgen.samples import build_task
 from idgen.tokenizer import train_tokenizer
 

@@ -9,8 +9,6 @@ from toy_recommender import blocks, run, toy_data, toy_recommender
 import fedecider.methods.fdlora as fdlora_module
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import read_adapters, with_prefix, without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.fdlora import (
     GRID,
     FdloraConfig,
@@ -23,6 +21,7 @@ from fedecider.methods.fdlora import (
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
+from fedecider.models.adapters import load_plain, read_adapters, with_prefix, without_prefix
 
 pytestmark = pytest.mark.whole
 

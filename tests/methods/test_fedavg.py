@@ -4,9 +4,9 @@ import torch
 from toy_recommender import run, toy_data, toy_recommender
 
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import without_prefix
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
+from fedecider.models.adapters import without_prefix
 
 
 def close(left, right):

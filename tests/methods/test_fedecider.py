@@ -6,21 +6,23 @@ from toy_recommender import blocks, positions_of, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import (
+from fedecider.methods.fedecider import FedeciderConfig, fedecider, load_view
+from fedecider.methods.local import LocalConfig, local
+from fedecider.methods.local_training import train_locally
+from fedecider.models.adapters import (
     adapter_shapes,
+    client_order,
+    fused_factors,
     initial_adapters,
+    load_fusion,
+    load_plain,
     module_names,
     num_scalars,
     read_adapters,
     stack_trees,
     without_prefix,
 )
-from fedecider.lora.directions import geometric_mean_norm, normalise, update_norms
-from fedecider.lora.fusion import client_order, fused_factors, load_fusion, load_plain
-from fedecider.methods.fedecider import fedecider, load_view
-from fedecider.methods.fedecider_config import FedeciderConfig
-from fedecider.methods.local import LocalConfig, local
-from fedecider.methods.local_training import train_locally
+from fedecider.models.directions import geometric_mean_norm, normalise, update_norms
 
 
 def same(left, right):

@@ -8,14 +8,19 @@ from toy_recommender import blocks, catalogue_recommender, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import module_names, stack_trees, without_prefix
-from fedecider.lora.directions import normalise, projection_weights, update_norms
-from fedecider.lora.fusion import client_order, fused_factors, fused_layers, load_fusion
-from fedecider.lora.truncation import compact
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.fedecider import FUSION_WEIGHTS, fedecider, load_view
-from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.fedecider import FUSION_WEIGHTS, FedeciderConfig, fedecider, load_view
 from fedecider.methods.local_training import train_locally
+from fedecider.models.adapters import (
+    client_order,
+    fused_factors,
+    fused_layers,
+    load_fusion,
+    module_names,
+    stack_trees,
+    without_prefix,
+)
+from fedecider.models.directions import compact, normalise, projection_weights, update_norms
 from fedecider.testing import LLM_CONTRACT, LlmBench
 
 pytestmark = pytest.mark.whole

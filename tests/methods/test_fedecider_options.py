@@ -6,16 +6,23 @@ from safetensors.torch import save
 from slow import slow
 from toy_recommender import blocks, run, toy_data, toy_recommender
 
+from fedecider.experiment.results import fusion_over_rounds
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.wire import measure, message, take_row
-from fedecider.llm.results import fusion_over_rounds
-from fedecider.lora.adapters import module_names, num_scalars, read_adapters, stack_trees, without_prefix
-from fedecider.lora.directions import normalise, update_norms
-from fedecider.lora.fusion import client_order, fused_factors, load_fusion
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, fedecider, load_view
-from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, FedeciderConfig, fedecider, load_view
 from fedecider.methods.local_training import train_locally
+from fedecider.models.adapters import (
+    client_order,
+    fused_factors,
+    load_fusion,
+    module_names,
+    num_scalars,
+    read_adapters,
+    stack_trees,
+    without_prefix,
+)
+from fedecider.models.directions import normalise, update_norms
 
 pytestmark = pytest.mark.whole
 

@@ -5,18 +5,23 @@ import torch
 from slow import slow
 from toy_recommender import SHIFTS, blocks, positions_of, run, toy_recommender
 
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.results import fusion_over_rounds
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.llm.commands import parse_settings
-from fedecider.llm.results import fusion_over_rounds
-from fedecider.lora.adapters import module_names, with_prefix, without_prefix
-from fedecider.lora.directions import geometric_mean_norm, update_norms
-from fedecider.lora.fusion import fused_factors, fused_layers, load_plain
-from fedecider.methods.fedecider import FUSION_WEIGHTS, _fitted, fedecider, load_view
-from fedecider.methods.fedecider_config import FedeciderConfig
-from fedecider.methods.fedecider_start import fused_start, started
+from fedecider.methods.fedecider import (
+    FUSION_WEIGHTS,
+    FedeciderConfig,
+    _fitted,
+    fedecider,
+    fused_start,
+    load_view,
+    started,
+)
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
+from fedecider.models.adapters import fused_factors, fused_layers, load_plain, module_names, with_prefix, without_prefix
+from fedecider.models.directions import geometric_mean_norm, update_norms
 
 pytestmark = pytest.mark.whole
 

@@ -7,9 +7,9 @@ from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import without_prefix
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.fedprox import GRID, FedproxConfig, fedprox
+from fedecider.models.adapters import without_prefix
 
 LEARNING_RATE = 1e-2
 

@@ -5,10 +5,16 @@ import torch
 from toy_recommender import run, toy_recommender
 
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, module_names, read_adapters, without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.ffa_lora import FfaLoraConfig, ffa_lora, load_view
 from fedecider.methods.local_training import train_locally
+from fedecider.models.adapters import (
+    adapter_shapes,
+    initial_adapters,
+    load_plain,
+    module_names,
+    read_adapters,
+    without_prefix,
+)
 
 
 def start_of(recommender):

@@ -9,11 +9,10 @@ from slow import fast_where, slow
 from toy_recommender import SILO_SIZES, SILOS, WORDING, blocks, catalogue_recommender, run
 
 from fedecider.federation.wire import message, received, take_row
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.own_rows import TABLE, common_rows, rows_of_clients, sends_own_rows, travelling_shapes
+from fedecider.methods.recommender import TABLE, common_rows, rows_of_clients, sends_own_rows, travelling_shapes
+from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, without_prefix
 
 pytestmark = pytest.mark.whole
 

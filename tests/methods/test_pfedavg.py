@@ -7,11 +7,10 @@ from toy_recommender import run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import read_adapters, without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.pfedavg import PfedavgConfig, load_view, pfedavg
+from fedecider.models.adapters import load_plain, read_adapters, without_prefix
 
 pytestmark = pytest.mark.whole
 

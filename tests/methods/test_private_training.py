@@ -12,14 +12,18 @@ from slow import slow
 from toy_recommender import catalogue_recommender, run, toy_recommender
 
 from fedecider.federation.privacy import PrivacyConfig, protector
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, named_factors
-from fedecider.lora.directions import update_norms
-from fedecider.lora.fusion import load_plain
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.local_training import train_locally
-from fedecider.methods.own_rows import TABLE
-from fedecider.methods.private_training import draw_users, private_steps, steps_per_epoch, user_epsilon, user_report
-from fedecider.methods.recommender import UserPrivacy, Users
+from fedecider.methods.local_training import (
+    draw_users,
+    private_steps,
+    steps_per_epoch,
+    train_locally,
+    user_epsilon,
+    user_report,
+)
+from fedecider.methods.recommender import TABLE, UserPrivacy, Users
+from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, named_factors
+from fedecider.models.directions import update_norms
 from idgen.training import sequence_loss
 
 pytestmark = pytest.mark.whole

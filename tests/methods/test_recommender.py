@@ -10,19 +10,25 @@ from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, stack_trees
-from fedecider.lora.fusion import fused_factors, load_fusion, load_plain
-from fedecider.methods.fedecider import fedecider
-from fedecider.methods.fedecider_config import FedeciderConfig
+from fedecider.methods.fedecider import FedeciderConfig, fedecider
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender
+from fedecider.models.adapters import (
+    LoraSettings,
+    adapter_shapes,
+    attach_lora,
+    fused_factors,
+    initial_adapters,
+    load_fusion,
+    load_plain,
+    stack_trees,
+)
 from idgen.backbone import BackboneConfig, build_backbone
 from idgen.backbones.families import unwrap
 from idgen.decode import score_catalogue
-from idgen.draws import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.ranking import rank_task
-from idgen.ranking_config import RankingConfig
+from idgen.prompts import SampleConfig
+from idgen.ranking import RankingConfig, rank_task
 from idgen.samples import build_task, eval_batches, num_samples
 from idgen.tokenizer import train_tokenizer
 from idgen.trie import Trie

@@ -6,8 +6,6 @@ from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import adapter_shapes, initial_adapters, module_names, read_adapters, without_prefix
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.rolora import (
     LAST_ROUND,
@@ -17,6 +15,14 @@ from fedecider.methods.rolora import (
     only,
     rolora,
     trained_factor,
+)
+from fedecider.models.adapters import (
+    adapter_shapes,
+    initial_adapters,
+    load_plain,
+    module_names,
+    read_adapters,
+    without_prefix,
 )
 
 pytestmark = pytest.mark.whole

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from tiny_causal import tiny_causal
 from toy_recommender import toy_recommender
 
-from fedecider.lora.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters
-from fedecider.lora.fusion import load_plain
 from fedecider.methods.local_training import Pull, train_locally
+from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("sharded_program.py")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from toy_recommender import run, toy_recommender
 
-from fedecider.llm.config import RunConfig
-from fedecider.llm.loading import chosen_shares, load_reported
-from fedecider.lora.fusion import fused_layers
+from fedecider.experiment.prepare import chosen_shares, load_reported
+from fedecider.experiment.settings import RunConfig
 from fedecider.methods import BUILT_IN as METHODS
+from fedecider.models.adapters import fused_layers
 
 
 def size_of(model):

@@ -1,4 +1,4 @@
-"""The tiny setting of `fedecider.testing.llm_setting`, over backbones of several families."""
+"""The tiny setting of `fedecider.testing.llm_contract`, over backbones of several families."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ from tiny_causal import tiny_causal
 from transformers import PreTrainedModel
 
 from fedecider.methods.recommender import ClientModels
-from fedecider.testing.llm_setting import (  # noqa: F401 (tests take them from here)
+from fedecider.testing.llm_contract import (  # noqa: F401 (tests take them from here)
     NAMES,
     SHIFTS,
     SILO_SIZES,
@@ -20,8 +20,8 @@ from fedecider.testing.llm_setting import (  # noqa: F401 (tests take them from 
     tiny_models,
     tiny_silos,
 )
-from fedecider.testing.llm_setting import tiny_data as toy_data  # noqa: F401
-from fedecider.testing.llm_setting import tiny_t5 as toy_t5
+from fedecider.testing.llm_contract import tiny_data as toy_data  # noqa: F401
+from fedecider.testing.llm_contract import tiny_t5 as toy_t5
 
 
 def toy_causal(dropout: float = 0.0, family: str = "llama", tied: bool = False) -> PreTrainedModel:

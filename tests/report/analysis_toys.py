@@ -7,7 +7,7 @@ import torch
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.federation.record import write_json
-from fedecider.lora.export import save_peft_folder
+from fedecider.models.export import save_peft_folder
 from fedecider.running.run_folder import RunFolder
 
 DOMAINS = ["crime", "comics"]

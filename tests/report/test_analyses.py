@@ -9,8 +9,8 @@ from analysis_toys import DOMAINS, toy_domains, toy_run
 
 from fedecider.data.encoders import Encoder
 from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.experiment.run_page import run_analysis, run_shapes
 from fedecider.federation.streams import stream
-from fedecider.llm.run_analysis import run_analysis, run_shapes
 from fedecider.report.analyses import (
     activity_table,
     boundary_shock,

@@ -6,16 +6,16 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from fedecider.report.analysis_figures import (
+from fedecider.report.figures import (
     alpha_slider,
     convergence_time,
     cosine_heat_map,
     distance_heat_maps,
     group_bars,
     norm_heat_map,
+    save_figure,
     shock_curves,
 )
-from fedecider.report.figures import save_figure
 
 DOMAINS = ["crime", "comics", "children"]
 

@@ -9,12 +9,10 @@ from analysis_toys import toy_domains, toy_run
 from browser import axe_script, axe_violations, chromium, console_lines, open_at
 from run_toys import write_run
 
-from fedecider.llm.run_analysis import run_analysis
-from fedecider.llm.run_page import run_page
+from fedecider.experiment.run_page import run_analysis, run_page
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import PlotFigure, validation_curves
-from fedecider.report.page import Download, Opening, PageTable, Section, write_page
-from fedecider.report.page_style import PRINT_WIDTH
+from fedecider.report.page import PRINT_WIDTH, Download, Opening, PageTable, Section, write_page
 
 PAPER = 680  # pixels between the margins of A4
 

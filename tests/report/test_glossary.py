@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from fedecider.report.glossary import README_TERMS, TERMS, Words, term_list
+from fedecider.report.page import README_TERMS, TERMS, Words, term_list
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 

@@ -11,11 +11,20 @@ from urllib.parse import unquote
 import pytest
 from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, intervals, write_run
 
-from fedecider.llm import run_report
-from fedecider.llm.run_page import interval_bars, page_colours, read_files, results_csv, run_page
-from fedecider.llm.run_report import ReportConfig, cached_user_texts, finish_report
-from fedecider.llm.run_warnings import canary_alarms, run_warnings
-from fedecider.llm.run_words import run_evidence, run_opening
+from fedecider.experiment import run_page as run_report
+from fedecider.experiment.rows import run_evidence, run_opening
+from fedecider.experiment.run_page import (
+    ReportConfig,
+    cached_user_texts,
+    canary_alarms,
+    finish_report,
+    interval_bars,
+    page_colours,
+    read_files,
+    results_csv,
+    run_page,
+    run_warnings,
+)
 from fedecider.report.figures import COLOURS, DOMAIN_COLOURS
 from fedecider.report.page import Section
 

@@ -6,16 +6,20 @@ import pytest
 import torch
 
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT
-from fedecider.report.rows import CANARY, result_rows, rows_data, view_labels, view_of
 from fedecider.report.tables import (
+    CANARY,
     ResultTable,
     csv_text,
     interval_text,
     markdown_grid,
     markdown_table,
     plain_text,
+    result_rows,
     rich_table,
+    rows_data,
     table_data,
+    view_labels,
+    view_of,
 )
 
 POOR = {"crime": [40, 2, 30, 44, 66], "comics": [41, 50, 3]}

@@ -3,6 +3,6 @@
 import sys
 from types import ModuleType
 
-NAME = "fedecider.llm.recommender"
+NAME = "fedecider.models.recommender"
 sys.modules[NAME] = ModuleType(NAME)
 sys.modules[NAME].Recommender = object

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SERVE = ("-m", "fedecider.commands.main", "serve")
+SERVE = ("-m", "fedecider.cli.main", "serve")
 TOYS = (str(REPOSITORY / "tests" / "serve" / "toy_server.py"),)
 
 

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import uvicorn
 from fastapi.testclient import TestClient
 
-from fedecider.llm.titles import Items
+from fedecider.models.histories import Items
 from fedecider.serve.app import create_app
-from fedecider.serve.config import Limits
-from fedecider.serve.metrics import Metrics
 from fedecider.serve.run import address, bound_socket
-from fedecider.serve.service import Service
+from fedecider.serve.service import Limits, Metrics, Service
 
 MARKUP = '<img src=x onerror="window.hacked = 1"> & "quoted"'
 LONG = "A Very Long Title " + "Without End " * 12

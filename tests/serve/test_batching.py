@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from fedecider.serve.batching import Batcher, BatchLimits, Busy, Closed
+from fedecider.serve.service import Batcher, BatchLimits, Busy, Closed
 
 LIMITS = BatchLimits(max_jobs=8, max_cost=100, max_waiting=50, window_s=0.2)
 

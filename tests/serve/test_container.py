@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from serve_toys import listening, world
 
-from fedecider.commands.main import main
+from fedecider.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "Dockerfile").read_text()

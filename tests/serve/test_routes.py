@@ -7,9 +7,9 @@ import threading
 import pytest
 from serve_toys import MARKUP, TITLES, question, world
 
-from fedecider.llm.titles import plain
-from fedecider.serve.config import Limits
-from fedecider.serve.guard import HEADERS
+from fedecider.models.histories import plain
+from fedecider.serve.app import HEADERS
+from fedecider.serve.service import Limits
 
 KEY = "0123456789abcdef"
 SMALL = Limits(
@@ -360,6 +360,6 @@ def test_openapi_shows_bounds_and_examples_that_work(small):
 
 def test_a_service_has_read_its_catalogues_when_it_begins(small, monkeypatch):
     read = []
-    monkeypatch.setattr("fedecider.llm.titles.plain", lambda text: read.append(text) or plain(text))
+    monkeypatch.setattr("fedecider.models.histories.plain", lambda text: read.append(text) or plain(text))
     assert small.client.get("/items", params={"domain": "crime", "query": "silent"}).json()["items"]
     assert read == ["silent"]

@@ -14,9 +14,9 @@ from serve_toys import TITLES, question
 from slow import slow
 from test_help import first_screen, shown
 
-from fedecider.commands.main import main
-from fedecider.serve.config import Limits
+from fedecider.cli.main import main
 from fedecider.serve.run import bound_socket
+from fedecider.serve.service import Limits
 
 pytestmark = pytest.mark.whole
 
@@ -67,7 +67,7 @@ def test_answers_are_sent_without_delay():
 @pytest.mark.parametrize("library", ["fastapi", "uvicorn", "prometheus_client"])
 def test_without_its_libraries_the_extra_is_named(capsys, monkeypatch, library):
     for name in [
-        name for name in sys.modules if name.startswith("fedecider.serve.") and name != "fedecider.serve.config"
+        name for name in sys.modules if name.startswith("fedecider.serve.") and name != "fedecider.serve.service"
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)

@@ -13,10 +13,8 @@ import torch
 from serve_process import SERVE, started
 
 import fedecider
-from fedecider.serve.config import Limits, ServeConfig, api_key
-from fedecider.serve.load import load_recommenders
-from fedecider.serve.metrics import Metrics
-from fedecider.serve.service import Kind, Service
+from fedecider.serve.run import load_recommenders
+from fedecider.serve.service import Kind, Limits, Metrics, ServeConfig, Service, api_key
 
 pytestmark = pytest.mark.whole
 

@@ -6,7 +6,7 @@ import time
 import no_models  # noqa: F401
 from serve_toys import ToyRecommender
 
-from fedecider.commands.serve import main
+from fedecider.cli.serve import main
 from fedecider.serve import run
 
 

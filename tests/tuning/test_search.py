@@ -12,16 +12,26 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING
 from embedding_fr.setup import EmbeddingRunConfig
 from fedecider.baselines import BASELINES
-from fedecider.llm.config import RunConfig
+from fedecider.bounds import OneOf, Real, Whole, points
+from fedecider.experiment import tuning as search_module
+from fedecider.experiment.settings import RunConfig
+from fedecider.experiment.tuning import (
+    Tried,
+    best_of,
+    check_budget,
+    is_used_up,
+    proposal,
+    search_of,
+    shortfall,
+    value_of,
+    with_setting,
+)
+from fedecider.experiment.tuning import search_settings as tune
 from fedecider.methods import METHODS as LLM
 from fedecider.methods import RATES, TRAINING_SPACE
 from fedecider.methods.recommender import LocalTraining
-from fedecider.running.cli import from_plain
-from fedecider.running.stages import as_plain
-from fedecider.tuning import search as search_module
-from fedecider.tuning.search import Tried, best_of, check_budget, is_used_up, proposal, search_of, shortfall, tune
-from fedecider.tuning.settings import value_of, with_setting
-from fedecider.tuning.space import OneOf, Real, Whole, points
+from fedecider.running.options import from_plain
+from fedecider.running.run_folder import as_plain
 
 pytestmark = pytest.mark.whole
 

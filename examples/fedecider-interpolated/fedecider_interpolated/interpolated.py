@@ -13,19 +13,19 @@ from fedecider.bounds import Share, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.lora.adapters import (
+from fedecider.methods import Method
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import ClientModels, client_positions
+from fedecider.models.adapters import (
     Shapes,
     adapter_shapes,
     factor_scalars,
     initial_adapters,
+    load_plain,
     stack_trees,
     with_prefix,
     without_prefix,
 )
-from fedecider.lora.fusion import load_plain
-from fedecider.methods import Method
-from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import ClientModels, client_positions
 
 
 @dataclass(frozen=True)

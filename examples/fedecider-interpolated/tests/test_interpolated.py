@@ -5,7 +5,7 @@ from fedecider_interpolated.interpolated import METHOD, InterpolatedConfig, inte
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.testing import check_method
-from fedecider.testing.llm_setting import run, tiny_models
+from fedecider.testing.llm_contract import run, tiny_models
 
 
 def test_it_keeps_the_contract():

@@ -1,0 +1,245 @@
+"""A tiny setting of the embedding track: seven clients of unequal size over 14 items."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from embedding_fr.blocks import Federation, Population, block_packer, build_population
+from embedding_fr.config import EmbeddingTraining
+from embedding_fr.methods import Method
+from embedding_fr.setup import EmbeddingRunConfig, local_only
+from embedding_fr.testing.loop import Reference, run_reference
+from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.evaluation.metrics import metrics_over_clients
+from fedecider.evaluation.protocols import PROTOCOLS, STRICT, Protocol
+from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.privacy import PrivacyConfig
+from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.state import RunState
+from fedecider.testing.bench import Bench, Ran, alike, differing, require, require_same, updated
+from fedecider.testing.shared_contract import SHARED
+
+# A tiny setting of the embedding track: seven clients of unequal size over 14 items.
+
+NUM_ITEMS = 14
+SEQUENCES: Sequence[Sequence[int]] = [
+    [3, 1, 4, 0, 5, 9, 2],
+    [2, 7, 8],
+    [6, 0, 13, 11, 3, 5, 1, 8, 12],
+    [10, 2, 4, 12],
+    [5, 6, 7, 8, 9],
+    [13, 12, 11, 10, 0, 1],
+    [4, 9, 1, 2, 6, 3, 7, 11, 0, 8],
+]
+"""The items of each client in their order; the last one is tested, the one before validated."""
+
+
+def tiny_population(
+    protocol: Protocol = STRICT,
+    sequences: Sequence[Sequence[int]] = SEQUENCES,
+    num_items: int = NUM_ITEMS,
+    seed: int = 0,
+) -> Population:
+    """The private data of the clients."""
+    return build_population(sequences, num_items, protocol, seed)
+
+
+def tiny_federation(
+    protocol: Protocol = STRICT, num_clients: int = 7, num_items: int = NUM_ITEMS, seed: int = 0
+) -> Federation:
+    """What a method may know of the run."""
+    return Federation(num_clients, num_items, seed, protocol, torch.device("cpu"))
+
+
+def tiny_training(entry: Method, **changes: Any) -> EmbeddingTraining:
+    """The method's own settings, made small: batches of 5, so that clients take unequal numbers of steps."""
+    defaults = {key: value for key, value in entry.defaults.items() if key in EmbeddingTraining.__annotations__}
+    small = {"embedding_size": 4, "batch_size": 5, "local_epochs": 2, "num_negatives": 2, "init_std": 0.3}
+    return EmbeddingTraining(**{**defaults, **small, **changes})
+
+
+def run(
+    method: FederatedMethod,
+    population: Population | None = None,
+    rounds: int = 3,
+    *,
+    block_clients: int = 3,
+    participation: float = 1.0,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[RunState, list[dict]]:
+    """The final state after the real loop, and the records; ``block_clients`` clients share a block."""
+    population = population or tiny_population()
+    records: list[dict] = []
+    pack = block_packer(population, lambda num_train: 1, block_clients)
+    state = run_rounds(
+        method,
+        pack(range(population.num_clients)),
+        RoundSettings(rounds, seed, participation),
+        metrics_over_clients,
+        pack=pack,
+        on_round=records.append,
+        **options,
+    )
+    return state, records
+
+
+# What a method of the embedding track owes to the runner beside what both tracks owe.
+
+
+class EmbeddingBench(Bench):
+    """A method over seven users.
+
+    Args:
+        entry: The method.
+        config: Its settings; None takes the defaults.
+        changes: Common settings of training that differ from those of the tiny setting.
+    """
+
+    num_clients, tolerance = len(SEQUENCES), 1e-9
+
+    def __init__(self, entry: Any, config: Any = None, **changes: Any):
+        super().__init__(entry, config)
+        self.training = tiny_training(entry, **changes)
+        self.trains_on_draws = entry.negatives
+        self.needs_everyone = entry.needs_everyone(self.config)
+
+    def build(self, **changes: Any) -> FederatedMethod:
+        return self.within(tiny_federation(**changes))
+
+    def within(self, federation: Federation) -> FederatedMethod:
+        """The method in this federation."""
+        built: FederatedMethod = self.entry.build(federation, self.training, self.config)
+        return built
+
+    def run(self, method: FederatedMethod, rounds: int, *, block_size: int = 1, **options: Any) -> Ran:
+        return run(method, options.pop("population", None), rounds, block_clients=block_size, **options)
+
+    def blocks(self, size: int) -> Sequence[Block]:
+        return block_packer(tiny_population(), lambda num_train: 1, size)(range(self.num_clients))
+
+    def num_places(self, client: int) -> int:
+        return 1
+
+    def common_settings(self) -> tuple[type, ...]:
+        privacy = () if self.entry.guarantee else (PrivacyConfig,)
+        return (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy)
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """Double: Adam turns rounding errors of gradients near zero into steps, and only real differences are left."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def held_out_items(bench: EmbeddingBench) -> None:
+    """What is held out does not reach training, but under the protocols that say so."""
+    sequences = [[3, 1, 4, 0, 5, 9, 2], [2, 7, 8, 0, 1], [6, 0, 13, 11, 3]]
+    other = [[3, 1, 4, 0, 5, 7, 10], *sequences[1:]]
+    for protocol, leaks in (("strict", False), ("paper", bench.entry.negatives)):
+        chosen = dataclasses.replace(PROTOCOLS[protocol], num_sampled=None)
+        states = []
+        for items in (sequences, other):
+            method = bench.within(tiny_federation(chosen, num_clients=3))
+            states.append(bench.run(method, 2, population=tiny_population(chosen, items))[0])
+        same = not differing(states[0].server, states[1].server) and not differing(states[0].local, states[1].local)
+        if leaks:
+            require(not same, f"under {protocol} held-out items may be no negatives: draw examples by the protocol")
+        else:
+            require(same, f"under {protocol} what is held out changes what is trained: read train items only")
+
+
+def tables_in_files(bench: EmbeddingBench) -> None:
+    """Personal tables that do not fit into the memory are mapped from files, and give the same bits."""
+    states = []
+    for table_bytes in (1 << 20, 1):
+        method = bench.within(tiny_federation()._replace(table_bytes=table_bytes))
+        participation = 1.0 if bench.needs_everyone else 0.5
+        states.append(bench.run(method, 3, block_size=3, participation=participation)[0])
+    require_same(states[0], states[1], "personal tables in files give other results than in memory")
+
+
+def equal_weights(bench: EmbeddingBench) -> None:
+    """Where ``equal_weights`` says that clients weigh alike, no weight of an upload changes the server's mean."""
+    with bench.precision():
+        method = bench.build()
+        if not (method.takes_mean and bench.entry.equal_weights(bench.config)):
+            return
+        server, local = method.init()
+        sent = [updated(method, 1, block, server, local)[1] for block in bench.blocks(1)]
+        alone = [upload._replace(weights=torch.ones_like(upload.weights)) for upload in sent]
+        mean, expected = (method.server_aggregate(1, server, iter(some)) for some in (sent, alone))
+    wrong = differing(mean, expected, bench.tolerance)
+    require(not wrong, f"equal_weights says that clients weigh alike, and their weights change the server's {wrong}")
+
+
+def federation_off(bench: EmbeddingBench) -> None:
+    """With federation off nothing travels and nobody learns from anybody, unless ``needs_server`` says it cannot be."""
+    federation = tiny_federation()
+    if bench.entry.needs_server(bench.config):
+        try:
+            bench.run(local_only(bench.within(federation), federation), 1)
+        except ValueError as error:
+            require("does not run with federation off" in str(error), f"with federation off it stops with: {error}")
+            return
+        raise AssertionError("needs_server says that federation cannot be off, and the method runs all the same")
+    changed = [*SEQUENCES[:3], [9, 0, 13, 12], *SEQUENCES[4:]]
+    states = []
+    for sequences in (SEQUENCES, changed):
+        method = local_only(bench.within(federation), federation)
+        state, records = bench.run(method, 2, population=tiny_population(sequences=sequences))
+        states.append(state)
+        for record in records:
+            for group in record["traffic"]:
+                empty = (group["up"], group["down"], group["header_up"], group["header_down"]) == ({}, {}, 0, 0)
+                require(empty, "with federation off something travels")
+        require(not differing(state.server, method.init()[0]), "with federation off the server changes")
+    one, other = states
+    others = torch.tensor([client for client in range(bench.num_clients) if client != 3])
+    wrong = [name for name in one.local if not alike(one.local[name][others], other.local[name][others])]
+    require(not wrong, f"with federation off the data of client 3 change {wrong} of others")
+    moved = [name for name in one.local if not alike(one.local[name][3], other.local[name][3])]
+    require(bool(moved), "with federation off a client's own data change nothing that it keeps")
+
+
+EMBEDDING_CONTRACT: tuple[Callable[[EmbeddingBench], None], ...] = (
+    *SHARED,
+    held_out_items,
+    tables_in_files,
+    equal_weights,
+    federation_off,
+)
+
+
+def check_reference(
+    bench: EmbeddingBench,
+    reference: Callable[[Federation, EmbeddingTraining, Any], Reference],
+    participation: float = 1.0,
+    tolerance: float = 1e-7,
+) -> None:
+    """Three rounds of the batched runtime must equal a slow loop over users (`embedding_fr.testing.loop`), in double
+    precision and to ``tolerance``.
+
+    Raises:
+        AssertionError: the names of the tensors that differ.
+    """
+    with bench.precision():
+        federation, population = tiny_federation(), tiny_population()
+        method = bench.within(federation)
+        loop = reference(federation, bench.training, bench.config)
+        server, local = run_reference(method, loop, federation, bench.training, population, 3, participation)
+        state, _ = bench.run(method, 3, block_size=3, participation=participation)
+        start = method.init()
+    wrong = differing(state.server, server, tolerance) + differing(state.local, local, tolerance)
+    require(not wrong, f"the batched runtime and the loop over users differ in {wrong}")
+    moved = differing(start[0], state.server) + differing(start[1], state.local)
+    require(bool(moved), "three rounds change nothing")

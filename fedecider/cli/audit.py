@@ -1,0 +1,48 @@
+"""What the server or another client can infer from what it sees: python scripts/audit.py --run runs/x."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedecider.experiment.attacks import AuditConfig
+from fedecider.id_based import METHODS as ID_METHODS
+from fedecider.running.options import build_parser, parse, run
+
+DESCRIPTION = """Attack a finished run as the server or another client could. Embedding track: which items did a client
+train on? LLM track: which users did it train on? Writes audit.json into the run folder and prints a table; for the
+page of a run of the LLM track, run scripts/report.py afterwards."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        (config,) = parse(build_parser(DESCRIPTION, AuditConfig), argv, AuditConfig)
+        audit(config)
+
+    return run(work)
+
+
+def audit(config: AuditConfig) -> None:
+    from fedecider.experiment.attacks import (  # after the options: --help does without
+        finished,
+        outcome_table,
+        write_outcome,
+    )
+    from fedecider.running.launch import start
+    from fedecider.running.progress import console
+
+    folder, record, _ = finished(Path(config.run))
+    if record["config"]["run"].get("method") in ID_METHODS:
+        raise ValueError(f"got {config.run}, a run of an ID-based method, expected one of both tracks")
+    with start(int(record["config"]["run"].get("num_threads", 0))) as launch:
+        if "ranking" in record["config"]:
+            from fedecider.experiment.audit import audit_llm
+
+            outcome = audit_llm(config, launch)
+        else:
+            from embedding_fr.audit import audit_embedding
+
+            outcome = audit_embedding(config, launch)
+    write_outcome(folder, outcome)
+    console.print(outcome_table(outcome))
+    print(f"written: {folder.audit}")

@@ -1,0 +1,61 @@
+"""The same run between machines: python scripts/deploy.py, whose commands are below."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from fedecider.cli.federate import taken_name
+from fedecider.running.options import peek, run
+
+COMMANDS = {
+    "publish": "prepare the catalogue and public users of companies that sell the same items, from tables",
+    "provision": "make the project folder that all parties share, and a startup kit with certificates for each",
+    "prepare": "prepare a site's own users from a table, with the catalogue and public users of the project",
+    "simulate": "run every party as a process of this machine; options of federate.py",
+    "start": "become the server or a site: start with a startup kit and a file that says where things lie",
+    "submit": "start the rounds, or go on with them, as the administrator",
+    "status": "show who is connected and what runs, as the administrator",
+    "collect": "print the table and the bytes of a finished run, on the server's machine",
+}
+OF_TABLES = ("publish", "prepare")
+"""Commands that do without FLARE."""
+
+
+def usage() -> str:
+    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    return "usage: deploy.py COMMAND [options]; deploy.py COMMAND --help; see docs/deploy.md\n\n" + "\n".join(lines)
+
+
+def work_of(words: Sequence[str]) -> Callable[[], None]:
+    """What a command line asks for.
+
+    Raises:
+        ValueError: the command is not known, its extra is not installed, or both tracks have the method it names.
+    """
+    command, *options = words
+    if command not in COMMANDS:
+        raise ValueError(f"got the command {command!r}, expected one of {', '.join(COMMANDS)}")
+    if reason := taken_name(peek(options, "method")):
+        raise ValueError(reason)
+    if command in OF_TABLES:
+        from fedecider.deployment import tables
+
+        of_tables: Callable[[Sequence[str]], None] = getattr(tables, command)
+        return lambda: of_tables(options)
+    try:
+        from fedecider.deployment import commands
+    except ImportError as error:
+        if error.name is None or not error.name.startswith("nvflare"):
+            raise
+        raise ValueError("got no nvflare, expected it to be installed. Run: pip install '.[deploy]'") from error
+    work: Callable[[Sequence[str]], None] = getattr(commands, command)
+    return lambda: work(options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    return run(lambda: work_of(words)())

@@ -1,0 +1,22 @@
+"""Stage 2 alone: the student of half depth. Takes the options of scripts/federate.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import build_foundation
+from fedecider.running.launch import start
+from fedecider.running.options import run
+
+DESCRIPTION = """Distil the backbone of scripts/pretrain.py (run first where it is missing) to half its depth and keep
+the student in --cache, where scripts/federate.py finds it when it is called with the same settings."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        settings = parse_settings(DESCRIPTION, argv)
+        with start(settings.run.num_threads) as launch:
+            build_foundation(settings.run, launch)
+
+    return run(work)

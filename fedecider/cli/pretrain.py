@@ -1,0 +1,26 @@
+"""Stage 1 alone: tokenizer, item IDs and backbone from the public pools. Takes the options of scripts/federate.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import load_data, pretrain_stage
+from fedecider.running.launch import start
+from fedecider.running.options import run
+from fedecider.running.progress import console
+
+DESCRIPTION = """Train tokenizer, ID generator and backbone on the public pools and keep them in --cache, where
+scripts/distill_student.py and scripts/federate.py find them when they are called with the same settings."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        settings = parse_settings(DESCRIPTION, argv)
+        with start(settings.run.num_threads) as launch:
+            with launch.accelerator.main_process_first():
+                stage = pretrain_stage(settings.run, load_data(settings.run), launch.device, quiet=not launch.is_main)
+            if launch.is_main:
+                console.print(f"{'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
+
+    return run(work)

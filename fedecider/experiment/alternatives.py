@@ -1,0 +1,247 @@
+"""Settings of local training among which the clients' validation items choose before the first round.
+
+Few events a user want layers that stay as they are and a table that learns, many events want both to learn; which of
+the two the data are is seen when every client has trained alone for two rounds: layers take up in one what a table
+needs two for, and may stop lower. The choice is one for all clients, since adapters of one shape are exchanged; each of
+them needs to tell two numbers a round for it (`fedecider.evaluation.statistics`).
+
+Shape legend: U users of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedecider.data.domain import Domain
+from fedecider.evaluation.metrics import CUTOFFS, user_metrics
+from fedecider.evaluation.protocols import train_part
+from fedecider.evaluation.statistics import clearly_best
+from fedecider.experiment.prepare import Foundation, Settings, calibration, load_student, make_recommender
+from fedecider.experiment.rows import told_choice
+from fedecider.experiment.settings import RunConfig
+from fedecider.federation.parties import cohort_size
+from fedecider.federation.record import plain, read_json, write_json
+from fedecider.methods import METHODS
+from fedecider.methods.centralised import pooled_recommender
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import LocalTraining
+from fedecider.running.launch import Launch
+from fedecider.running.options import from_plain
+from fedecider.running.progress import say
+from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, damage_names, read_object
+from idgen.backbone import known_width
+
+# Settings of local training among which the clients' validation items choose before the first round.
+
+METRIC = "ndcg@10"
+ROUNDS = 2
+"""Every setting is judged by the better one of so many rounds of local training alone."""
+TARGETS = "lora_targets"
+CHANGEABLE = (TARGETS, *(field.name for field in fields(LocalTraining) if field.name != "user_privacy"))
+
+
+class Settled(NamedTuple):
+    """What was taken, and what decided it."""
+
+    settings: Settings
+    """Without alternatives."""
+    taken: Mapping[str, Any]
+    """What differs from the settings as given."""
+    tried: Sequence[Mapping[str, Any]]
+    """``changes`` and ``valid``, the mean over clients of ndcg@10; the settings as given first. Empty where there was
+    no choice."""
+
+
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` with these in place of its own, and without alternatives.
+
+    Raises:
+        ValueError: a setting that is not one of `CHANGEABLE`, or a value that it cannot have.
+    """
+    unknown = sorted(set(changes) - set(CHANGEABLE))
+    if unknown or not changes:
+        raise ValueError(f"got {unknown or 'nothing'} in alternatives, expected some of {', '.join(CHANGEABLE)}")
+    targets = changes.get(TARGETS, settings.run.lora_targets)
+    run = from_plain(RunConfig, {**as_plain(settings.run), TARGETS: targets, "alternatives": []}, "alternatives")
+    own = {name: value for name, value in changes.items() if name != TARGETS}
+    training = from_plain(LocalTraining, {**as_plain(settings.training), **own}, "alternatives")
+    return settings._replace(run=run, training=training)
+
+
+def choices(settings: Settings) -> list[Settings]:
+    """The settings as given, then with each alternative; all without alternatives."""
+    as_given = settings._replace(run=replace(settings.run, alternatives=()))
+    return [as_given, *(changed(settings, one) for one in settings.run.alternatives)]
+
+
+def settle(settings: Settings, foundation: Foundation, launch: Launch, resumed: RunFolder | None = None) -> Settled:
+    """The alternative that ranks the clients' validation items best within `ROUNDS` rounds of local training alone,
+    where it is clearly better than the settings as given; tried once, kept beside the other stages and alike for all
+    methods but those that pool.
+
+    An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error;
+    of several the best one. Each is judged by its own best round, the same one for all clients. The test items are not
+    looked at, and the clients' models start anew in the first round. A run that goes on (``resumed``) keeps the choice
+    that it has written down, wherever the cache is now.
+
+    Raises:
+        ValueError: what ``resumed`` has written down is damaged.
+    """
+    offered = choices(settings)
+    if len(offered) == 1:
+        return Settled(offered[0], {}, [])
+    changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.alternatives)]
+    if resumed is not None and resumed.alternatives.is_file():
+        kept = read_object(resumed.alternatives, {"taken": dict, "tried": list})
+        with damage_names(resumed.alternatives):
+            number = [plain(one) for one in changes].index(kept["taken"])
+        return Settled(offered[number], changes[number], kept["tried"])
+    with launch.accelerator.main_process_first():
+        stage = cached_stage(
+            Path(settings.run.cache),
+            "alternatives",
+            _inputs(settings, offered, foundation, launch),
+            lambda folder: write_json(folder / "gains.json", [_gains(one, foundation, launch) for one in offered]),
+        )
+    gains = read_json(stage.folder / "gains.json")
+    taken = clearly_best([[np.array(gain_U) for gain_U in one.values()] for one in gains])
+    tried = [{"changes": one, "valid": _macro(gain)} for one, gain in zip(changes, gains, strict=True)]
+    settled = Settled(offered[taken], changes[taken], tried)
+    if launch.is_main:
+        say(told_choice(settled.taken, tried))
+    return settled
+
+
+def keep(settled: Settled, folder: RunFolder) -> None:
+    """Write down what was taken, where there was a choice."""
+    if settled.tried:
+        write_json(folder.alternatives, {"taken": settled.taken, "tried": settled.tried})
+
+
+def alternatives_notes(folder: RunFolder) -> list[str]:
+    """What was taken, in a sentence; none where there was no choice."""
+    return [told_choice(**read_json(folder.alternatives))] if folder.alternatives.is_file() else []
+
+
+def as_taken(settings: Settings, folder: RunFolder) -> Settings:
+    """The settings of a finished run as they were in its rounds."""
+    if not settings.run.alternatives:
+        return settings
+    taken = read_object(folder.alternatives)["taken"]
+    return changed(settings, taken) if taken else choices(settings)[0]
+
+
+def _gains(settings: Settings, foundation: Foundation, launch: Launch) -> dict[str, list[float]]:
+    """Client -> ndcg@10 of each of its validation users after the best of `ROUNDS` rounds of training alone.
+
+    A method that pools trains on all clients' data together.
+    """
+    recommender = make_recommender(settings, foundation, launch.device)
+    pools = METHODS[settings.run.method].pooled
+    gains_R: list[dict[str, list[float]]] = [{} for _ in range(ROUNDS)]
+    for clients in [range(recommender.num_clients)] if pools else [[one] for one in range(recommender.num_clients)]:
+        load_student(recommender)
+        for number, gains in enumerate(gains_R, 1):
+            train_locally(pooled_recommender(recommender) if pools else recommender, clients[0], number)
+            for client in clients:
+                positions_U = recommender.positions(client, "valid")
+                gains[recommender.names[client]] = user_metrics(positions_U)[METRIC].tolist()
+    return max(gains_R, key=_macro)
+
+
+def _macro(gains: Mapping[str, Sequence[float]]) -> float:
+    return float(np.mean([np.mean(gain_U) for gain_U in gains.values()]))
+
+
+def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundation, launch: Launch) -> dict[str, Any]:
+    """What decides the outcome of the trials: the student, the clients' data, and how they train and rank."""
+    run = settings.run
+    return {
+        "student": foundation.distilled.folder.name,
+        "data": {name: domain.content_hash() for name, domain in foundation.domains.items()},
+        "pooled": METHODS[run.method].pooled,
+        "rounds": ROUNDS,
+        "choices": [[one.run.lora_targets, as_plain(one.training)] for one in offered],
+        "ranking": as_plain(settings.ranking),
+        "memory": as_plain(run.memory),
+        **{name: getattr(run, name) for name in ("seed", "lora_rank", "quantize", "protocol")},
+        "samples": as_plain(run.pretrain.samples),
+        "device": launch.device.type,
+    }
+
+
+# Settings that would fill the machine or cannot be run, told before a run of the LLM track writes anything.
+
+
+def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
+    """``ValueError`` as `check_sizes`, and for clients with nothing to train on, or with nobody to fit the weights of a
+    memory on."""
+    check_sizes(settings, domains)
+    for name, domain in domains.items():
+        if not any(len(train_part(sequence)) > 1 for sequence in domain.clients.sequences):
+            raise ValueError(
+                f"got no user of {name} with two training events, expected one at least: there is nothing to train on. "
+                "Prepare the data with a larger min_length"
+            )
+        if settings.run.memory.kind != "none":
+            try:
+                calibration(domain, settings.run.memory, settings.run.seed)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+
+
+def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:
+    """``ValueError`` for more beams than items or too few for the metrics, adapters of a larger rank than the layers
+    they adapt, and a softmax over IDs of one token where they have several. No user is looked at."""
+    pretrain = settings.run.pretrain
+    several = not pretrain.has_one_token_ids and not pretrain.tokenizer_source  # else the tokenizer may have phrases
+    if several and any(choice.training.softmax == "catalogue" for choice in choices(settings)):
+        raise ValueError(
+            f"got softmax catalogue with tokenizer_kind {pretrain.tokenizer_kind} and samples.templates "
+            f"{pretrain.samples.templates}, expected phrase and history: item IDs are one token each there. Set "
+            "softmax to vocabulary"
+        )
+    if not settings.run.pretrain.has_one_token_ids:
+        _check_beams(settings.ranking.num_beams, max(len(domain.item_keys) for domain in domains.values()))
+    width = known_width(settings.run.pretrain.backbone)
+    if width is not None and settings.run.lora_rank > width:
+        raise ValueError(
+            f"got lora_rank {settings.run.lora_rank}, expected at most {width}, the width of the backbone: a layer has "
+            "no larger rank"
+        )
+
+
+def check_uploads(settings: Settings, num_clients: int) -> None:
+    """``ValueError`` for settings that the method's server, or a cohort of this size, cannot do."""
+    run, method = settings.run, METHODS[settings.run.method]
+    mean = "secure_sum" if run.secure_sum else f"robust_mean {run.robust_mean}" if run.robust_mean != "mean" else ""
+    if mean and not method.takes_mean:
+        raise ValueError(
+            f"got {mean} with {run.method}, whose server takes no mean over clients, expected a method that averages, "
+            "or secure_sum false and robust_mean mean"
+        )
+    size = cohort_size(num_clients, run.participation)
+    if run.secure_sum and size < 2:
+        raise ValueError(
+            f"got secure_sum with a cohort of {size} of {num_clients} clients, expected two or more: a sum of one "
+            "hides nothing. Raise participation, or set secure_sum false"
+        )
+    if method.pooled and run.participation < 1.0:
+        raise ValueError(
+            f"got participation {run.participation} with {run.method}, expected 1: it trains on everybody's data in "
+            "every round"
+        )
+
+
+def _check_beams(num_beams: int, num_items: int) -> None:
+    """``num_items``: of the largest catalogue."""
+    if num_beams > num_items:
+        raise ValueError(f"got num_beams {num_beams}, expected at most {num_items}, the items of the largest catalogue")
+    least = min(max(CUTOFFS), num_items)
+    if num_beams < least:
+        raise ValueError(f"got num_beams {num_beams}, expected at least {least}: hit@{max(CUTOFFS)} is reported")

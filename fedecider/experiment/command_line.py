@@ -1,0 +1,185 @@
+"""What the scripts of the pipeline share: which options there are, and settings from a command line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedecider.experiment.alternatives import as_taken, choices
+from fedecider.experiment.prepare import Settings
+from fedecider.experiment.settings import RunConfig
+from fedecider.federation.registry import may_be_name
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import LocalTraining
+from fedecider.models.adapters import ROLES
+from fedecider.models.folders import read_llm_run
+from fedecider.running.options import (
+    PACKAGE,
+    build_parser,
+    field_names,
+    from_plain,
+    load_yaml,
+    parse,
+    peek,
+    settings_file,
+)
+from fedecider.running.run_folder import RunFolder, damage_names
+from idgen.precision import bf16_speedup, fastest, in_words
+from idgen.ranking import RankingConfig
+
+COMMON = (
+    "help",
+    "config",
+    "domains",
+    "data",
+    "method",
+    "output",
+    "num_rounds",
+    "seed",
+    "lora_rank",
+    "cache",
+    "num_threads",
+    "resume",
+)
+"""What ``--help`` shows first."""
+DEMO = PACKAGE / "configs" / "demo_causal.yaml"
+
+
+def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
+    """Settings of the LLM track; the options of the chosen method join the common ones.
+
+    Without ``--config`` and ``--data`` the settings of ``configs/demo_causal.yaml`` hold, which fit the embedded
+    sample. A config file may hold settings for one method only, under the method's name; all of them are checked.
+
+    Raises:
+        ValueError: the method is not known, or a setting cannot be.
+    """
+    return parse_settings_and(description, argv)[0]
+
+
+def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: type) -> tuple[Settings, list[Any]]:
+    """The same, with what the same command line says of the dataclasses ``beside``."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    method = peek(words, "method", RunConfig.method)
+    if method not in METHODS:
+        raise ValueError(f"got method {method!r}, expected one of the LLM track: {', '.join(sorted(METHODS))}")
+    classes = (*beside, RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
+    options = {field.name for one in classes for field in fields(one)}
+    if method in options:
+        raise ValueError(f"got a method with the name {method}, expected another name: an option is called so")
+    # who has another name is refused when asked for
+    blocks_of = [name for name in METHODS if may_be_name(name) and name not in options]
+    starts = {f"--{name}" for name in blocks_of}
+    prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in starts]
+    if prefixed:
+        raise ValueError(
+            f"got {prefixed[0]}, expected the option of the chosen method without a prefix, such as --alpha_init 0.2: "
+            "blocks named after methods belong in a config file"
+        )
+    demo = not peek(words, "config") and not peek(words, "data")
+    texts = {"method": f"The federated method: {', '.join(METHODS)}."}
+    default = DEMO if demo else None
+    common = (*COMMON, *(name for one in beside for name in field_names(one)))
+    parser = build_parser(description, *classes, default_config=default, common=common, texts=texts)
+    blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")), blocks_of)
+    for name in blocks_of:
+        parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
+    parser.set_defaults(blocks.get(method, {}))
+    found = parse(parser, words, *classes)
+    settings, others = _with_precision(Settings(*found[len(beside) :])), found[: len(beside)]
+    for one in choices(settings):
+        _check_output_rate(one)
+    templates = settings.run.pretrain.samples.templates
+    if settings.ranking.prior_weight > 0.0 and templates == "history":
+        raise ValueError(
+            f"got prior_weight {settings.ranking.prior_weight} with samples.templates {templates}, whose prompts are "
+            "empty without a history, expected prior_weight 0, or templates with words"
+        )
+    if settings.run.method != method:
+        raise ValueError(
+            f"got method {settings.run.method} from a file after --method {method}, expected --config before --method: "
+            "the later one wins"
+        )
+    return settings, others
+
+
+def _with_precision(settings: Settings) -> Settings:
+    """``auto`` as what it means on this machine, so that stages and runs are kept under it; and a word about bf16."""
+    training, run = settings.training, settings.run
+    asked = {training.precision, run.distill.precision, run.pretrain.train.precision}
+    if asked == {"fp32"}:
+        return settings
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen, speedup = fastest(device_type), bf16_speedup(device_type)
+    words = in_words(speedup)
+    if "auto" in asked:
+        _tell(f"precision auto is {chosen}: products of matrices are {words} in bf16 than in fp32 here")
+    if "bf16" in asked and speedup < 1:
+        _tell(f"warning: precision bf16 is {words} than fp32 on this machine; set it to fp32 or auto")
+
+    def settle(config: Any) -> Any:
+        return replace(config, precision=chosen) if config.precision == "auto" else config
+
+    pretrain = replace(run.pretrain, train=settle(run.pretrain.train))
+    run = replace(run, pretrain=pretrain, distill=settle(run.distill))
+    return settings._replace(training=settle(training), run=run)
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    """On stderr, by the first process, once."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr)
+
+
+def _check_output_rate(settings: Settings) -> None:
+    targets, output = settings.run.lora_settings.targets, ROLES["output"]
+    if settings.training.output_rate != 1.0 and not {"output", "table", *output} & set(targets):
+        raise ValueError(
+            f"got output_rate {settings.training.output_rate} with lora_targets {','.join(targets)}, expected output "
+            "or table among them: no other adapter has that rate. Add one to lora_targets"
+        )
+
+
+def _method_blocks(config: Path, methods: Sequence[str]) -> dict[str, dict]:
+    """Checked settings of these methods in a config file, by method."""
+    content = load_yaml(config) if settings_file(config).is_file() else None
+    blocks = {name: content[name] for name in methods if name in content} if isinstance(content, dict) else {}
+    for name, block in blocks.items():
+        if METHODS.problem(name):
+            continue  # a package that is out of order is told to those who ask for its method
+        from_plain(METHODS[name].config, block, f"{name} in {config}")
+    return blocks
+
+
+def recorded_settings(run: Path, data: str = "") -> Settings:
+    """The settings in ``run.json`` of a run folder, with what it took of several; ``data`` replaces the place of the
+    prepared domains."""
+    path, config = RunFolder(run).record, read_llm_run(run)["config"]
+    METHODS.check_recorded(config, str(path))
+    with damage_names(path):
+        config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
+        settings = settings_from_plain(config, str(path))
+    taken = RunFolder(run).alternatives
+    with damage_names(taken):
+        return as_taken(settings, RunFolder(run))
+
+
+def settings_from_plain(config: Mapping[str, Any], source: str) -> Settings:
+    """Checked settings from what `Settings.as_record` gave; ``source`` is named where they are wrong."""
+    classes = {
+        "run": RunConfig,
+        "training": LocalTraining,
+        "ranking": RankingConfig,
+        "method": METHODS[config["run"]["method"]].config,
+    }
+    blocks = {name: config[name] for name in classes}
+    return Settings(**{name: from_plain(classes[name], block, f"{name} in {source}") for name, block in blocks.items()})

@@ -1,0 +1,782 @@
+"""Everything before the first round: item IDs, backbone, student, the clients' tasks.
+
+Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
+(item and user IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``text_projection.safetensors``
+where the backbone starts from them alone, ``report.json``. Folder of stage 2: ``backbone/`` (student and tokenizer) and
+``report.json``.
+
+Item IDs, item vectors and public tasks are made once per catalogue, which silos share. ``domains`` are those of the
+clients and, behind them, those of a foreign pool, which have no client users (`load_data`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from distill.train import distill
+from fedecider.data.card import describe, make_card
+from fedecider.data.domain import NO_EVENTS, Domain, Events, by_catalogue, check_public_disjoint, clients_of
+from fedecider.data.encoders import load_encoder, stand_in_warning
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import load_domains
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol, train_part
+from fedecider.experiment.settings import PretrainConfig, RunConfig
+from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.federation.parties import Processes
+from fedecider.federation.record import write_json
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import derive_seed, stream
+from fedecider.federation.wire import received, take_row
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import ClientModels, LocalTraining, build_recommender
+from fedecider.models.adapters import (
+    adapter_shapes,
+    attach_lora,
+    initial_adapters,
+    layer_names,
+    load_plain,
+    scale_update,
+)
+from fedecider.models.counts import calibration_users
+from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
+from fedecider.running.launch import Launch
+from fedecider.running.progress import console, progress
+from fedecider.running.run_folder import (
+    Stage,
+    as_plain,
+    begun_folder,
+    cached_stage,
+    content_key,
+    damage_names,
+    file_digest,
+    read_object,
+)
+from idgen.alternating import alternate
+from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone, train_backbone
+from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
+from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases, user_texts
+from idgen.precision import check_quantize
+from idgen.prompts import prompt_texts
+from idgen.ranking import RankingConfig, eval_users, rank_task, with_prior
+from idgen.samples import Neighbours, Task, build_task, catalogue_task, nearest_items
+from idgen.text_vectors import TextProjection, text_projection
+from idgen.tokenizer import load_tokenizer, train_tokenizer
+from idgen.training import Checkpoint
+
+# Texts that stand for items and users: assigned in stage 1, once per catalogue, and read again by all that
+# follows.
+
+ID_GROUPS = ("items", "clients", "public")
+ITEM_VECTORS = "item_vectors.safetensors"
+
+
+class DomainIds(NamedTuple):
+    """Texts that stand for the items and users of one domain, and which items have near texts.
+
+    Silos of one catalogue have all in common but ``clients``.
+    """
+
+    items: ItemIds
+    clients: ItemIds | None
+    """One per client user; None without user wording, and where there are no such users."""
+    public: ItemIds | None
+    neighbours: Neighbours | None = None
+    """For catalogue walks; None without them."""
+
+
+def assign_ids(
+    settings: PretrainConfig,
+    domains: Mapping[str, Domain],
+    tokenizer: PreTrainedTokenizerBase,
+    generator: IDGenerator | None,
+    phrases: Mapping[str, list[str]],
+    near: Mapping[str, Neighbours],
+    quiet: bool,
+) -> dict[str, DomainIds]:
+    """The IDs of every domain; ``phrases`` and ``near`` by catalogue, empty where there are none.
+
+    Users are described by their training parts, public users by all their events.
+    """
+
+    def users(domain: Domain, events: Events, sequences: list[list[int]]) -> ItemIds | None:
+        wording, items = settings.samples.user_wording, shared[domain.catalogue].items
+        generate = None if generator is None else generator.candidates
+        if not sequences:
+            return None
+        return user_texts(wording, events.users, sequences, items, tokenizer, generate, settings.id_limits)
+
+    shared: dict[str, DomainIds] = {}
+    for name, domain in by_catalogue(domains).items():
+        items = _item_ids(settings, domain, tokenizer, generator, phrases.get(name), quiet)
+        shared[name] = DomainIds(items, None, None, near.get(name))
+        public = users(domain, domain.public, domain.public.sequences)
+        shared[name] = shared[name]._replace(public=public)
+    return {
+        name: shared[domain.catalogue]._replace(
+            clients=users(domain, domain.clients, [list(train_part(items)) for items in domain.clients.sequences])
+        )
+        for name, domain in domains.items()
+    }
+
+
+def _item_ids(
+    settings: PretrainConfig,
+    domain: Domain,
+    tokenizer: PreTrainedTokenizerBase,
+    generator: IDGenerator | None,
+    phrases: list[str] | None,
+    quiet: bool,
+) -> ItemIds:
+    if phrases is not None:
+        return phrase_item_ids(domain.item_keys, phrases, tokenizer, settings.id_limits)
+    with progress(f"item IDs of {domain.catalogue}", not quiet and generator is not None) as on_step:
+        return make_item_ids(
+            domain.item_keys,
+            domain.item_texts,
+            tokenizer,
+            settings.id_source,
+            generator,
+            settings.keywords,
+            settings.id_limits,
+            on_step,
+        )
+
+
+def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, DomainIds]) -> None:
+    """Write ``folder/ids/<domain>.json``."""
+    (folder / "ids").mkdir()
+    for name, one in ids.items():
+        groups = zip(ID_GROUPS, (one.items, one.clients, one.public), strict=True)
+        content = {group: None if value is None else value._asdict() for group, value in groups}
+        write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
+
+
+def load_ids(
+    foundation: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
+) -> dict[str, DomainIds]:
+    """IDs of every domain, with its neighbours where ``config`` asks for catalogue walks; those of a catalogue are
+    worked out once. ``walks_of``: the domains whose walks are drawn, all by default; others go without neighbours.
+
+    Raises:
+        ValueError: they were assigned to another catalogue, or a file is damaged.
+    """
+    found = {name: _load_texts(foundation, domain) for name, domain in domains.items()}
+    if config.samples.walk_share == 0.0:
+        return found
+    asked = [domain.catalogue for name, domain in domains.items() if walks_of is None or name in walks_of]
+    near = _load_neighbours(foundation / ITEM_VECTORS, dict.fromkeys(asked))
+    return {name: one._replace(neighbours=near.get(domains[name].catalogue)) for name, one in found.items()}
+
+
+def _load_neighbours(path: Path, catalogues: Collection[str]) -> dict[str, Neighbours]:
+    if not catalogues:
+        return {}
+    with damage_names(path):
+        vectors = load_file(path)
+        return {name: nearest_items(vectors[name]) for name in catalogues}
+
+
+def _load_texts(foundation: Path, domain: Domain) -> DomainIds:
+    path = foundation / "ids" / f"{domain.name}.json"
+    content = read_object(path)
+    if content.get("item_keys") != domain.item_keys:
+        raise ValueError(
+            f"got item IDs of another catalogue for {domain.name} in {foundation}, expected the one of the data "
+            f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
+        )
+    with damage_names(path):
+        sizes = (len(domain.item_keys), len(domain.clients.users), len(domain.public.users))
+        items, clients, public = (
+            None if content[group] is None else _checked_ids(content[group], size)
+            for group, size in zip(ID_GROUPS, sizes, strict=True)
+        )
+        if items is None:
+            raise ValueError("no item IDs")
+    return DomainIds(items, clients, public)
+
+
+def _checked_ids(values: Mapping[str, Any], size: int) -> ItemIds:
+    found = ItemIds(**values)
+    texts = all(isinstance(text, str) for text in found.texts)
+    tokens = all(type(token) is int and token >= 0 for tokens in found.token_ids for token in tokens)
+    if not (texts and tokens and len(found.texts) == len(found.token_ids) == size):
+        raise ValueError(f"expected {size} texts with their tokens, numbers from 0 on")
+    return found
+
+
+# Stages 1 and 2: what all clients share before the first round - tokenizer, item IDs, backbone and its student.
+
+Domains = Mapping[str, Domain]
+
+
+NUM_REPORT_USERS = 200
+"""Client users per domain on which the distillation report compares teacher and student."""
+
+
+class Beginning(NamedTuple):
+    """Stage 1 before the backbone has been trained."""
+
+    tokenizer: PreTrainedTokenizerBase
+    generator: IDGenerator | None
+    """None where IDs are the items' own keywords."""
+    vectors: dict[str, Tensor]
+    """Catalogue -> vectors of its item texts; empty where nothing reads them."""
+    projection: TextProjection | None
+    """What made them."""
+    ids: dict[str, DomainIds]
+    tasks: list[Task]
+    model: Any
+    report: dict[str, Any]
+
+
+def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = False) -> Stage:
+    """Tokenizer, item IDs and backbone from the public pools; reused when nothing that matters has changed."""
+    inputs = {
+        "pretrain": config.pretrain,
+        "seed": config.seed,
+        "domains": [(name, domain.content_hash()) for name, domain in domains.items()],
+        "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
+    }
+    if config.pretrain.needs_item_vectors:
+        inputs["encoder"] = encoder_digest(config.pretrain.text_encoder)
+    cache = Path(config.cache)
+    begun = begun_folder(cache, "pretrain", inputs)
+    return cached_stage(
+        cache, "pretrain", inputs, lambda folder: _pretrain(config, domains, device, folder, begun, quiet)
+    )
+
+
+def distill_stage(
+    config: RunConfig, foundation: Stage, domains: Domains, device: torch.device, quiet: bool = False
+) -> Stage:
+    """The student of half depth, trained on the public pools; reused when nothing that matters has changed."""
+    inputs = {
+        "distill": config.distill,
+        "seed": config.seed,
+        "protocol": config.protocol,  # of the report
+        "pretrain": foundation.folder.name,
+    }
+    cache = Path(config.cache)
+    begun = begun_folder(cache, "distill", inputs)
+    return cached_stage(
+        cache, "distill", inputs, lambda folder: _distill(config, foundation, domains, device, folder, begun, quiet)
+    )
+
+
+def public_tasks(
+    domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
+) -> list[Task]:
+    """Training tasks of the public pools, one per catalogue; every event of a public user may be a target.
+
+    Catalogues without public users have catalogue walks alone.
+    """
+    _check_tokens(ids, tokenizer)
+    return [
+        build_task(
+            domain,
+            domain.public,
+            ids[domain.name].items,
+            tokenizer,
+            config.samples,
+            False,
+            ids[domain.name].public,
+            ids[domain.name].neighbours,
+        )
+        for domain in by_catalogue(domains).values()
+    ]
+
+
+def client_tasks(
+    domains: Domains, ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
+) -> list[Task]:
+    """Tasks of the clients, in client order; the last two events of every user are held out.
+
+    Domains without client users, which are those of a foreign pool, are no clients.
+    """
+    _check_tokens(ids, tokenizer)
+    return [
+        build_task(
+            domain,
+            domain.clients,
+            ids[name].items,
+            tokenizer,
+            config.samples,
+            True,
+            ids[name].clients,
+            ids[name].neighbours,
+        )
+        for name, domain in domains.items()
+        if domain.clients.users
+    ]
+
+
+def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse IDs of another tokenizer: their tokens would be looked up beyond the embedding table."""
+    for name, one in ids.items():
+        groups = [group for group in (one.items, one.clients, one.public) if group is not None]
+        largest = max((max(tokens, default=0) for group in groups for tokens in group.token_ids), default=0)
+        if largest >= len(tokenizer):
+            raise ValueError(
+                f"got token {largest} in ids/{name}.json of the pre-training stage, expected at most "
+                f"{len(tokenizer) - 1}: the file is damaged, or of another tokenizer. Delete the stage in --cache"
+            )
+
+
+def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
+    """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
+    settings, catalogues = config.pretrain, by_catalogue(domains)
+    _check_public(settings, catalogues)
+    source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
+    if source is not None:
+        check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
+    phrases: dict[str, list[str]] = {}
+    if settings.tokenizer_kind == "phrase":
+        keys = {name: domain.item_keys for name, domain in catalogues.items()}
+        texts = {name: domain.item_texts for name, domain in catalogues.items()}
+        phrases = unique_phrases(keys, texts, settings.keywords)
+    tokenizer = _tokenizer(settings, catalogues, phrases)
+    if source is not None:
+        check_backbone(source, tokenizer, source_tokens)
+    report: dict[str, Any] = {}
+    generator = None
+    if settings.id_source == "generator":
+        generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
+    vectors, projection = {}, None
+    if settings.needs_item_vectors:
+        encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
+        fewer = not settings.has_text_start  # no table has to be filled: neighbours are found in fewer dimensions too
+        projection = text_projection(encoded, settings.backbone.d_model, zero_fill=fewer)
+        vectors = {name: projection.rows(name, text_IE) for name, text_IE in encoded.items()}
+    walks = settings.samples.walk_share > 0.0
+    near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}
+    ids = assign_ids(settings, domains, tokenizer, generator, phrases, near, quiet)
+    tasks = public_tasks(domains, ids, tokenizer, settings)
+    model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)
+    return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
+
+
+def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
+    """Refuse settings under which the backbone would have nothing to learn from."""
+    if any(domain.public.users for domain in catalogues.values()):
+        return
+    who, phases = f"got no public user in {', '.join(catalogues)}", settings.alternating.num_phases
+    if phases > 0:
+        raise ValueError(
+            f"{who}, expected some with alternating.num_phases {phases}: the ID generator learns from them. Set "
+            "pretrain.alternating.num_phases to 0, or prepare the data with public users (public_share)"
+        )
+    if settings.samples.walk_share == 0.0:
+        raise ValueError(
+            f"{who}, expected some, or synthetic histories: the backbone has nothing else to learn from. Prepare the "
+            "data with public users (public_share), name domains that have some in public_domains, or set "
+            "pretrain.samples.walk_share above 0, such as 0.2"
+        )
+
+
+def _pretrain(
+    config: RunConfig, domains: Domains, device: torch.device, folder: Path, begun: Path, quiet: bool
+) -> None:
+    settings, made = config.pretrain, begin(config, domains, device, quiet)
+    tokenizer, generator, model, ids, report = made.tokenizer, made.generator, made.model, made.ids, made.report
+    if settings.alternating.num_phases > 0:
+        ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
+    else:
+        with progress("backbone", not quiet) as on_step:
+            seed = derive_seed(config.seed, "backbone training")
+            report["backbone"] = train_backbone(
+                model,
+                made.tasks,
+                settings.train,
+                seed,
+                device,
+                on_step,
+                checkpoint=Checkpoint(begun / "backbone.safetensors"),
+            )
+    report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
+    report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    save_backbone(model, tokenizer, folder / "backbone")
+    if generator is not None:
+        save_backbone(generator.model, tokenizer, folder / "id_generator")
+    save_ids(folder, domains, ids)
+    if made.projection is not None and settings.backbone.starts_from_texts:
+        save_projection(folder / PROJECTION_FILE, made.projection, encoder_digest(settings.text_encoder))
+    if made.vectors:
+        vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
+        save_file(vectors, folder / ITEM_VECTORS)
+    write_json(folder / "report.json", report)
+
+
+def _distill(
+    config: RunConfig,
+    foundation: Stage,
+    domains: Domains,
+    device: torch.device,
+    folder: Path,
+    begun: Path,
+    quiet: bool,
+) -> None:
+    tokenizer = load_tokenizer(foundation.folder / "backbone")
+    teacher = load_backbone(foundation.folder / "backbone", tokenizer)
+    ids = load_ids(foundation.folder, domains, config.pretrain)
+    tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
+    clients = client_tasks(domains, ids, tokenizer, config.pretrain)
+    with progress("distillation", not quiet) as on_step:
+        student, report = distill(
+            teacher,
+            tasks,
+            config.distill,
+            seed=derive_seed(config.seed, "distill"),
+            device=device,
+            on_step=on_step,
+            evaluate=lambda model: _valid_metrics(model, clients, config, device),
+            checkpoints=begun,
+        )
+    save_backbone(student, tokenizer, folder / "backbone")
+    write_json(folder / "report.json", report)
+
+
+def _valid_metrics(
+    model: Any, tasks: list[Task], config: RunConfig, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """hit@10 and ndcg@10 per domain on a sample of the clients' validation items; for the report only."""
+    drop_seen = get_protocol(config.protocol).drop_seen
+    found = {}
+    for task in tasks:
+        users = eval_users(task, "valid", NUM_REPORT_USERS, stream(config.seed, "eval_users", task.name))
+        position_U = rank_task(
+            model,
+            task,
+            task.trie.to(device),
+            "valid",
+            users,
+            RankingConfig(),
+            drop_seen,
+            config.distill.precision,
+            device,
+        )
+        metrics = mean_metrics(position_U)
+        found[task.name] = {name: metrics[name] for name in ("hit@10", "ndcg@10")}
+    return found
+
+
+def save_backbone(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(str(folder))
+
+
+def _tokenizer(
+    settings: PretrainConfig, catalogues: Domains, phrases: Mapping[str, list[str]]
+) -> PreTrainedTokenizerBase:
+    """Item texts are catalogue data, which every client publishes; no interaction is read."""
+    if settings.tokenizer_source:
+        return load_tokenizer(settings.tokenizer_source)
+    texts = [text for domain in catalogues.values() for text in domain.item_texts]
+    prompts = prompt_texts(settings.samples.templates, settings.samples.separator, list(catalogues))
+    kind = "word" if settings.tokenizer_kind == "phrase" else settings.tokenizer_kind
+    all_phrases = [phrase for of_domain in phrases.values() for phrase in of_domain]
+    return train_tokenizer([*texts, *prompts], settings.vocab_size, kind, all_phrases)
+
+
+def _id_generator(
+    config: RunConfig, catalogues: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
+) -> tuple[IDGenerator, list[dict]]:
+    settings, seed = config.pretrain, derive_seed(config.seed, "id generator")
+    generator = build_id_generator(settings.id_generator, tokenizer, seed)
+    generator.model.to(device)
+    texts = [text for domain in catalogues.values() for text in domain.item_texts]
+    with progress("ID generator", not quiet) as on_step:
+        logs = train_id_generator(generator, texts, settings.keywords, seed, on_step)
+    return generator, logs
+
+
+def _alternate(
+    config: RunConfig,
+    domains: Domains,
+    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    generator: IDGenerator | None,
+    ids: dict[str, DomainIds],
+    device: torch.device,
+    quiet: bool,
+) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
+    assert generator is not None  # else the settings are refused
+    settings = config.pretrain
+    near = {domain.catalogue: found for name, domain in domains.items() if (found := ids[name].neighbours) is not None}
+    with progress("alternating training", not quiet) as on_step:
+        return alternate(
+            model,
+            generator.model,
+            ids,
+            assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, {}, near, True),
+            make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
+            item_texts=[domain.item_texts for domain in by_catalogue(domains).values()],
+            tokenizer=tokenizer,
+            config=settings.alternating,
+            train=settings.train,
+            seed=derive_seed(config.seed, "alternating"),
+            device=device,
+            on_step=on_step,
+        )
+
+
+def _model_names(settings: PretrainConfig) -> list[str]:
+    names = (settings.tokenizer, settings.backbone.name_or_path, settings.id_generator.source)
+    return sorted({name for name in names if name})
+
+
+def _model_digest(name: str) -> str:
+    """Content of a local model folder; the name itself for a model of the hub."""
+    return file_digest(Path(name)) if Path(name).is_dir() else name
+
+
+# What a run of the LLM track starts from: settings, data, stages 1 and 2, the student with adapters.
+
+
+class Settings(NamedTuple):
+    """All settings of one run, as the command line gives them."""
+
+    run: RunConfig
+    training: LocalTraining
+    ranking: RankingConfig
+    method: Any
+    """The method's own frozen dataclass."""
+
+    def as_record(self) -> dict[str, Any]:
+        """By block, and ``package`` where an installed package brings the method."""
+        blocks = {name: as_plain(value) for name, value in self._asdict().items()}
+        return {**blocks, **METHODS.as_record(self.run.method)}
+
+
+class Foundation(NamedTuple):
+    """What the rounds start from."""
+
+    domains: Mapping[str, Domain]
+    """Of the clients, in client order."""
+    ids: Mapping[str, DomainIds]
+    pretrained: Stage
+    distilled: Stage
+    everyone: Mapping[str, Domain]
+    """All domains of the run in the order in which stage 1 encodes their texts, those of a foreign pool at the end. A
+    deployed site has ``domains`` of its own alone, and here what is public of the others."""
+
+
+def load_data(config: RunConfig) -> dict[str, Domain]:
+    """Prepared domains, or those of the embedded sample: the clients', in client order, then those of a foreign pool.
+
+    A foreign pool (``public_domains``) comes without client users, and the clients' domains beside it without public
+    ones, so that nobody can read them.
+
+    Raises:
+        ValueError: a domain has no client users; a client is public in another domain; or the foreign pool has a
+            catalogue of the clients.
+    """
+
+    def load(names: Sequence[str]) -> dict[str, Domain]:
+        return load_domains(config.data, names) if config.data else sample_domains(names, config.seed)
+
+    domains = load(config.domain_names)
+    empty = [name for name in domains if name not in clients_of(domains)]
+    if empty:
+        raise ValueError(
+            f"got domains {empty} without client users, expected some: they were prepared for a foreign pool. Name "
+            "them in --public_domains"
+        )
+    if not config.public_names:
+        return domains
+    pool = load(config.public_names)
+    own = {domain.catalogue for domain in domains.values()}
+    both = [name for name, domain in pool.items() if domain.catalogue in own]
+    if both:
+        raise ValueError(
+            f"got public_domains {both} with a catalogue of the clients, expected other catalogues: a foreign pool "
+            "knows nothing of what the clients' users do"
+        )
+    check_public_disjoint({**domains, **pool})
+    without_public = {name: _without_public(domain) for name, domain in domains.items()}
+    return {**without_public, **{name: without_users(domain) for name, domain in pool.items()}}
+
+
+def without_users(domain: Domain) -> Domain:
+    """What is public of a domain: its catalogue and its public users, with a card that is counted over these alone.
+
+    Of the card of the whole domain, which counts client users in many places, the source stays.
+    """
+    source = {name: value for name, value in domain.card.get("settings", {}).items() if name == "source"}
+    public = replace(domain, clients=NO_EVENTS, card={})
+    public.card.update(make_card(public, settings=source or None))
+    return public
+
+
+def _without_public(domain: Domain) -> Domain:
+    return replace(domain, public=NO_EVENTS, card={**domain.card, "public": describe(NO_EVENTS)})
+
+
+def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
+    """Data, and stages 1 and 2 where they are not there yet; with several processes the first one builds them.
+
+    Raises:
+        ValueError: settings that could not be used afterwards, told before anything is built; or a damaged stage.
+    """
+    check_quantize(config.quantize)
+    domains = load_data(config)
+    check_targets(config)
+    if launch.is_main and (sentence := stand_in_warning(config.pretrain.text_encoder)):
+        print(f"warning: {sentence}", file=sys.stderr)
+    with launch.accelerator.main_process_first():
+        load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
+        pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
+        distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
+    if launch.is_main:
+        for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
+            console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
+    clients = clients_of(domains)
+    ids = load_ids(pretrained.folder, clients, config.pretrain)
+    return Foundation(clients, ids, pretrained, distilled, {**clients, **domains})
+
+
+def check_targets(config: RunConfig) -> None:
+    """``ValueError`` where the backbone will not have the layers that are to get adapters."""
+    for lora in config.all_lora_settings:
+        layer_names(lora, linear_layers(config.pretrain.backbone))
+    tables = any("table" in lora.targets for lora in config.all_lora_settings)
+    if tables and not has_tied_output(config.pretrain.backbone):
+        raise ValueError(
+            "got the target table for a backbone whose output has a table of its own, expected one that is tied to the "
+            "embeddings. Write output instead of table in lora_targets"
+        )
+
+
+def _whole(stage: Stage) -> Stage:
+    """The teacher is read again after the last round: a stage that lost it is refused before the first one."""
+    try:
+        check_backbone(stage.folder / "backbone")
+    except ValueError as error:
+        raise ValueError(f"{error}. Delete {stage.folder}, and it is built again") from error
+    return stage
+
+
+def make_recommender(
+    settings: Settings,
+    foundation: Foundation,
+    device: torch.device,
+    deepspeed: Accelerator | None = None,
+    names: Sequence[str] | None = None,
+    processes: Processes | None = None,
+) -> ClientModels:
+    """The student with adapters attached, and the clients' tasks.
+
+    ``processes``: of the run. ``names``: all clients of the run, where ``foundation.domains`` are not all of them: a
+    catalogue stands for the others' tasks.
+    """
+    tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
+    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
+    tasks = training_tasks(settings, foundation, tokenizer, names)
+    if settings.ranking.prior_weight > 0.0:
+        tasks = with_priors(tasks, student, settings, device)
+    return build_recommender(
+        attach_lora(student, settings.run.lora_settings),
+        tokenizer,
+        tasks,
+        seed=settings.run.seed,
+        training=settings.training,
+        ranking=settings.ranking,
+        drop_seen=get_protocol(settings.run.protocol).drop_seen,
+        device=device,
+        deepspeed=deepspeed,
+        processes=processes,
+    )._replace(protected=settings.run.privacy.clips)
+
+
+def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device: torch.device) -> list[Task]:
+    """The tasks as they are ranked (`idgen.ranking.with_prior`); silos of one catalogue share what is worked out."""
+    weight, precision, found = settings.ranking.prior_weight, settings.training.precision, []
+    of_ids: dict[str, Task] = {}
+    for task in tasks:
+        ids = content_key(task.item_ids.token_ids)
+        if ids not in of_ids:
+            of_ids[ids] = with_prior(task, student.to(device), weight, device, precision)
+        found.append(task._replace(trie=of_ids[ids].trie))
+    return found
+
+
+def training_tasks(
+    settings: Settings, foundation: Foundation, tokenizer: Any, names: Sequence[str] | None = None
+) -> list[Task]:
+    """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
+    tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
+    if settings.run.memory.kind != "none":
+        asked = settings.run.memory, settings.run.seed
+        tasks = [task.without_users(calibration(foundation.domains[task.name], *asked)) for task in tasks]
+    own = {task.name: task for task in tasks}
+
+    def of_catalogue(name: str) -> Task:
+        catalogue, samples = foundation.everyone[name].catalogue, settings.run.pretrain.samples
+        return catalogue_task(catalogue, foundation.ids[name].items, tokenizer, samples)._replace(name=name)
+
+    return [own[name] if name in own else of_catalogue(name) for name in names or own]
+
+
+def calibration(domain: Domain, config: MemoryConfig, seed: int) -> list[int]:
+    """Rows of the client's users that are kept for the weights of its memory, alike in every call."""
+    return calibration_users(
+        domain.clients.sequences, config.calibration_share, stream(seed, "calibration", domain.name)
+    )
+
+
+# Put the model of a client, or the shared student, into a recommender.
+
+
+def load_student(recommender: ClientModels) -> None:
+    """The shared student without any adapter."""
+    load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
+
+
+Shares = Mapping[str, float]
+"""Client's name -> the share of its update that its reported model has."""
+
+
+def load_reported(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: ClientModels,
+    state: RunState,
+    client: int,
+    share: float = 1.0,
+) -> Tree:
+    """The reported model of ``client`` at the selected round; returns the client's own row, as it was loaded."""
+    download = received(method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client])), 0)
+    own = take_row(state.best_local, client)
+    entry = METHODS[settings.run.method]
+    loaded = entry.load_view(recommender, settings.method, method.views[0], download, own, client)
+    scale_update(recommender.model, share)
+    return own if loaded is None else loaded
+
+
+def chosen_shares(
+    settings: Settings, method: FederatedMethod, recommender: ClientModels, state: RunState, names: Iterable[str]
+) -> Shares:
+    """Of each client in ``names`` the share of its update that ranks its validation items best; the largest on ties.
+
+    An update that overfits is taken in part, or left out: a client is never worse off for taking part than its own
+    validation items can tell. It is the client's own choice, made after the last round; nobody is told of it.
+    """
+    found = {}
+    for name in names:
+        client, scores = recommender.names.index(name), {}
+        for share in settings.run.share_grid:
+            load_reported(settings, method, recommender, state, client, share)
+            scores[share] = mean_metrics(recommender.positions(client, "valid"))["ndcg@10"]
+        found[name] = max(scores, key=lambda share: (scores[share], share))
+    return found

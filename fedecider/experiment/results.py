@@ -1,0 +1,652 @@
+"""What a finished run leaves behind."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.data.domain import Domain
+from fedecider.data.encoders import encoder_label
+from fedecider.evaluation.metrics import MACRO, mean_metrics, ranked_share
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
+from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
+from fedecider.experiment.alternatives import alternatives_notes
+from fedecider.experiment.prepare import Foundation, Settings, Shares, chosen_shares, load_reported
+from fedecider.experiment.rows import (
+    COUNTS,
+    MEMORY_ROW,
+    TEACHER,
+    UNTRAINED,
+    Memories,
+    Positions,
+    beside,
+    counting_positions,
+    decode_examples,
+    every_memory,
+    memories_data,
+    memory_rows,
+    save_memories,
+    switched_on,
+    with_memory,
+    zero_shot,
+)
+from fedecider.experiment.run_page import finish_report
+from fedecider.federation.method import Block, FederatedMethod, Tree
+from fedecider.federation.parties import hidden_share
+from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
+from fedecider.federation.record import read_records, write_json, write_text
+from fedecider.federation.rounds import evaluate
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import stream
+from fedecider.methods import METHODS, Method
+from fedecider.methods.fedecider import FusionWeights
+from fedecider.methods.local_training import user_epsilon, user_report
+from fedecider.methods.recommender import ClientModels, LocalTraining, common_rows
+from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars
+from fedecider.models.counts import Counts
+from fedecider.models.directions import Truncated, truncate_loaded
+from fedecider.models.export import LOCAL_BACKBONE, Card, ItemTable, export_adapter
+from fedecider.models.folders import Recipe, prompt_layout, write_manifest, write_recipe
+from fedecider.models.item_texts import PROJECTION_FILE
+from fedecider.models.loaded import TEXT_FOLDER
+from fedecider.report.analyses import WAYS, message_bytes, total_bytes
+from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
+from fedecider.report.tables import (
+    COMPARED,
+    ResultRow,
+    ResultTable,
+    comparisons_data,
+    markdown_table,
+    result_rows,
+    rich_table,
+    rows_data,
+    shown_domains,
+    view_labels,
+)
+from fedecider.running.launch import Launch
+from fedecider.running.progress import console, say
+from fedecider.running.run_folder import RunFolder
+from idgen.ranking import ranks_all
+from idgen.samples import train_batches
+
+# What a run of the LLM track promises about privacy, and the settings with which it would not hold.
+
+SENDS_NOTHING = ("local", "centralised")
+
+
+def check_privacy(settings: Settings) -> None:
+    """Told before anything is built.
+
+    Raises:
+        ValueError: bound, noise or hidden users where something of a client leaves beside them, or nothing leaves.
+    """
+    config, privacy, users = settings.run, settings.run.privacy, settings.training.user_privacy
+    counts = getattr(settings.method, "weighting", "uniform") == "examples"
+    if counts and (privacy.noise_scale > 0.0 or users.noise_scale > 0.0):
+        raise ValueError(
+            "got weighting examples with noise, expected uniform: a client's number of samples is sent as it is"
+        )
+    if privacy.clips:
+        if config.method in SENDS_NOTHING:
+            raise ValueError(f"got privacy.clip with {config.method}, expected none: no upload leaves a client there")
+        if getattr(settings.method, "skip_below", 0.0):
+            raise ValueError(
+                f"got privacy.clip with skip_below {settings.method.skip_below}, expected 0: flags of unwanted "
+                "directions have no bound and take no noise"
+            )
+    if privacy.noise_on == "sum" and privacy.noise_scale > 0.0 and (config.faults or config.robust_mean != "mean"):
+        raise ValueError(
+            f"got privacy.noise_on sum with faults {config.faults!r} and robust_mean {config.robust_mean}, expected "
+            "none and mean: the shares of the noise add up in the plain sum over a whole cohort only"
+        )
+    if users.on:
+        if config.alternatives:
+            raise ValueError(
+                "got user_privacy with alternatives, expected none: which is taken would tell of users without noise"
+            )
+        if getattr(settings.method, "fits_peers", False):
+            raise ValueError(
+                "got user_privacy with several entries of first_fusion, expected one: what is sent after the choice "
+                "would tell of users without noise"
+            )
+        if config.placement == "data":
+            raise ValueError(
+                "got user_privacy with placement data, expected clients: users are drawn and bounded one by one"
+            )
+        if settings.training.adam_epsilon != LocalTraining.adam_epsilon:
+            raise ValueError(
+                f"got user_privacy with adam_epsilon {settings.training.adam_epsilon}, expected "
+                f"{LocalTraining.adam_epsilon}: else the size of a gradient, so the number of users, is in the steps"
+            )
+        reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
+        if reason:
+            raise ValueError(f"got user_privacy with {config.method}, expected another method: {reason}")
+        if samples.pair_share > 0.0 or samples.user_wording != "none":
+            raise ValueError(
+                f"got user_privacy with samples.pair_share {samples.pair_share} and user_wording "
+                f"{samples.user_wording}, expected 0 and none: a sample has to be of one user alone"
+            )
+
+
+def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommender: ClientModels) -> None:
+    """``ValueError`` for noise on the sum where the server sees more than one sum, or not all clients are in it."""
+    if privacy.noise_on == "upload" or privacy.noise_scale == 0.0:
+        return
+    if not method.takes_mean:
+        raise ValueError(
+            f"got privacy.noise_on sum with {method.name}, expected upload: its server reads every single upload"
+        )
+    if any(bool((own_KV != own_KV[:1]).any()) for own_KV in recommender.own_rows.values()):
+        raise ValueError(
+            "got privacy.noise_on sum with clients of several catalogues, expected upload: rows of a catalogue are a "
+            "sum over its own clients, which has their shares of the noise alone"
+        )
+
+
+def privacy_data(settings: Settings, num_clients: int) -> dict[str, Any]:
+    """What stands in ``metrics.json``, for what is on: ``uploads``, ``users``. An epsilon of null is no guarantee.
+
+    Raises:
+        ImportError: an epsilon that needs the package dp-accounting.
+    """
+    run, users, found = settings.run, settings.training.user_privacy, {}
+    if run.privacy.clips:
+        share = hidden_share(num_clients, run.participation, seen=run.secure_sum)
+        value = epsilon(run.privacy, run.num_rounds, share)
+        text = privacy_report(run.privacy, run.num_rounds, share)
+        found["uploads"] = _entry(value, run.privacy.delta, text)
+    if users.on:
+        num_epochs = run.num_rounds * settings.training.local_epochs
+        found["users"] = _entry(user_epsilon(users, num_epochs), users.delta, user_report(users, num_epochs))
+    return found
+
+
+def privacy_notes(promised: Mapping[str, Any]) -> list[str]:
+    """The same as lines below a table."""
+    return [f"privacy of {what}: {entry['text']}" for what, entry in promised.items()]
+
+
+def _entry(value: float, delta: float, text: str) -> dict[str, Any]:
+    known = value < math.inf
+    return {"epsilon": value if known else None, "delta": delta if known else None, "text": text}
+
+
+# What the card of a saved recommender says of its run: figures with intervals, the data, what users were
+# promised.
+
+CARD_COMPARED = ("text neighbours + counts", "popularity")
+"""Simple rules that the card shows beside the adapter."""
+
+
+def run_facts(
+    settings: Settings,
+    method: str,
+    clients: Sequence[str],
+    domain: Domain,
+    round: int,
+    rows: Sequence[ResultRow],
+    promised: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The facts of one domain, plain values: ``method``, ``clients``, ``protocol``, ``round``, ``lora_rank``, ``seed``,
+    ``num_users`` and ``rows`` (of the test items; row -> metric -> ``mean``, ``low``, ``high``), ``export`` (metrics of
+    an adapter that was cut down, else null), ``privacy`` (sentences) and ``data`` (counts of the data card, or null).
+
+    ``rows``: the reported one first. ``promised``: `fedecider.experiment.results.privacy_data`.
+    """
+    wanted = (rows[0].label, with_memory(method), MEMORY_ROW, *CARD_COMPARED)
+    return {
+        "method": method,
+        "clients": list(clients),
+        "protocol": stamp(get_protocol(settings.run.protocol)),
+        "round": round,
+        "lora_rank": settings.run.lora_rank,
+        "seed": settings.run.seed,
+        "num_users": len(domain.clients.sequences),
+        "rows": rows_data([row for label in wanted for row in rows if row.label == label], domain.name),
+        "export": None,
+        "privacy": [entry["text"] for entry in promised.values()],
+        "data": _counts(domain.card),
+    }
+
+
+def _counts(card: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the card of a model says of its data; None where the data card has no counts, as that of published data."""
+    if not {"clients", "public", "items", "split"} <= card.keys():
+        return None
+    groups = {name: {field: int(card[name][field]) for field in ("users", "events")} for name in ("clients", "public")}
+    source = card.get("settings", {}).get("source", "prepared data")
+    return {"source": source, "items": int(card["items"]["count"]), "split": str(card["split"]), **groups}
+
+
+# What a finished run hands over: the backbone and an adapter for every domain, reloaded and compared.
+
+BASES = {"none": "full precision", "nf4": "4 bits (nf4)", "int8": "8 bits (int8)"}
+"""Format of the frozen layers -> the card's words for it."""
+
+
+def hand_over(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: ClientModels,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    rows: Sequence[ResultRow],
+    shares: Shares,
+    promised: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
+
+    ``rows``, the reported one first, and what was ``promised`` to users are told beside the adapters.
+    Adapters that ``export_rank`` cuts down are evaluated again, since they are other models than the reported ones.
+
+    Returns domain -> examples of the report page, decoded while the domain's model is loaded; and domain -> what
+    cutting down lost and the test metrics of what is left.
+    """
+    examples: dict[str, Any] = {}
+    truncated: dict[str, dict[str, Any]] = {}
+    shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
+    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
+    projection = foundation.pretrained.folder / PROJECTION_FILE
+    if projection.is_file():
+        (folder.backbone / TEXT_FOLDER).mkdir()
+        shutil.copy(projection, folder.backbone / TEXT_FOLDER)
+    folder.adapters.mkdir(exist_ok=True)
+    entry = METHODS[settings.run.method]
+    for name, domain in foundation.domains.items():
+        client = recommender.names.index(name)
+        own = load_reported(settings, method, recommender, state, client, shares[name])
+        metrics = {metric: value.mean for metric, value in rows[0].values[name].items()}
+        details: dict[str, Any] = {
+            "round": state.best_round,
+            "lora_rank": settings.run.lora_rank,
+            "seed": settings.run.seed,
+            "base while training and measuring": BASES[settings.run.quantize],
+        }
+        if shares[name] != 1.0:
+            details["share of the trained update"] = f"{shares[name]:g}"
+        if "table" in settings.run.lora_settings.targets:
+            details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
+        items, catalogue = foundation.ids[name].items, "" if domain.catalogue == name else domain.catalogue
+        examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
+        facts = run_facts(settings, method.name, recommender.names, domain, state.best_round, rows, promised)
+        cut = truncate_loaded(recommender.model, settings.run.export_rank) if settings.run.export_rank else None
+        if cut is not None:
+            metrics = mean_metrics(recommender.positions(client, "test"))
+            truncated[name] = {**cut.summary(), "test": metrics}
+            facts["export"] = metrics
+            details |= {f"truncation, {field}": f"{value:.4g}" for field, value in cut.summary().items()}
+            _print_truncation(name, cut)
+        alpha, pretrain = _weights(entry, recommender, own), settings.run.pretrain
+        export_adapter(
+            recommender.model,
+            folder.adapters / name,
+            base_folder=folder.backbone,
+            base_name=settings.run.backbone_name or LOCAL_BACKBONE,
+            items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids, catalogue),
+            card=Card(
+                method=method.name,
+                domain=name,
+                prompt=prompt_layout(recommender.tasks[client], settings.ranking, recommender.model, domain.catalogue),
+                alpha=alpha,
+                metrics=metrics,
+                protocol=stamp(get_protocol(settings.run.protocol)),
+                details=details,
+            ),
+            prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
+            factors=cut.tree if cut else None,
+        )
+        asked = (pretrain.samples, settings.ranking, pretrain.keywords, pretrain.text_encoder, settings.run.quantize)
+        write_recipe(Recipe(name, *asked, alpha, facts), folder.adapters / name)
+    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in foundation.domains)])
+    return examples, truncated
+
+
+def _weights(entry: Method, recommender: ClientModels, own: Tree) -> dict[str, float]:
+    """Domain -> weight of its direction, mean over layers; empty for a method without fusion weights."""
+    if entry.fusion_weights is None:
+        return {}
+    weight_K = entry.fusion_weights.read(own).view(-1, len(recommender.names)).mean(0)
+    return dict(zip(recommender.names, weight_K.tolist(), strict=True))
+
+
+def _print_truncation(name: str, cut: Truncated) -> None:
+    say(
+        f"adapter of {name} cut down to rank {cut.rank}: relative error at most {float(cut.error_M.max()):.2%}, "
+        f"mean {float(cut.error_M.mean()):.2%} over {len(cut.error_M)} layers"
+    )
+
+
+# What a finished run leaves behind: metrics with intervals, baselines, figures, bytes, and what is handed over.
+
+
+def write_results(
+    settings: Settings,
+    method: FederatedMethod,
+    blocks: Sequence[Block],
+    recommender: ClientModels,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    launch: Launch,
+) -> None:
+    """Read the test set once, for the selected round, and write every file of the run folder but the record."""
+    models = write_models(settings, method, blocks, recommender, foundation, state, folder, launch)
+    if models is None:
+        return
+    _write_rounds(settings, method, recommender, state, folder, models.memories)
+    say_results(settings, method, foundation, state, folder, models)
+    texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
+    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.encoder)
+    if page is not None:
+        say(f"report: {page}")
+    write_table(settings, method, state, folder, models)  # last: a run whose table stands there is finished
+
+
+class Models(NamedTuple):
+    """What came of the models of a run's clients."""
+
+    rows: list[ResultRow]
+    """Of the test items, the reported row first."""
+    examples: dict[str, Any]
+    """Domain -> examples for the report page."""
+    memories: Memories | None
+    shares: Shares
+    num_beams: int | None
+    """None where every item was scored."""
+    privacy: dict[str, Any]
+    """What the run promises, see `privacy_data`."""
+
+
+def write_models(
+    settings: Settings,
+    method: FederatedMethod,
+    blocks: Sequence[Block],
+    recommender: ClientModels,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    launch: Launch,
+    others: Mapping[str, Counts] | None = None,
+) -> Models | None:
+    """Rank the test items of the clients in ``blocks``, which ``foundation.domains`` are, and hand their models over.
+
+    None in a process that does not write. ``others``: see `fedecider.experiment.rows.client_counts`.
+    """
+    names = [recommender.names[client] for client in sorted(torch.cat([block.clients for block in blocks]).tolist())]
+    methods, valid_methods = (
+        {
+            label: dict(zip(names, _evaluate(method, blocks, state, view, split, launch), strict=True))
+            for view, label in view_labels(method.name, method.views).items()
+        }
+        for split in ("test", "valid")
+    )
+    if not launch.is_main:
+        return None
+    recommender = recommender.by_itself()
+    shares = chosen_shares(settings, method, recommender, state, foundation.domains)
+    reported = view_labels(method.name, method.views)[method.views[0]]
+    for split, found in (("test", methods), ("valid", valid_methods)):
+        for name in names:
+            client = recommender.names.index(name)
+            if shares[name] != 1.0:
+                load_reported(settings, method, recommender, state, client, shares[name])
+                found[reported][name] = recommender.positions(client, split)
+    memories = None
+    if settings.run.memory.kind != "none":
+        every = every_memory(settings, method, foundation, recommender, state, shares, others)
+        memories = every[MEMORY_ROW]
+        save_memories(memories, foundation.domains, folder)
+        for row, one in every.items():
+            asked = (settings, method, recommender, state, one, shares)
+            methods |= memory_rows(*asked, "test", row)
+            valid_methods |= memory_rows(*asked, "valid", row)
+    models = {**methods, **zero_shot(settings, foundation, recommender, launch.device)}
+    counts = counting_positions(settings, foundation)
+    users = {name: domain.clients.users for name, domain in foundation.domains.items()}
+    rows = result_rows(models, counts, shared_persons(users))
+    valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
+    promised = privacy_data(settings, recommender.num_clients)
+    handed = (settings, method, recommender, foundation, state, folder, rows, shares, promised)
+    examples, truncated = hand_over(*handed)
+    tests = paired_tests(method.name, reported, {**models, **counts}, users)
+    num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
+    made = Models(rows, examples, memories, shares, num_beams, promised)
+    _write_metrics(settings, method, foundation, state, folder, made, valid_rows, models, truncated, tests)
+    records = (
+        UserPositions(name, users[name], "test", label, state.best_round, position_U)
+        for label, positions in {**models, **counts}.items()
+        for name, position_U in positions.items()
+    )
+    write_per_user(folder.per_user, records)
+    return made
+
+
+def paired_tests(
+    method: str, reported: str, positions: Mapping[str, Positions], users: Mapping[str, Sequence[str]]
+) -> list[Comparison]:
+    """The recommender that is handed over against every simple rule and what stands beside it, mean over domains.
+
+    ``positions``: row -> domain -> (U,) test positions. Holm's correction is over all of them.
+    """
+    subject = switched_on(method, reported, positions)
+    others = [label for label in (*UNTRAINED, *beside(reported)) if label in positions and label != subject]
+    pairs = [(subject, other) for other in others]
+    persons = shared_persons(users)
+    return compare_table(positions, stream(0, "comparisons"), COMPARED, pairs, persons=persons, each_domain=False)
+
+
+def say_results(
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    models: Models,
+) -> None:
+    """Print the table, and where the adapters lie."""
+    table, rows = _table(settings, method, state, folder, models), models.rows
+    shown = table._replace(
+        rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
+    )
+    console.print(rich_table(shown, title=f"Test results of {folder.root.name}, round {state.best_round}"))
+    for name in foundation.domains:
+        say(f"adapter: {folder.adapters / name}")
+
+
+def write_table(
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
+) -> None:
+    """``results.md``, all rows and domains."""
+    table = _table(settings, method, state, folder, models)
+    write_text(folder.results, markdown_table(table, title=f"Test, round {state.best_round}"))
+
+
+def _table(
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
+) -> ResultTable:
+    notes = _notes(settings, method, state, folder, models)
+    return ResultTable(models.rows, get_protocol(settings.run.protocol), notes)
+
+
+def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """At most eight rows for a terminal, in their order, with the macro mean alone where there are several domains.
+
+    Of the counting rows the one with the best ndcg@10 stands for all; the method's other views and the teacher are
+    left out.
+    """
+    scope = shown_domains(rows)[-1]
+    counts = [row for row in rows if row.label in COUNTS]
+    best = max(counts, key=lambda row: row.values[scope]["ndcg@10"].mean)
+    views = f"{rows[0].label.partition(' (')[0]} ("
+    others = {row.label for row in rows[1:] if row.label.startswith(views)} | {*COUNTS, TEACHER} - {best.label}
+    kept = {scope, MACRO}
+    return [
+        row._replace(values={domain: values for domain, values in row.values.items() if domain in kept})
+        for row in rows
+        if row.label not in others
+    ]
+
+
+def _evaluate(
+    method: FederatedMethod, blocks: Sequence[Block], state: RunState, view: str, split: str, launch: Launch
+) -> list[Tensor]:
+    server, local = state.best_server, state.best_local
+    return evaluate(method, state.best_round, view, split, server, local, blocks, launch.processes)
+
+
+def _write_metrics(
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    state: RunState,
+    folder: RunFolder,
+    made: Models,
+    valid_rows: Sequence[ResultRow],
+    models: Mapping[str, Positions],
+    truncated: Mapping[str, dict[str, Any]],
+    tests: Sequence[Comparison],
+) -> None:
+    protocol = get_protocol(settings.run.protocol)
+    content: dict[str, Any] = {
+        "protocol": protocol.name,
+        "stamp": stamp(protocol),
+        "method": method.name,
+        "reported": made.rows[0].label,
+        "best_round": state.best_round,
+        "best_valid_ndcg@10": state.best_score,
+        "num_beams": made.num_beams,
+        "length_penalty": settings.ranking.length_penalty,
+        "text_encoder": encoder_label(settings.run.pretrain.text_encoder),
+        "domains": {},
+    }
+    for name, domain in foundation.domains.items():
+        sequences = domain.clients.sequences
+        content["domains"][name] = {
+            "num_users": len(sequences),
+            "num_items": len(domain.item_keys),
+            "chance_hit@10": chance_hit(sequences, len(domain.item_keys), "test", protocol),
+            "returned_share": {label: ranked_share(positions[name]) for label, positions in models.items()},
+            "valid": rows_data(valid_rows, name),
+            "test": rows_data(made.rows, name),
+        }
+        if name in truncated:
+            content["domains"][name]["export"] = truncated[name]
+    if settings.run.share_grid != [1.0]:
+        content["update_shares"] = dict(made.shares)
+    if made.privacy:
+        content["privacy"] = made.privacy
+    if made.memories is not None:
+        content["memory"] = memories_data(made.memories)
+    if len(foundation.domains) > 1:
+        content[MACRO] = {"test": rows_data(made.rows, MACRO)}
+    content["comparisons"] = comparisons_data(tests)
+    write_json(folder.metrics, content)
+
+
+def _write_rounds(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: ClientModels,
+    state: RunState,
+    folder: RunFolder,
+    memories: Memories | None,
+) -> None:
+    """Fusion weights (where the method has them), traffic and the figures over all rounds."""
+    records, names = read_records(folder.rounds), list(recommender.names)
+    rounds = [record["round"] for record in records]
+    figures = folder.root / "figures"
+    figures.mkdir(exist_ok=True)
+    scores = {
+        view: {
+            name: [record["valid"][view][client]["ndcg@10"] for record in records] for client, name in enumerate(names)
+        }
+        for view in method.views
+    }
+    save_figure(validation_curves(scores, rounds, selected_round=state.best_round), figures / "validation")
+    fusion = METHODS[settings.run.method].fusion_weights
+    if fusion is not None:
+        weights = fusion_over_rounds(fusion, method.init()[1], records)
+        shown = (weights["alpha"], rounds, names, state.best_round)
+        save_figure(alpha_heat_map(*shown), figures / "alpha_heat_map")
+        save_figure(alpha_curves(*shown), figures / "alpha_curves")
+        content: dict[str, Any] = {"domains": names, "rounds": rounds, "alpha": weights.pop("alpha")}
+        if weights:
+            content["modules"] = list(adapter_shapes(recommender.model))
+        write_json(folder.fusion_weights, {**content, **weights})
+    traffic = communication(records, names, recommender)
+    if memories is not None:
+        traffic["memory"] = memories.traffic
+    write_json(folder.communication, traffic)
+
+
+def fusion_over_rounds(fusion: FusionWeights, local: Tree, records: Sequence[dict]) -> dict[str, Tensor]:
+    """``alpha`` (R, K, K) after every round, from the local state at the start on; per layer ``alpha_modules`` too.
+
+    The latter are (R, K, M, K), ``alpha`` then their means.
+    """
+    start = fusion.read(local)
+    if start.dim() == 2:
+        return {"alpha": weights_over_rounds(records, start, fusion.log)}
+    return {
+        "alpha": weights_over_rounds(records, start.mean(1), fusion.log),
+        "alpha_modules": weights_over_rounds(records, start, fusion.log_per_layer),
+    }
+
+
+def weights_over_rounds(records: Sequence[dict], start_KK: Tensor, field: str) -> Tensor:
+    """What clients logged under ``field`` after every round, (R, K, K), or (R, K, M, K) with weights per layer.
+
+    A client that was absent keeps what it had.
+    """
+    current_KK, over_rounds = start_KK.clone(), []
+    for record in records:
+        for client in record["clients"]:
+            current_KK[client["client"]] = torch.tensor(client[field])
+        over_rounds.append(current_KK.clone())
+    return torch.stack(over_rounds)
+
+
+def communication(records: Sequence[dict], names: Sequence[str], recommender: ClientModels) -> dict[str, Any]:
+    """Bytes per round, client and direction, with the payload of every tensor; P scalars make one adapter."""
+    per_round = []
+    for record in records:
+        clients = {}
+        for group in record["traffic"]:
+            sizes = {way: message_bytes(group, way) for way in WAYS}
+            clients.update({names[client]: sizes for client in group["clients"]})
+        per_round.append({"round": record["round"], "clients": clients})
+    return {
+        "unit": "bytes of one safetensors message per client, round and direction",
+        "adapter_scalars": num_scalars(initial_adapters(adapter_shapes(recommender.model), 0)),
+        "common_rows": common_rows(recommender.own_rows),
+        "total": total_bytes(records),
+        "rounds": per_round,
+        "tensors": {str(record["round"]): record["traffic"] for record in (records[0], records[-1])},
+    }
+
+
+def _notes(
+    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
+) -> list[str]:
+    taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
+    choices = {} if models.memories is None else models.memories.choices
+    sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
+    return [
+        f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
+        f"({state.best_score:.4f}) of {method.views[0]}",
+        *alternatives_notes(folder),
+        "every item is scored, as its ID is one token"
+        if models.num_beams is None
+        else f"beam search with {models.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+        *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
+        *([f"with memory, by validation items: {sides}"] if sides else []),
+        f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
+        *privacy_notes(models.privacy),
+    ]

@@ -1,0 +1,445 @@
+"""The rows of a table beside the trained model: heuristics, teacher and student, the hybrid.
+
+Shape legend: U users, U users of a client, B users of a batch, K returned items.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedecider.baselines.counts import (
+    decayed_cooccurrence,
+    last_item_cooccurrence,
+    popularity,
+    text_and_count_scores,
+    text_neighbour_scores,
+)
+from fedecider.data.domain import Domain
+from fedecider.evaluation.canary import memoriser
+from fedecider.evaluation.metrics import MACRO, NOT_RANKED
+from fedecider.evaluation.protocols import get_protocol, history, rank_held_out, train_part
+from fedecider.evaluation.protocols import target as held_out
+from fedecider.experiment.prepare import Foundation, Settings, Shares, calibration, load_reported, load_student
+from fedecider.federation.method import FederatedMethod
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import derive_seed, stream
+from fedecider.methods.recommender import ClientModels
+from fedecider.models.counts import (
+    Contexts,
+    Counts,
+    count_events,
+    held_out_contexts,
+    no_counts,
+    securely_summed,
+    training_contexts,
+    unit_vectors,
+    without,
+)
+from fedecider.models.hybrid import (
+    Choice,
+    Memory,
+    MemoryConfig,
+    ModelScores,
+    choose_weights,
+    fit_memory,
+    mixture_data,
+    positions,
+    save_memory,
+)
+from fedecider.models.item_texts import encoded_texts
+from fedecider.models.loaded import model_scores
+from fedecider.report.page import Opening
+from fedecider.report.tables import CANARY
+from fedecider.report.verdict import BEFORE_ROUNDS, Evidence, opening
+from fedecider.running.run_folder import RunFolder
+from idgen.backbone import load_backbone
+from idgen.decode import constrained_beam_search, item_positions
+from idgen.precision import autocast
+from idgen.ranking import eval_users, rank_task, ranks_all
+from idgen.samples import Split, eval_batches
+
+# The baselines that stand in every run of the LLM track: models without any adapter, counts, item texts, the
+# canary.
+
+Positions = dict[str, Tensor]
+"""domain -> (U,) positions of the held-out items."""
+TEACHER, STUDENT = "zero-shot teacher", "zero-shot student"
+COUNTS = {
+    "popularity": popularity,
+    "last-item co-occurrence": last_item_cooccurrence,
+    "decayed co-occurrence": decayed_cooccurrence,
+}
+"""Counting baselines by the name of their row."""
+TEXT, TEXT_AND_COUNTS = "text neighbours", "text neighbours + counts"
+UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
+"""Rows that need no training: a model that is not above them has learnt nothing that is worth its training."""
+
+
+def zero_shot(
+    settings: Settings, foundation: Foundation, recommender: ClientModels, device: torch.device, split: Split = "test"
+) -> dict[str, Positions]:
+    """Positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
+    load_student(recommender)
+    student = {name: recommender.positions(recommender.names.index(name), split) for name in foundation.domains}
+    if not settings.run.teacher_row:
+        return {STUDENT: student}
+    teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
+    teacher.to(device)  # type: ignore[arg-type]
+    drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
+    ranking = settings.ranking
+    return {
+        TEACHER: {
+            task.name: rank_task(
+                teacher, task, task.trie.to(device), split, None, ranking, drop_seen, precision, device
+            )
+            for task in recommender.tasks
+            if task.name in foundation.domains
+        },
+        STUDENT: student,
+    }
+
+
+def counting_positions(settings: Settings, foundation: Foundation, split: str = "test") -> dict[str, Positions]:
+    """Positions of the rows that need no training and of the canary.
+
+    Counts are those of the public pool and of the clients' train parts of the domain; item texts are vectors of
+    ``pretrain.text_encoder``, and texts and counts are added up with one weight for all data.
+    """
+    protocol = get_protocol(settings.run.protocol)
+    found: dict[str, Positions] = {name: {} for name in (*UNTRAINED, CANARY)}
+    vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    for name, domain in foundation.domains.items():
+        sequences, num_items = domain.clients.sequences, len(domain.item_keys)
+        for label, count in COUNTS.items():
+            found[label][name] = count(sequences, num_items, split, protocol, extra=domain.public.sequences)
+        for label, score in {
+            TEXT: text_neighbour_scores(vectors[name], sequences, split),
+            TEXT_AND_COUNTS: text_and_count_scores(vectors[name], sequences, split, domain.public.sequences),
+        }.items():
+            found[label][name] = rank_held_out(score, sequences, num_items, split, protocol)
+        generator = stream(settings.run.seed, CANARY, name)
+        found[CANARY][name] = memoriser(sequences, num_items, split, protocol, generator=generator)
+    return found
+
+
+# The clients' memories in a run: fitted after the rounds, ranked with every client's own model, kept under
+# private/.
+
+MEMORY_ROW = "memory"
+"""Name of the row of the memory without the model."""
+OWN_MEMORY_ROW = "own memory"
+"""The same without what siblings count: what a client has that sends no counts, with the model where it does that."""
+
+
+class Memories(NamedTuple):
+    """The memory of every client, and what it took to sum their counts."""
+
+    clients: dict[str, Memory]
+    """Domain -> memory, in client order."""
+    choices: dict[str, Choice]
+    """Domain -> whose weights were taken on validation items; none where ``choose_weights`` is false."""
+    traffic: dict[str, dict[str, int]]
+    """Domain -> bytes up and down of the secure sum; clients without siblings are left out."""
+
+
+def with_memory(method: str, row: str = MEMORY_ROW) -> str:
+    """Name of the row of the model with the memory that is alone in ``row``."""
+    return f"{method} + {row}"
+
+
+def every_memory(
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    recommender: ClientModels,
+    state: RunState,
+    shares: Shares,
+    others: Mapping[str, Counts] | None = None,
+) -> dict[str, Memories]:
+    """Row of the memory alone -> the memories: those that are handed over, and what clients would have who keep their
+    counts, where some get counts of others. ``others``: see `client_counts`."""
+    config, asked = settings.run.memory, (method, foundation, recommender, state, shares)
+    found = {MEMORY_ROW: build_memories(settings, *asked, others)}
+    kept = [name for name in config.source_names if name != "others"]
+    if kept and (others if others is not None else siblings(foundation.domains, config)):
+        alone = dataclasses.replace(config, sources=",".join(kept))
+        own_settings = settings._replace(run=dataclasses.replace(settings.run, memory=alone))
+        found[OWN_MEMORY_ROW] = build_memories(own_settings, *asked, {})
+    return found
+
+
+def build_memories(
+    settings: Settings,
+    method: FederatedMethod,
+    foundation: Foundation,
+    recommender: ClientModels,
+    state: RunState,
+    shares: Shares,
+    others: Mapping[str, Counts] | None = None,
+) -> Memories:
+    """Fit every client's memory beside its reported model, on train events of users whom no adapter has seen.
+
+    Fitted on users who trained the adapters, nearly all weight would go to the model. ``others``: see `client_counts`.
+    """
+    config, domains = settings.run.memory, foundation.domains
+    counts, traffic = client_counts(domains, config, settings.run.seed, others)
+    vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    clients, choices = {}, {}
+    for name, domain in domains.items():
+        client = recommender.names.index(name)
+        contexts = memory_contexts(domain, config, settings.run.seed)
+        load_reported(settings, method, recommender, state, client, shares[name])
+        unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
+        clients[name] = fit_memory(counts[name], unit_ID, contexts, scores, config)
+        if config.choose_weights:
+            asked = held_out_contexts(ranked_sequences(recommender, client, "valid"), "valid")
+            ranked = partial(positions, contexts=asked, model=scores)
+            clients[name], choices[name] = choose_weights(clients[name], ranked)
+    return Memories(clients, choices, traffic)
+
+
+def memory_contexts(domain: Domain, config: MemoryConfig, seed: int) -> Contexts:
+    """The train events of a client on which its weights are fitted."""
+    sequences = [domain.clients.sequences[user] for user in calibration(domain, config, seed)]
+    return training_contexts(sequences, config.max_contexts, stream(seed, "memory", domain.name))
+
+
+def client_counts(
+    domains: Mapping[str, Domain], config: MemoryConfig, seed: int, others: Mapping[str, Counts] | None = None
+) -> tuple[dict[str, Counts], dict[str, dict[str, int]]]:
+    """What each client counts from the sources of ``config``, and the bytes of the secure sums.
+
+    ``others``: what the siblings of each client have counted, where they are on other machines; clients that are not in
+    it go without. None: all siblings are here, and their secure sums are simulated.
+    """
+    own = {name: own_counts(domain) for name, domain in domains.items()}
+    found = {}
+    for name, domain in domains.items():
+        parts = []
+        if "own" in config.source_names:
+            parts.append(own[name])
+        if "public" in config.source_names:
+            parts.append(count_events(domain.public.sequences, len(domain.item_keys)))
+        found[name] = parts
+    traffic: dict[str, dict[str, int]] = {}
+    for name, counts in (others or {}).items():
+        found[name].append(counts)
+    for catalogue, names in (siblings(domains, config) if others is None else {}).items():
+        summed = securely_summed([own[name] for name in names], derive_seed(seed, "memory sum", catalogue))
+        for name in names:
+            found[name].append(without(summed.total, own[name]))
+            traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
+    return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
+
+
+def siblings(domains: Mapping[str, Domain], config: MemoryConfig) -> dict[str, list[str]]:
+    """Catalogue -> the clients that share it and add up their counts, two or more."""
+    groups: dict[str, list[str]] = {}
+    for name, domain in domains.items():
+        groups.setdefault(domain.catalogue, []).append(name)
+    return {one: names for one, names in groups.items() if len(names) > 1 and "others" in config.source_names}
+
+
+def own_counts(domain: Domain) -> Counts:
+    """What a client counts of its own users: their train events."""
+    return count_events([train_part(sequence) for sequence in domain.clients.sequences], len(domain.item_keys))
+
+
+def scores_of(recommender: ClientModels, client: int) -> ModelScores:
+    """The model that is loaded now, on the catalogue of ``client``."""
+    task, precision = recommender.tasks[client], recommender.training.precision
+    return model_scores(recommender.model, task, recommender.ranking, precision, recommender.device)
+
+
+def memory_rows(
+    settings: Settings,
+    method: FederatedMethod,
+    recommender: ClientModels,
+    state: RunState,
+    memories: Memories,
+    shares: Shares,
+    split: Split,
+    row: str = MEMORY_ROW,
+) -> dict[str, Positions]:
+    """Positions of the reported model with the memory, and of the memory alone (``row``); of the users that the model
+    ranks."""
+    both: dict[str, Tensor] = {}
+    alone: dict[str, Tensor] = {}
+    for name, memory in memories.clients.items():
+        client = recommender.names.index(name)
+        load_reported(settings, method, recommender, state, client, shares[name])
+        asked = ranked_sequences(recommender, client, split)
+        both[name], alone[name] = memory_positions(memory, asked, split, scores_of(recommender, client))
+    return {with_memory(method.name, row): both, row: alone}
+
+
+def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> list[Sequence[int]]:
+    """The users whose held-out items the client's model ranks."""
+    task = recommender.tasks[client]
+    generator = stream(recommender.seed, "eval_users", task.name)
+    users = eval_users(task, split, recommender.ranking.num_eval_users, generator)
+    return [task.sequences[user] for user in (range(len(task.sequences)) if users is None else users.tolist())]
+
+
+def memory_positions(
+    memory: Memory, sequences: Sequence[Sequence[int]], split: Split, scores: ModelScores
+) -> tuple[Tensor, Tensor]:
+    """Places of the held-out items with the model and without it, (U,) each."""
+    contexts = held_out_contexts(sequences, split)
+    return positions(memory, contexts, scores), positions(memory, contexts, None)
+
+
+def save_memories(memories: Memories, domains: Mapping[str, Domain], folder: RunFolder) -> None:
+    """Write every client's memory into its own folder below private/."""
+    for name, memory in memories.clients.items():
+        save_memory(memory, domains[name].item_keys, folder.private / name)
+
+
+def memories_data(memories: Memories) -> dict[str, Any]:
+    """Weights of every client as plain data, for ``metrics.json``."""
+    found = {}
+    for name, memory in memories.clients.items():
+        assert memory.beside_model is not None  # fitted beside the reported model
+        found[name] = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
+        if name in memories.choices:
+            found[name]["choice"] = memories.choices[name]._asdict()
+    return found
+
+
+# A few users of every domain with what they read, what was held out and what was recommended.
+
+EXAMPLES_FILE = "examples.json"
+NUM_USERS, NUM_TITLES, NUM_RECOMMENDED = 3, 5, 5
+
+
+def example_users(num_users: int, seed: int, domain: str) -> Tensor:
+    """Up to three user numbers, ascending: the same for every method and round of one seed."""
+    return torch.randperm(num_users, generator=stream(seed, "examples", domain))[:NUM_USERS].sort().values
+
+
+def decode_examples(recommender: ClientModels, client: int, domain: Domain, protocol: str) -> list[dict[str, Any]]:
+    """Examples of one domain under the model that is loaded now, decoded as for the test metrics.
+
+    Each: ``history`` (the newest titles, oldest first), ``num_history``, ``held_out`` (title), ``position`` (0-based;
+    None when it was not returned) and ``recommended`` (the best titles, each with ``held_out``: true for the held-out
+    item). Titles and nothing else: no user key.
+    """
+    task, ranking, device = recommender.tasks[client], recommender.ranking, recommender.device
+    users = example_users(len(task.sequences), recommender.seed, task.name)
+    drop_seen = get_protocol(protocol).drop_seen
+    num_beams = len(task.trie) if ranks_all(task.trie) else ranking.num_beams
+    found = {}
+    for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size, users):
+        with autocast(device, recommender.training.precision):
+            item_BK, _ = constrained_beam_search(
+                recommender.model,
+                input_ids.to(device),
+                attention_mask.to(device),
+                task.trie.to(device),
+                num_beams=num_beams,
+                length_penalty=ranking.length_penalty,
+            )
+        seen = [history(task.sequences[user], "test") for user in user_B.tolist()]
+        position_B = item_positions(item_BK.cpu(), target_B.cpu(), seen if drop_seen else None)
+        for user, items, position, past in zip(
+            user_B.tolist(), item_BK.tolist(), position_B.tolist(), seen, strict=True
+        ):
+            kept = [item for item in items if item >= 0 and not (drop_seen and item in past)]
+            found[user] = _example(domain, task.sequences[user], kept[:NUM_RECOMMENDED], position)
+    return [found[user] for user in users.tolist()]
+
+
+def _example(domain: Domain, sequence: list[int], recommended: list[int], position: int) -> dict[str, Any]:
+    past, target = history(sequence, "test"), held_out(sequence, "test")
+    return {
+        "history": [domain.titles[item] for item in past[-NUM_TITLES:]],
+        "num_history": len(past),
+        "held_out": domain.titles[target],
+        "position": None if position == NOT_RANKED else position,
+        "recommended": [{"title": domain.titles[item], "held_out": item == target} for item in recommended],
+    }
+
+
+# The words with which the page of a run begins: would one switch it on, what was run, what speaks against it.
+
+
+def run_opening(
+    record: Mapping[str, Any], metrics: Mapping[str, Any], num_rounds: int, alarms: Sequence[str] = ()
+) -> Opening:
+    """From ``run.json`` and ``metrics.json``; ``alarms`` are warnings that make the numbers doubtful."""
+    return opening(run_evidence(record, metrics, alarms), [_about(metrics, num_rounds)])
+
+
+def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: Sequence[str] = ()) -> Evidence:
+    """What the files of a run say about the row that ``scripts/recommend.py`` recommends with."""
+    domains = metrics["domains"]
+    tests = {name: domain["test"] for name, domain in domains.items()}
+    rows = metrics[MACRO]["test"] if MACRO in metrics else next(iter(tests.values()))
+    subject = switched_on(metrics["method"], metrics["reported"], rows)
+    sampled = record["config"]["ranking"].get("num_eval_users", 0)
+    note = [f"Rounds were chosen on {sampled} users a domain."] if sampled else []
+    return Evidence(
+        subject=subject,
+        rows=rows,
+        simple=UNTRAINED,
+        protocol=metrics["protocol"],
+        tests=metrics.get("comparisons", ()),  # runs of before have none
+        beside={one: what for one, what in beside(metrics["reported"]).items() if one in rows and one != STUDENT},
+        before_rounds={STUDENT: BEFORE_ROUNDS},
+        domains=tests if len(tests) > 1 else {},
+        valid=valid_means(metrics),
+        num_clients=len(tests),
+        chance=fmean(domain["chance_hit@10"] for domain in domains.values()),
+        planted=not record["config"]["run"]["data"],
+        alarms=[*alarms, *note],
+    )
+
+
+def switched_on(method: str, reported: str, labels: Mapping[str, Any] | Sequence[str]) -> str:
+    """The row of the recommender that is handed over: the reported model, with the memory where there is one."""
+    return with_memory(method) if with_memory(method) in labels else reported
+
+
+def beside(reported: str) -> dict[str, str]:
+    """Rows that say where the result comes from -> what each is."""
+    return {
+        reported: "the model without its memory",
+        with_memory(reported.partition(" (")[0], OWN_MEMORY_ROW): "the same with counts of its own alone",
+        MEMORY_ROW: "the memory without a model",
+        STUDENT: BEFORE_ROUNDS,
+    }
+
+
+def valid_means(metrics: Mapping[str, Any], metric: str = "hit@10") -> dict[str, float]:
+    """Row -> ``metric`` on validation items, mean over domains, where every domain has a number; old runs have none."""
+    every = [domain.get("valid", {}) for domain in metrics["domains"].values()]
+    means = {label: [rows.get(label, {}).get(metric, {}).get("mean") for rows in every] for label in every[0]}
+    return {label: fmean(values) for label, values in means.items() if None not in values}
+
+
+def _about(metrics: Mapping[str, Any], num_rounds: int) -> str:
+    domains, rounds = list(metrics["domains"]), f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
+    return (
+        f"What was run: the method {metrics['method']} trained a recommender for {_parties(domains)} in {rounds}. "
+        f"Shown is the model after round {metrics['best_round']}, the best one on validation items."
+    )
+
+
+def _parties(domains: Sequence[str]) -> str:
+    if len(domains) == 1:
+        return f"the domain {domains[0]}"
+    return f"each of {len(domains)} domains ({', '.join(domains)}), every one a client with data of its own,"
+
+
+def told_choice(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+    """What `fedecider.experiment.alternatives` came to, in one sentence."""
+    words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
+    scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
+    return f"settings of local training, by validation ndcg@10 of two rounds alone ({scores}): {words}"

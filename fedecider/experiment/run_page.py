@@ -1,0 +1,867 @@
+"""The page of a finished run.
+
+Shape legend: K clients (domains), E experts, R rounds, M adapted modules, U users of a domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fedecider.data.domain import Domain, clients_of
+from fedecider.data.encoders import load_encoder
+from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.per_user import UserPositions, read_per_user
+from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.experiment.attacks import audit_section
+from fedecider.experiment.prepare import load_data
+from fedecider.experiment.rows import EXAMPLES_FILE, STUDENT, run_opening, told_choice
+from fedecider.experiment.settings import RunConfig
+from fedecider.federation.record import plain, read_json, read_records, write_json
+from fedecider.federation.streams import stream
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import travelling_shapes
+from fedecider.models.adapters import AdapterShape
+from fedecider.models.export import WEIGHTS_FILE
+from fedecider.models.folders import read_llm_run
+from fedecider.models.item_texts import TEXT_ENCODER
+from fedecider.report.analyses import (
+    MAX_TEXTS,
+    activity_table,
+    boundary_shock,
+    distance_correlation,
+    domain_distances,
+    logged_rows,
+    newest_titles,
+    popularity_table,
+    sample_texts,
+    timing,
+    traffic_table,
+)
+from fedecider.report.analysis_sections import fusion_section, sections_of
+from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, expert_heat_map, validation_curves
+from fedecider.report.page import Download, PageTable, Section, write_page
+from fedecider.report.tables import (
+    CANARY,
+    ENDS,
+    METRICS,
+    comparisons_csv,
+    csv_text,
+    interval_text,
+    number_text,
+    view_labels,
+)
+from fedecider.running.progress import say
+from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_object, read_run
+
+# The memories of a run as a section of its page, from its JSON files alone.
+
+WORDS = (
+    "p(item | history) is a sum of the probabilities that experts give, weighted by how well each would have found the "
+    "client's train events, every user being left out of what is counted. Counts: what stood near the newest items "
+    "with other users. Text: items with near texts. Agreement: what both of these find likely. Model: the client's "
+    "own model, weighted on users whom its adapters have not seen. Uniform: all items alike. Where the model "
+    "alone, or the memory alone, ranked the client's validation items clearly better, its weights were taken. The "
+    "weights and counts of a client stay with it; they are in one place here, which only a simulation has."
+)
+
+
+def memory_section(metrics: Mapping[str, Any], communication: Mapping[str, Any]) -> list[Section]:
+    """Weights of the experts of every client; nothing for a run without memories."""
+    if "memory" not in metrics:
+        return []
+    fitted = {name: one["beside_model"] for name, one in metrics["memory"].items()}
+    experts = next(iter(fitted.values()))["experts"]
+    weight_KE = torch.tensor([one["mean_E"] for one in fitted.values()], dtype=torch.float64)
+    rows = [
+        [
+            name,
+            f"{one['num_contexts']:,}",
+            f"{one['log_likelihood']:.3f}",
+            metrics["memory"][name].get("choice", {}).get("weights", "mixture"),
+            *_bytes(communication["memory"].get(name)),
+        ]
+        for name, one in fitted.items()
+    ]
+    header = ("client", "train events", "mean log-probability", "weights of", "bytes down", "bytes up")
+    caption = "On what the weights were fitted, and the secure sum of counts where clients share a catalogue"
+    figure = expert_heat_map(weight_KE, list(fitted), experts)
+    return [Section("Memory", [WORDS], [PageTable(header, rows, caption)], [figure])]
+
+
+def _bytes(traffic: Mapping[str, int] | None) -> list[str]:
+    return ["-", "-"] if traffic is None else [f"{traffic[way]:,}" for way in ("down", "up")]
+
+
+# A few real histories with recommendations: a first section for the top of a page, and one with the rest of them.
+
+Examples = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Domain -> examples, as ``examples.json`` has them."""
+FIRST = 3
+"""So many stand before the tables."""
+
+
+def example_sections(per_row: Mapping[str, Examples]) -> tuple[list[Section], list[Section]]:
+    """The first examples, and those for further down; both empty where there are none.
+
+    ``per_row``: row -> its examples; the rows have the same users, drawn by the seed.
+    """
+    given = {label: examples for label, examples in per_row.items() if examples}
+    by_domain = [
+        [
+            _table({label: examples[name][number] for label, examples in given.items()}, f"{name}, user {number + 1}")
+            for number in range(len(found))
+        ]
+        for name, found in next(iter(given.values()), {}).items()
+    ]
+    tables = [table for table in chain(*zip_longest(*by_domain)) if table is not None]
+    if not tables:
+        return [], []
+    text = (
+        "Users drawn at random before anything was decoded: what they had last, the oldest first, and what was "
+        f"recommended by {' and '.join(given)}, the best first. ✓ marks the held-out item, which the user took next. "
+        "These are real histories, without user keys; think before you publish them."
+    )
+    more = f"As in the section Examples: {len(tables) - FIRST} more users."
+    rest = [Section("More examples", [more], tables[FIRST:])] if tables[FIRST:] else []
+    return [Section("Examples", [text], tables[:FIRST])], rest
+
+
+def _table(examples: Mapping[str, Mapping[str, Any]], name: str) -> PageTable:
+    first = next(iter(examples.values()))
+    found = {label: _place(example["position"]) for label, example in examples.items()}
+    said = "; ".join(f"{label}: {place}" if len(found) > 1 else place for label, place in found.items())
+    older = first["num_history"] - len(first["history"])
+    had = f"had (and {older} before)" if older else "had"
+    lists = [[_title(item) for item in example["recommended"]] for example in examples.values()]
+    columns = zip_longest(first["history"], *lists, fillvalue="")
+    rows = [[str(number), *cells] for number, cells in enumerate(columns, 1)]
+    labels = ["recommended"] if len(examples) == 1 else [f"recommended by {label}" for label in examples]
+    return PageTable(("no.", had, *labels), rows, f"{name} took “{first['held_out']}” next: {said}")
+
+
+def _place(position: int | None) -> str:
+    return "not among the returned items" if position is None else f"found at place {position + 1}"
+
+
+def _title(item: Mapping[str, Any]) -> str:
+    return f"✓ {item['title']}" if item["held_out"] else item["title"]
+
+
+# What a reader of a run's numbers must know first: leaks, ties, empty groups, refused updates, untrained modules.
+
+SHOWN = 10
+"""Places of the longest list that a table shows."""
+TIED = 0.01
+"""Share of users with equal times on their last two events from which on it is said."""
+
+
+def canary_score(metrics: Mapping[str, Any]) -> float | None:
+    """Test hit@10 of the memoriser, mean over domains; None when it was not run."""
+    scores = [domain["test"][CANARY]["hit@10"]["mean"] for domain in metrics["domains"].values() if _ran(domain)]
+    return sum(scores) / len(scores) if scores else None
+
+
+def run_warnings(
+    record: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    rounds: Sequence[Mapping[str, Any]],
+    cards: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    """All warnings of a finished run but those of the canary, the most serious first; empty when there is none."""
+    pool = bool(record["config"]["run"].get("public_domains"))  # runs before there was the choice have none
+    return [
+        *_protocol(metrics),
+        *_clients(rounds, list(metrics["domains"])),
+        *_ties(
+            {name: cards[name]["clients"].get("tied_last_two_share") for name in metrics["domains"] if name in cards}
+        ),
+        *(warning for name in metrics["domains"] if name in cards for warning in _data(name, cards[name], pool)),
+        *(warning for name in metrics["domains"] if name in cards for warning in _beams(name, cards[name], metrics)),
+        *_origin(record, metrics, rounds),
+    ]
+
+
+def canary_alarms(metrics: Mapping[str, Any]) -> list[str]:
+    """Domains in which the canary is above chance, where it should not be."""
+    protocol = get_protocol(metrics["protocol"])
+    if protocol.leaks or not protocol.drop_seen:
+        return []  # it leaks anyway; or the memoriser knows what the user had before, which is then a candidate
+    return [
+        f"{name}: the memoriser, which knows nothing about items, is above chance (hit@10 "
+        f"{domain['test'][CANARY]['hit@10']['mean']:.4f}, chance {domain['chance_hit@10']:.4f}): "
+        "by luck, or the evaluation leaks"
+        for name, domain in metrics["domains"].items()
+        if _ran(domain) and domain["test"][CANARY]["hit@10"]["low"] > domain["chance_hit@10"]
+    ]
+
+
+def _protocol(metrics: Mapping[str, Any]) -> list[str]:
+    protocol = get_protocol(metrics["protocol"])
+    return [stamp(protocol, canary_score(metrics))] if protocol.leaks else []
+
+
+def _clients(rounds: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    refused: dict[str, list[int]] = {}
+    untrained: dict[str, int] = {}
+    for record in rounds:
+        for client in record["clients"]:
+            name = names[client["client"]]
+            if client.get("finite") is False:
+                refused.setdefault(name, []).append(record["round"])
+            if client.get("num_untrained") is not None:
+                untrained[name] = client["num_untrained"]  # the newest count stands
+    return [
+        *(
+            f"{name}: the update was not finite and was refused in round {', '.join(map(str, rounds))}; the client "
+            "kept what it had"
+            for name, rounds in refused.items()
+        ),
+        *(
+            f"{name}: {count} adapted modules were still untrained (norm of the update below 1e-8) when it last took "
+            "part"
+            for name, count in untrained.items()
+            if count
+        ),
+    ]
+
+
+def _ties(shares: Mapping[str, float | None]) -> list[str]:
+    tied = {name: share for name, share in shares.items() if share is not None and share >= TIED}
+    if not tied:
+        return []
+    found = ", ".join(f"{share:.1%}" for share in tied.values())
+    return [
+        f"{', '.join(tied)}: the last two events of {found} of the users "
+        "have the same time, so it is arbitrary which of the two is the test item"
+    ]
+
+
+def _data(name: str, card: Mapping[str, Any], foreign_pool: bool) -> list[str]:
+    clients, found = card["clients"], []
+    if clients.get("timestamps") == "unknown":
+        found.append(f"{name}: no event has a time, so the order of the file decides which item is held out")
+    if clients.get("repeated_test_item_share"):
+        found.append(
+            f"{name}: {clients['repeated_test_item_share']:.1%} of the users had their test item before; where seen "
+            "items are dropped, no method can find it"
+        )
+    for group in ("clients",) if foreign_pool else ("clients", "public"):
+        if card[group]["users"] == 0:
+            found.append(f"{name}: the group of {group} users is empty")
+    return found
+
+
+def _beams(name: str, card: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
+    """Beams are searched before items of the history are dropped: long histories leave too few to rank. No beams are
+    searched where every item is scored."""
+    median, beams = card["clients"].get("length", {}).get("median"), metrics["num_beams"]
+    if beams is None or median is None or not get_protocol(metrics["protocol"]).drop_seen or median + SHOWN <= beams:
+        return []
+    return [
+        f"{name}: half of the users have {median:g} events or more, whose items may take places among the {beams} "
+        f"beams, so rows of models may be too low: give num_beams {int(median) + SHOWN} or more, at most the catalogue"
+    ]
+
+
+def _origin(record: Mapping[str, Any], metrics: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    found, commit = [], record.get("commit")
+    if len(rounds) > 1 and metrics["best_round"] == rounds[-1]["round"]:
+        found.append("the last round is the best on validation: the run may not have converged")
+    if commit is None:
+        found.append("the commit is not known: the code was run outside a checkout")
+    elif commit.endswith("-dirty"):
+        found.append("the code differed from its commit: this run cannot be repeated from the commit alone")
+    return found
+
+
+def _ran(domain: Mapping[str, Any]) -> bool:
+    return CANARY in domain["test"]
+
+
+# ``report.html`` of a run folder: read from its JSON files alone, so that it can be made again anywhere.
+
+PAGE_FILE, CARDS_FILE = "report.html", "data_cards.json"
+
+
+class RunFiles(NamedTuple):
+    """What a run folder holds, as read; ``weights`` and what follows them are empty where there are none."""
+
+    record: dict[str, Any]
+    metrics: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    communication: dict[str, Any]
+    weights: dict[str, Any]
+    cards: dict[str, Any]
+    examples: dict[str, Any]
+    audit: dict[str, Any]
+    alternatives: dict[str, Any]
+
+
+def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
+    """Write ``report.html`` into a finished run folder of the LLM track and return its path.
+
+    ``extra`` sections stand after examples, results, convergence and fusion weights, ``warnings`` after those of the
+    run itself.
+    Paths and the command are left out, so that the page can be shown; they are in ``run.json``.
+
+    Raises:
+        FileNotFoundError: ``folder`` holds no run.
+        ValueError: the run is not finished, is one of the embedding track, or one of its files is damaged.
+    """
+    files = read_files(folder)
+    with damage_is_bad_input(folder):
+        first_examples, more_examples = example_sections({files.metrics["reported"]: files.examples})
+        sections = [
+            *first_examples,
+            *_results(files),
+            *_convergence(files),
+            *fusion_section(files.weights, files.metrics["best_round"]),
+            *memory_section(files.metrics, files.communication),
+            *audit_section(files.audit),
+            *extra,
+            *_costs(files),
+            *more_examples,
+            *(section for make in (_data_run_page, _run, _origin_run_page, _settings) for section in make(files)),
+        ]
+        first = run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics))
+        found = run_warnings(files.record, files.metrics, files.rounds, files.cards)
+    method, domains = files.metrics["method"], ", ".join(files.metrics["domains"])
+    subtitle = (
+        f"{method} on {domains}; round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
+    )
+    title = f"Run {folder.root.resolve().name}"
+    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, [*found, *warnings], first)
+
+
+def page_colours(files: RunFiles) -> dict[str, str]:
+    """The colour of every row of the results, and of the method's views, which are the first rows."""
+    rows = next(iter(files.metrics["domains"].values()))["test"]
+    colours = colours_of(list(rows))
+    labels = view_labels(files.metrics["method"], list(files.rounds[0]["valid"]))
+    return {**colours, **{view: colours[label] for view, label in labels.items() if label in colours}}
+
+
+@contextmanager
+def damage_is_bad_input(folder: RunFolder) -> Iterator[None]:
+    """Turn what missing or changed fields of a run's files lead to into a ``ValueError`` that says so."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"got a run folder {folder.root} whose files do not fit together ({error!r}), expected those of one "
+            "finished run as docs/run_folder.md describes them. Copy the folder again"
+        ) from error
+
+
+def read_files(folder: RunFolder) -> RunFiles:
+    """The JSON files of a run folder; errors as :func:`run_page`."""
+    record = read_llm_run(folder.root)
+    if not folder.metrics.is_file():
+        raise ValueError(
+            f"no metrics.json in {folder.root}: the run did not finish. Go on with it: scripts/federate.py --resume "
+            f"true --output {folder.root} and the settings of the run"
+        )
+    return RunFiles(
+        record,
+        _read(folder.metrics),
+        _read(folder.rounds),
+        _read(folder.communication),
+        *(
+            _read(path) if path.is_file() else {}
+            for path in (
+                folder.fusion_weights,
+                folder.root / CARDS_FILE,
+                folder.root / EXAMPLES_FILE,
+                folder.audit,
+                folder.alternatives,
+            )
+        ),
+    )
+
+
+def _read(path: Path) -> Any:
+    if path.suffix != ".jsonl":
+        return read_object(path)
+    with damage_names(path):
+        return read_records(path)
+
+
+def _run(files: RunFiles) -> list[Section]:
+    config, run, choice = files.record["config"], files.record["config"]["run"], files.alternatives
+    taken = {**run, **config["training"], **choice.get("taken", {})}
+    rows = [
+        ("method", files.metrics["method"]),
+        ("domains (clients)", ", ".join(files.metrics["domains"])),
+        ("rounds", f"{len(files.rounds)}, reported is round {files.metrics['best_round']}"),
+        ("participation", f"{run['participation']:.0%} of the clients in a round"),
+        ("local epochs", f"{taken['local_epochs']} in a round"),
+        ("learning rate", f"{taken['learning_rate']:g}"),
+        ("adapted layers", taken["lora_targets"]),
+        *([("tried before the rounds", told_choice(**choice))] if choice else []),
+        ("LoRA rank", str(run["lora_rank"])),
+        ("seed", str(run["seed"])),
+        ("decoding", _decoding(files.metrics)),
+        ("protocol", files.metrics["protocol"]),
+    ]
+    return [Section("What was run", tables=[PageTable(("setting", "value"), rows)])]
+
+
+def _decoding(metrics: Mapping[str, Any]) -> str:
+    if metrics["num_beams"] is None:
+        return "every item is scored, as its ID is one token"
+    return f"{metrics['num_beams']} beams, length penalty {metrics['length_penalty']:g}"
+
+
+def _results(files: RunFiles) -> list[Section]:
+    metrics = files.metrics
+    blocks = {f"{MACRO} (mean over domains)": metrics[MACRO]["test"]} if MACRO in metrics else {}
+    blocks |= {name: domain["test"] for name, domain in metrics["domains"].items()}
+    tables = [PageTable(("row", *METRICS), [_result_row(*row) for row in b.items()], n) for n, b in blocks.items()]
+    paragraphs = [
+        stamp(get_protocol(metrics["protocol"]), canary_score(metrics)),
+        f"Test items, read once, for the round that is best on validation. Reported model: {metrics['reported']}. "
+        "Brackets: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
+        "it must stay near chance. Files to download have the numbers unrounded.",
+        "Expected hit@10 of random scores: "
+        + ", ".join(f"{name} {domain['chance_hit@10']:.4f}" for name, domain in metrics["domains"].items())
+        + ".",
+        *(f"Text neighbours: item texts as vectors of {one}." for one in [metrics.get("text_encoder")] if one),
+    ]
+    files_ = [Download("results.csv", results_csv(metrics))]
+    if metrics.get("comparisons"):
+        files_.append(Download("tests.csv", comparisons_csv(metrics["comparisons"])))
+    return [Section("Results", paragraphs, tables, [interval_bars(metrics)], files_)]
+
+
+def results_csv(metrics: Mapping[str, Any]) -> str:
+    """Every number of the result tables as ``metrics.json`` has it, test and validation."""
+    scopes = [(name, domain) for name, domain in metrics["domains"].items()]
+    scopes += [(MACRO, metrics[MACRO])] if MACRO in metrics else []
+    cells = (
+        [split, name, label, metric, *(value[end] for end in ENDS)]
+        for split in ("test", "valid")
+        for name, scope in scopes
+        for label, values in scope.get(split, {}).items()
+        for metric, value in values.items()
+    )
+    return csv_text(["split", "domain", "row", "metric", *ENDS], cells)
+
+
+def _result_row(label: str, values: Mapping[str, Mapping[str, float]]) -> list[str]:
+    name = f"{label} (canary)" if label == CANARY else label
+    return [name, *(interval_text(values[metric]) for metric in METRICS)]
+
+
+def interval_bars(metrics: Mapping[str, Any], metric: str = "ndcg@10") -> PlotFigure:
+    """Test ``metric`` of every row of ``metrics.json``, one bar per domain, with its interval."""
+    figure, data = go.Figure(), {}
+    for number, (name, domain) in enumerate(metrics["domains"].items()):
+        values = {label: row[metric] for label, row in domain["test"].items()}
+        means = [value["mean"] for value in values.values()]
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [value["high"] - value["mean"] for value in values.values()],
+            "arrayminus": [value["mean"] - value["low"] for value in values.values()],
+            "thickness": 1,
+        }
+        colour = DOMAIN_COLOURS[number % len(DOMAIN_COLOURS)]
+        figure.add_bar(x=means, y=list(values), orientation="h", name=name, marker_color=colour, error_x=error)
+        data[name] = {label: [value["mean"], value["low"], value["high"]] for label, value in values.items()}
+    num_bars = sum(map(len, data.values()))
+    figure.update_layout(template="plotly_white", title={"text": f"Test {metric} with 95 % intervals"})
+    figure.update_layout(height=160 + 16 * num_bars, margin={"l": 10, "r": 20, "t": 60, "b": 60})
+    figure.update_xaxes(title_text=metric, rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", type="category")
+    return PlotFigure(figure, {"metric": metric, "domains": data})
+
+
+def _convergence(files: RunFiles) -> list[Section]:
+    rounds, names = [record["round"] for record in files.rounds], list(files.metrics["domains"])
+    scores = {
+        view: {name: [r["valid"][view][client]["ndcg@10"] for r in files.rounds] for client, name in enumerate(names)}
+        for view in files.rounds[0]["valid"]
+    }
+    best = files.metrics["best_round"]
+    paragraph = (
+        f"Round {best} has the best validation ndcg@10 ({number_text(files.metrics['best_valid_ndcg@10'])}, mean over "
+        f"domains) of {next(iter(scores))}. The vertical line marks it."
+    )
+    figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(files))
+    points = (
+        [view, name, number, value]
+        for view, of_view in scores.items()
+        for name, values in of_view.items()
+        for number, value in zip(rounds, values, strict=True)
+    )
+    file = Download("validation.csv", csv_text(["view", "domain", "round", "ndcg@10"], points))
+    return [Section("Convergence", [paragraph], figures=[figure], downloads=[file])]
+
+
+def _costs(files: RunFiles) -> list[Section]:
+    per_round = files.communication["rounds"]
+    ways = ("down", "up")
+    rows = []
+    for name in files.metrics["domains"]:
+        mine = [entry["clients"][name] for entry in per_round if name in entry["clients"]]
+        if mine:
+            sizes = [mine[0], mine[-1], {way: sum(entry[way] for entry in mine) for way in ways}]
+            rows.append([name, str(len(mine)), *(f"{size[way]:,}" for size in sizes for way in ways)])
+    header = ("domain", "rounds", "first down", "first up", "last down", "last up", "sum down", "sum up")
+    traffic = PageTable(header, rows, "Bytes per client")
+    parts = (
+        ("train_s", "local training, all clients"),
+        ("wall_s", "round without validation"),
+        ("evaluate_s", "validation"),
+    )
+    rows = [
+        [label, *(f"{reduce(r[key] for r in files.rounds):.2f}" for reduce in (median, sum))] for key, label in parts
+    ]
+    seconds = PageTable(("part of a round", "median s", "sum s"), rows, "Seconds")
+    paragraph = (
+        f"Counted: {files.communication['unit']}. One client's adapters have "
+        f"{files.communication['adapter_scalars']:,} numbers. The broadcast after the last round is not counted."
+    )
+    sent = (
+        [entry["round"], name, size["down"], size["up"]]
+        for entry in per_round
+        for name, size in entry["clients"].items()
+    )
+    spent = ([record["round"], *(record[key] for key, _ in parts)] for record in files.rounds)
+    saved = [
+        Download("bytes.csv", csv_text(["round", "client", "down", "up"], sent)),
+        Download("seconds.csv", csv_text(["round", *(key for key, _ in parts)], spent)),
+    ]
+    return [Section("Cost of the whole run", [paragraph], [traffic, seconds], downloads=saved)]
+
+
+def _data_run_page(files: RunFiles) -> list[Section]:
+    if not files.cards:
+        return []
+    header = (
+        "domain",
+        "items",
+        "users",
+        "events",
+        "mean length",
+        "last two tied",
+        "test item had before",
+        "public users",
+    )
+    rows = []
+    for name, card in files.cards.items():
+        clients = card["clients"]
+        counts = (f"{value:,}" for value in (card["items"]["count"], clients["users"], clients["events"]))
+        mean = number_text(clients["length"]["mean"] if "length" in clients else None, 1)
+        shares = (_share(clients.get(key)) for key in ("tied_last_two_share", "repeated_test_item_share"))
+        rows.append([name, *counts, mean, *shares, f"{card['public']['users']:,}"])
+    paragraph = (
+        "Users are the private users of the client; the last event of each is the test item, the last but one the "
+        "validation item. Public users are those of the shared pre-training; none of them is a client."
+    )
+    return [Section("Data", [paragraph], [PageTable(header, rows)])]
+
+
+def _origin_run_page(files: RunFiles) -> list[Section]:
+    record = files.record
+    rows = [("commit", record["commit"] or "not known"), ("python", record["python"])]
+    rows += list(record["versions"].items()) + [(name, str(value)) for name, value in record["machine"].items()]
+    hashes = PageTable(("domain", "SHA-256"), [one for one in record["data"].items() if one[0] != TEXT_ENCODER], "Data")
+    return [Section("Where it comes from", tables=[PageTable(("what", "value"), rows), hashes])]
+
+
+def _settings(files: RunFiles) -> list[Section]:
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name, value in _flat(files.record["config"]):
+        room, _, field = name.partition(".")
+        if room == "run" and field in PLACES:
+            continue
+        if room == "run" and "." in field:  # a stage of its own: pre-training, distillation
+            room, _, field = field.partition(".")
+        groups.setdefault(room, []).append((field, "-" if value == "" else str(value)))
+    return [
+        Section("All settings", tables=[PageTable(("setting", "value"), rows, room) for room, rows in groups.items()])
+    ]
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(value, dict) or not value:
+        return [(prefix, value)]
+    return [pair for name, entry in value.items() for pair in _flat(entry, f"{prefix}.{name}" if prefix else name)]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+# All analyses of one finished run as plain data: what ``analysis.json`` holds and the report's sections are made
+# of.
+
+TEXTUAL_IDS, NEWEST_TITLES = "textual user IDs", "joined titles of the newest train items"
+
+
+def run_analysis(
+    folder: RunFolder,
+    domains: Mapping[str, Domain],
+    user_texts: Mapping[str, Sequence[str]],
+    encoder: str = "auto",
+    compare: RunFolder | None = None,
+    max_texts: int = MAX_TEXTS,
+) -> dict[str, Any]:
+    """Every number of the analyses as strict JSON data; parts that do not apply to the method are None.
+
+    Args:
+        folder: A finished run.
+        domains: The run's domains in client order.
+        user_texts: Domain -> textual IDs of its client users; titles stand in for all when a domain has none.
+        encoder: See ``encoders.load_encoder``.
+        compare: Another run on the same users whose reported row stands beside; None: the student without adapters.
+        max_texts: Texts encoded per domain.
+
+    Raises:
+        ValueError: the domains are not those of the run, or ``compare`` ranked other users.
+    """
+    metrics, record, records = read_json(folder.metrics), read_run(folder.root), read_records(folder.rounds)
+    METHODS.check_recorded(record["config"], str(folder.record))
+    names, selected = list(domains), metrics["best_round"]
+    if names != list(metrics["domains"]):
+        raise ValueError(f"got domains {names}, expected those of the run in its order: {list(metrics['domains'])}")
+    positions = _positions(folder, domains, metrics["reported"], compare)
+    shapes = run_shapes(folder, names[0], record["config"]["run"]["lora_rank"])
+    common = read_json(folder.communication).get("common_rows", [])  # runs of before sent whole tables
+
+    def scalars(client: int, round: int) -> tuple[int, int]:
+        own, peers = travelling_shapes(shapes, common, client, len(names))
+        return METHODS[record["config"]["run"]["method"]].scalars(own, peers, round)
+
+    chosen = next((entry for entry in records if entry["round"] == selected), None)
+    if chosen is None:
+        raise ValueError(f"got no record of the selected round {selected} in {folder.rounds}, expected one")
+    alpha = read_json(folder.fusion_weights) if folder.fusion_weights.is_file() else None
+    analysis = {
+        "method": metrics["method"],
+        "reported": metrics["reported"],
+        "lines": list(positions),
+        "domains": names,
+        "best_round": selected,
+        "alpha": alpha,
+        "distances": _distances(domains, user_texts, encoder, max_texts, _selected_alpha(alpha, selected)),
+        "activity": activity_table(domains, positions),
+        "popularity": popularity_table(domains, positions),
+        "traffic": traffic_table(records, names, scalars),
+        "timing": timing(records, names),
+        "rounds": [{key: entry[key] for key in ("round", "score", "train_s")} for entry in records],
+        "modules": list(shapes),
+        "norms": logged_rows(chosen, "norms", len(names)),
+        "cosine": logged_rows(chosen, "cosine", len(names)),
+        "shock": boundary_shock(records, names),
+    }
+    return plain(analysis)
+
+
+def run_shapes(folder: RunFolder, domain: str, rank: int) -> dict[str, AdapterShape]:
+    """Adapted modules with their sizes, sorted, from the header of an exported adapter.
+
+    The exported rank may be K r; ``rank`` is the one of a single client's pair.
+    """
+    shapes = {}
+    ending = ".lora_A.weight"
+    with safe_open(str(folder.adapters / domain / WEIGHTS_FILE), "pt") as file:
+        for key in file.keys():  # noqa: SIM118  # no mapping
+            if key.endswith(ending):
+                module = key.removesuffix(ending)
+                in_features = file.get_slice(key).get_shape()[1]
+                out_features = file.get_slice(f"{module}.lora_B.weight").get_shape()[0]
+                name = module.removeprefix("base_model.model.")
+                shapes[name] = AdapterShape(rank, in_features, out_features)
+    return dict(sorted(shapes.items()))
+
+
+def _distances(
+    domains: Mapping[str, Domain],
+    user_texts: Mapping[str, Sequence[str]],
+    encoder: str,
+    max_texts: int,
+    alpha_KK: Tensor | None,
+) -> dict[str, Any] | None:
+    """Item and user distances with their correlation to alpha; None for a single domain."""
+    if len(domains) < 2:
+        return None
+    named = all(user_texts.get(name) for name in domains)  # one kind of text for all, or the kinds would be compared
+    users = {name: user_texts[name] if named else newest_titles(domain) for name, domain in domains.items()}
+    items = {name: domain.item_texts for name, domain in domains.items()}
+    loaded = load_encoder(encoder)
+    found: dict[str, Any] = {
+        "encoder": loaded.name,
+        "users": TEXTUAL_IDS if named else NEWEST_TITLES,
+        "num_texts": {},
+        "alpha": alpha_KK,
+    }
+    own = {"item": {name: domain.catalogue for name, domain in domains.items()}, "user": {name: name for name in users}}
+    for kind, texts in (("item", items), ("user", users)):
+        streams = {name: stream(0, "analysis", kind, own[kind][name]) for name in texts}  # silos draw the same items
+        drawn = {name: sample_texts(all, max_texts, streams[name]) for name, all in texts.items()}
+        distance_KK = domain_distances(drawn, loaded)
+        found["num_texts"][kind] = {name: len(group) for name, group in drawn.items()}
+        found[f"{kind}_distance"] = distance_KK
+        found[f"{kind}_correlation"] = None if alpha_KK is None else distance_correlation(alpha_KK, distance_KK)
+    return found
+
+
+def _selected_alpha(alpha: Mapping[str, Any] | None, selected: int) -> Tensor | None:
+    if alpha is None:
+        return None
+    return torch.tensor(alpha["alpha"][alpha["rounds"].index(selected)], dtype=torch.float64)
+
+
+def _positions(
+    folder: RunFolder, domains: Mapping[str, Domain], reported: str, compare: RunFolder | None
+) -> dict[str, dict[str, Tensor]]:
+    """The reported row and one to compare it with: label -> domain -> (U,) test positions in the domain's order."""
+    own = _test_rows(folder.per_user)
+    rows = {reported: own[reported]}
+    if compare is not None:
+        other = read_json(compare.metrics)["reported"]
+        label = other if other != reported else f"{other} of {Path(compare.root).name}"
+        rows[label] = _test_rows(compare.per_user)[other]
+    elif STUDENT in own:
+        rows[STUDENT] = own[STUDENT]
+    return {
+        label: {name: _in_order(found.get(name), domain.clients.users, label) for name, domain in domains.items()}
+        for label, found in rows.items()
+    }
+
+
+def _test_rows(path: Path) -> dict[str, dict[str, UserPositions]]:
+    rows: dict[str, dict[str, UserPositions]] = {}
+    for record in read_per_user(path):
+        if record.split == "test":
+            rows.setdefault(record.view, {})[record.domain] = record
+    return rows
+
+
+def _in_order(record: UserPositions | None, users: Sequence[str], label: str) -> Tensor:
+    """Positions in the order of ``users``: files of two runs may hold them in other orders."""
+    place = {} if record is None else {user: number for number, user in enumerate(record.users)}
+    if record is None or set(place) != set(users):
+        raise ValueError(
+            f"got test positions of other users for {label} than the {len(users)} of the domain; "
+            "expected runs on the same prepared data"
+        )
+    return record.position_U[torch.tensor([place[user] for user in users])]
+
+
+# From a run folder to its page: at the end of a run, and later by scripts/report.py.
+
+ANALYSIS_FILE = "analysis.json"
+UserTexts = Mapping[str, Sequence[str]]
+"""Domain -> textual ID of every client user; domains without any are left out."""
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Report: on which run.
+
+    Args:
+        run: The run folder that scripts/federate.py printed.
+        data: The folder of prepared domains, when it is not where the run found it.
+        encoder: The encoder behind the distances between domains: auto, tfidf, minilm, or a sentence-transformers
+            folder or hub name.
+    """
+
+    run: str
+    data: str = ""
+    encoder: str = "auto"
+
+
+def finish_report(
+    folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, examples: Mapping[str, Any], encoder: str
+) -> Path | None:
+    """Write examples, data cards, analyses and the page at the end of a run; -> the page.
+
+    ``domains``: of the clients, and of a foreign pool, of which the data cards are shown.
+    Analyses that fail are left out, and None is returned when there is no page either: hours of training must not end
+    in an error of their report. scripts/report.py says what was wrong.
+    """
+    write_json(folder.root / EXAMPLES_FILE, examples)
+    write_json(folder.root / CARDS_FILE, {name: domain.card for name, domain in domains.items()})
+    sections: list[Section] = []
+    warnings: list[str] = []
+    try:
+        sections = _analyse(folder, domains, user_texts, encoder)
+    except Exception as error:  # see above: any error
+        say(f"report without analyses: {error}")
+        warnings = ["the analyses could not be made; see scripts/report.py"]
+    try:
+        return run_page(folder, sections, warnings)
+    except Exception as error:
+        say(f"no report: {error}")
+        return None
+
+
+def report(config: ReportConfig) -> Path:
+    """Make the page of a finished run again, from its files and the data; no model of the run is loaded.
+
+    Where the data are gone, the analyses that the run saved are shown as they are.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: the run is not finished or of the embedding track, or the data are not those of the run.
+    """
+    folder = RunFolder(Path(config.run))
+    record = read_files(folder).record
+    with damage_names(folder.record):
+        run = record["config"]["run"]
+        place, pool = config.data or run["data"], run.get("public_domains", "")  # older runs do not name it
+        settings = RunConfig(domains=run["domains"], public_domains=pool, data=place, seed=int(run["seed"]))
+    if place and not config.data and not Path(place).is_dir():
+        return _without_data(folder)
+    domains = load_data(settings)
+    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
+    if changed:
+        raise ValueError(
+            f"got other data than those of {config.run} for {changed}, expected the same. Give the run's --data"
+        )
+    write_json(folder.root / CARDS_FILE, {name: domain.card for name, domain in domains.items()})
+    return run_page(folder, _analyse(folder, domains, cached_user_texts(record), config.encoder))
+
+
+def cached_user_texts(record: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Textual user IDs from the stage in the cache that the run was built on; empty where it is not there any more."""
+    run = record["config"]["run"]
+    others = {TEXT_ENCODER, *(["faults"] if run.get("faults") else [])}  # their hashes stand among those of the domains
+    domains = {name: digest for name, digest in record["data"].items() if name not in others}
+    wanted = (run["pretrain"], run["seed"], [list(pair) for pair in domains.items()])
+    for path in sorted(Path(run["cache"]).glob("pretrain-*/inputs.json")):
+        inputs = read_json(path)
+        if (inputs["pretrain"], inputs["seed"], inputs["domains"]) == wanted:
+            ids = {name: read_json(path.parent / "ids" / f"{name}.json")["clients"] for name in domains}
+            return {name: clients["texts"] for name, clients in ids.items() if clients}
+    return {}
+
+
+def _analyse(folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, encoder: str) -> list[Section]:
+    with damage_is_bad_input(folder):
+        analysis = run_analysis(folder, clients_of(domains), user_texts, encoder)
+        write_json(folder.root / ANALYSIS_FILE, analysis)
+        return sections_of(analysis, page_colours(read_files(folder)))
+
+
+def _without_data(folder: RunFolder) -> Path:
+    saved = folder.root / ANALYSIS_FILE
+    if saved.is_file():
+        with damage_is_bad_input(folder):
+            sections = sections_of(read_json(saved), page_colours(read_files(folder)))
+        return run_page(folder, sections)
+    return run_page(folder, warnings=["no analyses: the data of the run are not where they were; see --data"])

@@ -1,0 +1,292 @@
+"""Settings of a run that belong to no single room; every field is an option of the command line and a YAML key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from distill.train import DistillConfig
+from fedecider.bounds import (
+    LoraRank,
+    OneOrMore,
+    Participation,
+    SecureThreshold,
+    Seed,
+    Threads,
+    ZeroOrMore,
+    at_least,
+    check,
+    shares_of,
+)
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.aggregate import RobustMean, check_one_mean
+from fedecider.federation.parties import Placement
+from fedecider.federation.privacy import PrivacyConfig
+from fedecider.models.adapters import LoraSettings
+from fedecider.models.hybrid import MemoryConfig
+from idgen.alternating import AlternatingConfig
+from idgen.backbone import BackboneConfig
+from idgen.id_generator import IDGeneratorConfig
+from idgen.item_ids import IdConfig, KeywordConfig
+from idgen.precision import Quantize
+from idgen.prompts import SampleConfig
+from idgen.training import BackboneTraining
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Stage 1 (pretrain): tokenizer, item IDs and backbone, from the public pool.
+
+    Args:
+        tokenizer: The folder or hub name of a tokenizer. If empty, the backbone's own is taken, or one is trained on
+            the item texts where the backbone is built from scratch.
+        tokenizer_kind: What a trained tokenizer's tokens are: unigram has word pieces; word has one token for every
+            frequent word; phrase has one token for every item ID as well, which then is the item's shortest unique
+            phrase (id_source keywords).
+        vocab_size: The largest number of tokens of a trained tokenizer. With phrases, 0 takes no more than item IDs
+            need, for a backbone that reads nothing else (samples.templates history).
+        id_source: Who writes item and user IDs: the ID generator, or the items' own keywords alone.
+        keywords: Keyword targets of the ID generator, or the IDs themselves.
+        id_limits: Limits of the search for unique IDs.
+        id_generator: Size and training of the ID generator.
+        samples: How histories become prompts; used in every stage.
+        text_encoder: The encoder of item texts, for the text neighbours in every table, and where the backbone starts
+            from texts (embedding_init text) or trains on catalogue walks (walk_share): auto (MiniLM where it is
+            installed, else tfidf), minilm, tfidf, or a folder or hub name for sentence-transformers.
+        backbone: Where the backbone comes from, or its size.
+        train: Optimisation of the backbone.
+        alternating: Further phases that train ID generator and backbone in turns.
+    """
+
+    tokenizer: str = ""
+    tokenizer_kind: Literal["unigram", "word", "phrase"] = "unigram"
+    vocab_size: Annotated[int, at_least(0, most=10**6)] = 8000
+    id_source: Literal["generator", "keywords"] = "generator"
+    keywords: KeywordConfig = field(default_factory=KeywordConfig)
+    id_limits: IdConfig = field(default_factory=IdConfig)
+    id_generator: IDGeneratorConfig = field(default_factory=IDGeneratorConfig)
+    samples: SampleConfig = field(default_factory=SampleConfig)
+    text_encoder: str = "auto"
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    train: BackboneTraining = field(default_factory=BackboneTraining)
+    alternating: AlternatingConfig = field(default_factory=AlternatingConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.tokenizer_kind == "phrase" and self.id_source != "keywords":
+            raise ValueError(
+                f"got tokenizer_kind phrase with id_source {self.id_source}, expected keywords: a phrase is one token, "
+                "which an ID generator cannot write word by word"
+            )
+        if self.vocab_size == 0 and (self.tokenizer_kind != "phrase" or self.samples.templates != "history"):
+            raise ValueError(
+                f"got vocab_size 0 with tokenizer_kind {self.tokenizer_kind} and templates {self.samples.templates}, "
+                "expected phrase and history: only there nothing but item IDs is read"
+            )
+        if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.targets == "every":
+            raise ValueError(
+                "got samples.targets every with a T5, expected last: a T5 reads the history in its encoder and writes "
+                "one target. Set backbone.kind to decoder for a model that predicts every item of a history at once"
+            )
+        if self.backbone.freeze_item_table and self.tokenizer_kind != "phrase":
+            raise ValueError(
+                f"got freeze_item_table with tokenizer_kind {self.tokenizer_kind}, expected phrase: only where an item "
+                "is one token is the table one of items"
+            )
+        if self.backbone.freeze_item_table and self.train.table_rate != 1.0:
+            raise ValueError(
+                f"got freeze_item_table with train.table_rate {self.train.table_rate:g}, expected 1: a table that is "
+                "not trained has no rate"
+            )
+        if self.alternating.num_phases > 0 and self.backbone.kind != "t5" and self.backbone.name_or_path is None:
+            raise ValueError(
+                "got alternating phases with a decoder, expected none: gradients reach the ID generator through the "
+                "encoder of a T5. Set alternating.num_phases to 0"
+            )
+        if self.train.keep_best or self.train.evaluate_every:
+            raise ValueError(
+                f"got train.keep_best {self.train.keep_best} and train.evaluate_every {self.train.evaluate_every} for "
+                "stage 1, expected false and 0: all events of the public users are trained on, and none is left to "
+                "validate with"
+            )
+        if self.alternating.num_phases > 0 and self.id_source == "keywords":
+            raise ValueError(
+                "got alternating phases with id_source keywords, expected generator: there is no ID generator to "
+                "train. Set alternating.num_phases to 0"
+            )
+        if self.alternating.num_phases > 0 and (self.train.max_steps or self.train.gradient_checkpointing):
+            raise ValueError(
+                f"got alternating phases with train.max_steps {self.train.max_steps} and train.gradient_checkpointing "
+                f"{self.train.gradient_checkpointing}, expected 0 and false: the phases count epochs"
+            )
+
+    @property
+    def tokenizer_source(self) -> str | None:
+        """The folder or hub name of the tokenizer; None or empty where one is trained."""
+        return self.tokenizer or self.backbone.name_or_path or self.id_generator.source
+
+    @property
+    def has_one_token_ids(self) -> bool:
+        """Whether item IDs are sure to be one token each that nothing closes: items are ranked without beams."""
+        return self.tokenizer_kind == "phrase" and self.samples.is_row and not self.tokenizer_source
+
+    @property
+    def needs_item_vectors(self) -> bool:
+        """Whether stage 1 reads vectors of the item texts."""
+        return self.has_text_start or self.samples.walk_share > 0.0
+
+    @property
+    def has_text_start(self) -> bool:
+        """Whether the table of a backbone from scratch starts as vectors of the item texts."""
+        return self.backbone.name_or_path is None and self.backbone.embedding_init == "text"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Further settings of a federated run.
+
+    Args:
+        domains: The domains, which are the clients, separated by commas; with data, movies.* stands for all silos of
+            movies.
+        public_domains: The domains of a foreign pool, separated by commas: backbone and student learn from their public
+            users, and of the clients' domains from item texts alone. If empty, the public users are those of the
+            clients' domains.
+        data: The folder of prepared domains (scripts/prepare_data.py); if empty, the embedded sample is used.
+        output: The run folder; if empty, one is made below runs/.
+        cache: The folder in which pre-training and distillation are kept for later runs.
+        method: The federated method.
+        seed: The seed from which every random draw of the run is derived.
+        num_rounds: The number of rounds of local training and exchange.
+        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
+        participation: The share of the clients that take part in a round.
+        lora_rank: The rank of every adapter.
+        lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
+            feed_forward, output (the table of the tokens as it is read at the end) and table (the same, and the
+            embeddings that are tied to it), or the ends of layers' names.
+        alternatives: A list of blocks of other settings for local training, each with lora_targets or options such as
+            learning_rate. Before the first round every client trains alone for two rounds as given and with each block,
+            each judged by its better round; what ranks the clients' validation items clearly best is taken. If empty,
+            all is as given.
+        quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
+            evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
+            what is handed over, stay in full precision.
+        faults: The file of a scenario, of what goes wrong in which round (configs/scenarios); if empty, nothing does.
+        placement: What several processes share out: clients, of which each trains its own; or data, of which each takes
+            its part of every client's batches and users, for clients that are few and large.
+        robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
+            (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
+            the median of their norms.
+        secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
+            that drop out of a round are left out of its sum.
+        secure_threshold: The share of a cohort whose uploads a secure sum needs; with fewer the run stops.
+        update_shares: The shares of its update of which every client takes the one that ranks its own validation items
+            best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
+        teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
+            the test costs twice.
+        export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
+            to it by singular values. 0 keeps it, which is exact.
+        backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
+            its place in the run folder, ../../backbone.
+        num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
+            numbers.
+        protocol: The evaluation protocol: how recommendations are counted.
+        resume: If true, the stopped run in output goes on.
+        encoder: The encoder of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm,
+            tfidf, or a folder or hub name for sentence-transformers.
+        tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
+            such as tensorboard,mlflow; empty for none. They write into the run folder.
+        pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
+        distill: Stage 2: the student of half depth.
+        memory: The private memory of every client.
+        privacy: Bound and noise of what every client sends.
+    """
+
+    domains: str = "crime,comics,children"
+    public_domains: str = ""
+    data: str = ""
+    output: str = ""
+    cache: str = ".cache"
+    method: str = "fedecider"
+    seed: Seed = 0
+    num_rounds: OneOrMore = 20
+    patience: ZeroOrMore = 0
+    participation: Participation = 1.0
+    lora_rank: LoraRank = 8
+    lora_targets: str = "attention"
+    alternatives: tuple[dict[str, Any], ...] = ()
+    quantize: Quantize = "none"
+    faults: str = ""
+    placement: Placement = "clients"
+    robust_mean: RobustMean = "mean"
+    secure_sum: bool = False
+    secure_threshold: SecureThreshold = 0.6
+    update_shares: str = "1"
+    teacher_row: bool = True
+    export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
+    backbone_name: str = ""
+    num_threads: Threads = 0
+    protocol: str = "strict"
+    resume: bool = False
+    encoder: str = "auto"
+    tracker: str = ""
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.domain_names or len(set(self.domain_names)) != len(self.domain_names):
+            raise ValueError(f"got domains {self.domains!r}, expected different names separated by commas")
+        both = set(self.domain_names).intersection(self.public_names)
+        if both or len(set(self.public_names)) != len(self.public_names):
+            raise ValueError(
+                f"got public_domains {self.public_domains!r} with domains {self.domains!r}, expected other names, each "
+                "once"
+            )
+        _ = self.all_lora_settings, self.share_grid  # checks them
+        if get_protocol(self.protocol).num_sampled is not None:
+            raise ValueError(
+                f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
+                "strict/keep_seen"
+            )
+        if self.memory.kind != "none" and not get_protocol(self.protocol).drop_seen:
+            raise ValueError(
+                f"got memory.kind {self.memory.kind} with protocol {self.protocol}, expected strict: a memory knows no "
+                "probability of items that were seen before"
+            )
+        check_one_mean(self.secure_sum, self.robust_mean)
+        if self.memory.kind != "none" and self.export_rank:
+            raise ValueError(
+                f"got memory.kind {self.memory.kind} with export_rank {self.export_rank}, expected one of the two: the "
+                "results with the memory are those of the adapters as they were trained"
+            )
+        if self.resume and not self.output:
+            raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
+
+    @property
+    def lora_settings(self) -> LoraSettings:
+        return self._with_targets(self.lora_targets)
+
+    @property
+    def all_lora_settings(self) -> list[LoraSettings]:
+        """As given, and of each alternative."""
+        others = (str(one.get("lora_targets", self.lora_targets)) for one in self.alternatives)
+        return [self.lora_settings, *map(self._with_targets, others)]
+
+    def _with_targets(self, targets: str) -> LoraSettings:
+        names = (name.strip() for name in targets.split(","))
+        return LoraSettings(self.lora_rank, tuple(name for name in names if name))
+
+    @property
+    def share_grid(self) -> list[float]:
+        """Ascending."""
+        return sorted(shares_of(self.update_shares, "update_shares"))
+
+    @property
+    def domain_names(self) -> list[str]:
+        return [name.strip() for name in self.domains.split(",") if name.strip()]
+
+    @property
+    def public_names(self) -> list[str]:
+        return [name.strip() for name in self.public_domains.split(",") if name.strip()]

@@ -1,0 +1,126 @@
+"""Evaluate the handed-over adapters of a run again, with plain transformers and peft, and compare with its metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from fedecider.bounds import NotNegative, check
+from fedecider.data.domain import clients_of
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
+from fedecider.experiment.rows import MEMORY_ROW, memory_positions, with_memory
+from fedecider.models.export import load_adapter, read_item_ids
+from fedecider.models.folders import read_llm_run, verify_manifest
+from fedecider.models.hybrid import load_memory
+from fedecider.models.loaded import model_scores
+from fedecider.running.run_folder import RunFolder, damage_names, read_object
+from idgen.backbone import load_backbone
+from idgen.ranking import rank_task, with_prior
+from idgen.samples import Split
+from idgen.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Evaluation: of which run.
+
+    Args:
+        run: The run folder that scripts/federate.py printed.
+        split: The held-out items: the last (test) or the last but one (valid) of every user.
+        tolerance: The largest allowed difference of a test metric.
+        data: The folder of prepared domains, when it is not where the run found it.
+    """
+
+    run: str
+    split: Literal["test", "valid"] = "test"
+    tolerance: NotNegative = 1e-6
+    data: str = ""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Verified(NamedTuple):
+    """One row of one domain, measured again."""
+
+    domain: str
+    row: str
+    """Empty for the reported model, else the name of a row with the memory."""
+    metrics: dict[str, float]
+    recorded: dict[str, float]
+    """What ``metrics.json`` says of that row; empty for another split than test."""
+
+    @property
+    def largest_difference(self) -> float:
+        return max((abs(self.metrics[name] - value) for name, value in self.recorded.items()), default=0.0)
+
+
+def verify(run: Path, settings: Settings, split: Split, device: torch.device) -> list[Verified]:
+    """Rank ``split`` for every client of the run with its exported adapter, and with its memory where there is one.
+
+    Raises:
+        ValueError: a file was changed after the export or is damaged, the data are not those of the run, or an ID map
+            does not match its adapter.
+    """
+    folder, record = RunFolder(run), read_llm_run(run)
+    domains = load_data(settings.run)
+    names = list(clients_of(domains))
+    verify_manifest(run, [folder.backbone, *(folder.adapters / name for name in names)])
+    recorded = _expected(folder, names)
+    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
+    if changed:
+        raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
+    foundation = pretrain_stage(settings.run, domains, device)
+    tokenizer = load_tokenizer(folder.backbone)
+    ids = load_ids(foundation.folder, domains, settings.run.pretrain, walks_of=())
+    found = []
+    for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
+        adapter = folder.adapters / task.name
+        if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
+            raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
+        base = load_backbone(folder.backbone, tokenizer, settings.run.quantize, device)
+        task = with_prior(task, base.to(device), settings.ranking.prior_weight, device, settings.training.precision)
+        model = load_adapter(base, adapter).to(device).eval()
+        drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
+        position_U = rank_task(
+            model, task, task.trie.to(device), split, None, settings.ranking, drop_seen, precision, device
+        )
+        metrics = mean_metrics(position_U)
+        found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
+        private = folder.private / task.name
+        if settings.run.memory.kind == "none" or not private.is_dir():
+            continue  # a run may be shown without what is private in it
+        memory = load_memory(private, domains[task.name].item_keys)
+        scores = model_scores(model, task, settings.ranking, precision, device)
+        rows = (with_memory(settings.run.method), MEMORY_ROW)
+        for row, place_U in zip(rows, memory_positions(memory, task.sequences, split, scores), strict=True):
+            wanted = _row_means(folder, task.name, row) if split == "test" else {}
+            found.append(Verified(task.name, row, mean_metrics(place_U), wanted))
+    return found
+
+
+def _row_means(folder: RunFolder, domain: str, row: str) -> dict[str, float]:
+    recorded = read_object(folder.metrics)
+    with damage_names(folder.metrics):
+        return {name: float(value["mean"]) for name, value in recorded["domains"][domain]["test"][row].items()}
+
+
+def _expected(folder: RunFolder, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Test metrics of the models that were handed over: the truncated ones where ``export_rank`` cut them down."""
+    recorded, expected = read_object(folder.metrics), {}
+    with damage_names(folder.metrics):
+        for name in names:
+            entry = recorded["domains"][name]
+            means = {metric: value["mean"] for metric, value in entry["test"][recorded["reported"]].items()}
+            values = entry["export"]["test"] if "export" in entry else means
+            expected[name] = {metric: float(value) for metric, value in values.items()}
+            if not expected[name] or not all(map(math.isfinite, expected[name].values())):
+                raise ValueError(f"no finite test metrics of {name}")
+    return expected

@@ -1,0 +1,563 @@
+"""Adapters as plain PEFT folders, with items, card and a check after reloading.
+
+Nothing of peft is imported here, which takes seconds: who asks for titles alone does not wait for it.
+
+The folder holds ``adapter_config.json`` and ``adapter_model.safetensors`` (PEFT's format), ``item_ids.json`` (item key
+to title, ID text and token IDs: all that is needed to rebuild the trie) and ``README.md`` (`fedecider.models.export`).
+
+Shape legend: K domains, R rank, I in features, O out features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedecider.federation.method import Tree
+from fedecider.models.adapters import FACTORS, HEAD, adapted_embeddings, fused_factors, module_names
+from fedecider.models.directions import compact
+from idgen.backbones.families import family_of, unwrap
+from idgen.precision import keep_trainable, loading_options, quantize_of
+
+# The files of an adapter's folder, and the table of its items: key, title, ID text and token IDs.
+
+CONFIG_FILE = "adapter_config.json"
+ITEM_FILE = "item_ids.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+class ItemTable(NamedTuple):
+    """The items that a client's model can recommend, in item-number order."""
+
+    keys: Sequence[str]
+    titles: Sequence[str]
+    id_texts: Sequence[str]
+    token_ids: Sequence[Sequence[int]]
+    """Without the end token; the trie is built from these."""
+    catalogue: str = ""
+    """What prompts call it where that is not the domain's name, as for silos."""
+
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """What every item has."""
+        return {name: value for name, value in self._asdict().items() if name != "catalogue"}
+
+
+def read_item_ids(folder: Path) -> ItemTable:
+    """The item table of an adapter folder.
+
+    Raises:
+        ValueError: the file is damaged, or it was written for other adapter weights.
+    """
+    path = folder / ITEM_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries, recorded = content["items"], content["adapter_sha256"]
+        table = ItemTable(
+            keys=list(entries),
+            titles=[entry["title"] for entry in entries.values()],
+            id_texts=[entry["id"] for entry in entries.values()],
+            token_ids=[entry["tokens"] for entry in entries.values()],
+            catalogue=content.get("catalogue", ""),
+        )
+        check_items(table)
+        _check_entries(table)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"got a damaged {path} ({error}), expected the file that the export wrote; export again"
+        ) from error
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ValueError(f"no {folder / WEIGHTS_FILE} beside its item table, expected both; export again")
+    actual = _digest(folder / WEIGHTS_FILE)
+    if actual != recorded:
+        raise ValueError(
+            f"got adapter weights {actual[:12]} beside an item table for {recorded[:12]} in {folder}, expected the "
+            "pair of one export; item IDs of another run would recommend other items"
+        )
+    return table
+
+
+def write_items(folder: Path, items: ItemTable, end_token: int | None) -> None:
+    """Write the table beside the weights in ``folder``, whose digest it holds; ``end_token`` closes an ID."""
+    entries = {
+        key: {"title": title, "id": id_text, "tokens": list(tokens)}
+        for key, title, id_text, tokens in zip(*items.columns().values(), strict=True)
+    }
+    content = {
+        **({"catalogue": items.catalogue} if items.catalogue else {}),
+        "adapter_sha256": _digest(folder / WEIGHTS_FILE),
+        "eos_token_id": end_token,
+        "items": entries,
+    }
+    (folder / ITEM_FILE).write_text(json.dumps(content, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+
+
+def check_items(items: ItemTable) -> None:
+    """``ValueError`` for columns of different sizes, no item, or a key that stands twice."""
+    sizes = {name: len(column) for name, column in items.columns().items()}
+    if len(set(sizes.values())) != 1 or not items.keys:
+        raise ValueError(f"got item columns of sizes {sizes}, expected equal ones of at least 1; rebuild the item IDs")
+    if len(set(items.keys)) != len(items.keys):
+        raise ValueError("got duplicate item keys, expected each once; prepare the domain again")
+
+
+def _check_entries(items: ItemTable) -> None:
+    if not isinstance(items.catalogue, str):
+        raise ValueError("the name of the catalogue is no text")
+    for key, title, id_text, tokens in zip(*items.columns().values(), strict=True):
+        if not isinstance(title, str) or not isinstance(id_text, str):
+            raise ValueError(f"title or ID of {key!r} is no text")
+        if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
+            raise ValueError(f"tokens of {key!r} are no list of numbers from 0 on")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# The program of a model card: from titles to the ten best next items, with transformers and peft alone.
+
+
+class PromptLayout(NamedTuple):
+    """How a history becomes the input of the model: ``before``, the item IDs, ``after``, the end token if any."""
+
+    before: str
+    """Words before the history; may be empty."""
+    after: str
+    separator: str | None
+    """Word between two item IDs, may be empty; None: the end token stands there and behind ``before``, if any."""
+    end_token: int | None
+    """Closes an item ID that the model writes, and the prompt; None: nothing does."""
+    max_history: int
+    """Items shown at most, the newest ones."""
+    newest_first: bool
+    max_tokens: int
+    """Tokens of a prompt at most, with the end token; the oldest items are left out first."""
+    num_beams: int
+    length_penalty: float
+    auto_class: str
+    """The class of transformers that loads the backbone."""
+    continues_prompt: bool
+    """Whether ``generate`` returns the prompt with the ID behind it, else the ID behind one start token."""
+    prior_weight: float = 0.0
+    before_tokens: tuple[int, ...] = ()
+    """What is written before the history, with what closes it."""
+    separator_tokens: tuple[int, ...] = ()
+    """What is written between two item IDs."""
+    after_tokens: tuple[int, ...] = ()
+    """What is written behind the history, with what closes the prompt."""
+    longest_id: int = 1
+    """Tokens of the longest item ID, without the end token."""
+
+    @property
+    def may_be_long(self) -> bool:
+        """Whether the items that are shown may not all fit."""
+        items = self.max_history * (self.longest_id + len(self.separator_tokens)) - len(self.separator_tokens)
+        return len(self.before_tokens) + items + len(self.after_tokens) > self.max_tokens
+
+
+def program(prompt: PromptLayout, base: str, is_local: bool, examples: tuple[str, ...]) -> str:
+    """The text of the program; it takes the adapter's folder and titles, or ``.`` and ``examples``.
+
+    ``base``: the backbone, a path from the adapter's folder if ``is_local``, else a name of the hub. Where every item
+    ID is one token, all items are scored in one step; else ``generate`` searches among the IDs.
+    """
+    where = f'f"{{folder}}/{base}"' if is_local else f'"{base}"'
+    one_token = prompt.end_token is None and prompt.longest_id == 1
+    parts = [
+        PROGRAM.format(auto=prompt.auto_class, base=where, examples=", ".join(map(repr, examples))),
+        _prompt(prompt),
+        ONE_TOKEN if one_token else _search(prompt),
+    ]
+    return "".join(parts)
+
+
+PROGRAM = '''\
+"""The ten best next items: python next_items.py FOLDER "first title" "second title", oldest first."""
+import json, sys, torch
+from peft import PeftModel
+from transformers import {auto}
+
+folder, *history = sys.argv[1:] or [".", {examples}]
+items = json.load(open(f"{{folder}}/item_ids.json", encoding="utf-8"))["items"].values()
+titles = {{tuple(item["tokens"]): item["title"] for item in items}}  # item ID -> title
+seen = [next(tokens for tokens, title in titles.items() if title == wanted) for wanted in history]
+model = {auto}.from_pretrained({base}, use_safetensors=True, trust_remote_code=False)
+model = PeftModel.from_pretrained(model, folder).eval()
+'''
+ONE_TOKEN = """\
+with torch.no_grad():
+    scores = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+found = sorted(titles, key=lambda tokens: -scores[tokens[0]])
+best = [titles[tokens] for tokens in found if tokens not in seen]
+print(*(f"{place}\\t{title}" for place, title in enumerate(best[:10], 1)), sep="\\n")
+"""
+SEARCH = """\
+closed = [(*tokens, {end}) for tokens in titles]
+num_beams = min(max({num_beams}, 10 + len(set(seen))), len(titles))
+
+
+def allowed(_, row):  # the tokens with which an item ID goes on
+    written = tuple(row.tolist()[{start}:])
+    return [*{{tokens[len(written)] for tokens in closed if tokens[: len(written)] == written != tokens}}] or [{end}]
+
+
+rows = model.generate(
+    input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
+    num_beams=num_beams, num_return_sequences=num_beams, length_penalty={length_penalty}, early_stopping="never",
+    max_new_tokens={longest}, eos_token_id={end}, prefix_allowed_tokens_fn=allowed,
+).tolist()
+found = dict.fromkeys(tuple(row[{start} : row.index({end}, {start})]) for row in rows)
+best = [titles[tokens] for tokens in found if tokens in titles and tokens not in seen]
+print(*(f"{{place}}\\t{{title}}" for place, title in enumerate(best[:10], 1)), sep="\\n")
+"""
+
+
+def _prompt(prompt: PromptLayout) -> str:
+    """The lines that make the tokens of the prompt."""
+    order = "[::-1]" if prompt.newest_first else ""
+    separator, after = list(prompt.separator_tokens), list(prompt.after_tokens)
+    before = f"{list(prompt.before_tokens)} + " if prompt.before_tokens else ""
+    joined = f"[token for tokens in shown{order} for token in {f'(*{separator}, *tokens)' if separator else 'tokens'}]"
+    joined += f"[{len(separator)}:]" if separator else ""
+    line = f"prompt = {before}{joined}{f' + {after}' if after else ''}\n"
+    if not prompt.may_be_long:
+        return f"shown = seen[-{prompt.max_history}:]\n{line}"
+    return (
+        f"for number in range({prompt.max_history}, 0, -1):  # the newest items that fit\n"
+        f"    shown = seen[-number:]\n    {line}"
+        f"    if len(prompt) <= {prompt.max_tokens}:\n        break\n"
+    )
+
+
+def _search(prompt: PromptLayout) -> str:
+    return SEARCH.format(
+        end=prompt.end_token,
+        num_beams=prompt.num_beams,
+        start="len(prompt)" if prompt.continues_prompt else 1,
+        length_penalty=prompt.length_penalty,
+        longest=prompt.longest_id + 1,
+    )
+
+
+# The model card of an exported adapter: how prompts are written, a program that needs no code of ours, and
+# results.
+
+LOCAL_BACKBONE = "../../backbone"
+"""The backbone of a run folder, seen from ``adapters/<domain>/``."""
+INNER_BACKBONE = "backbone"
+"""The backbone in a folder that stands for itself, seen from there."""
+INTERVALS_SHOWN = ("hit@10", "ndcg@10", "mrr@10")
+
+Intervals = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Row of a result table -> metric -> ``mean``, ``low``, ``high``."""
+
+
+class Card(NamedTuple):
+    """What the model card says."""
+
+    method: str
+    domain: str
+    prompt: PromptLayout
+    alpha: Mapping[str, float]
+    """Fusion weight of this client for every domain; empty for methods without."""
+    metrics: Mapping[str, float]
+    protocol: str
+    """How the metrics were measured, in a sentence or a stamp."""
+    license: str = ""
+    """Empty where nobody has said it."""
+    details: Mapping[str, Any] = {}
+    """More entries for the table of settings."""
+    intervals: Intervals = {}  # noqa: RUF012 (never written to)
+    """Metrics with 95 % intervals, of the adapter and of what it is compared with."""
+    data: Sequence[tuple[str, str]] = ()
+    """What it was trained on."""
+    privacy: Sequence[str] = ()
+    """Sentences: what the adapter has seen, and what the folder holds of users."""
+
+
+def model_card(card: Card, base_name: str, examples: tuple[str, ...], published_base: str = "") -> str:
+    """Markdown with the front matter that model hubs read; ``examples`` are titles for the program's history.
+
+    ``base_name``: the backbone, a name of the hub or one of the two paths above; ``published_base`` is named in its
+    place where hubs read it, since they know no paths.
+    """
+    is_local = base_name in (LOCAL_BACKBONE, INNER_BACKBONE)
+    parts = [
+        _front_matter(card, published_base or base_name),
+        _introduction(card, base_name),
+        f"## From titles to recommendations\n\n{_prompt_text(card.prompt)}\n\n{_how_to_run(base_name)}",
+        f"```python\n{program(card.prompt, base_name, is_local, examples)}```",
+    ]
+    if card.alpha:
+        total = sum(map(abs, card.alpha.values())) or 1.0
+        weights = [(name, f"{value:.4f}", f"{abs(value) / total:.1%}") for name, value in card.alpha.items()]
+        parts += ["## Fusion weights", _table(("domain", "alpha", "share of absolute values"), weights)]
+    parts += ["## Evaluation", card.protocol]
+    if card.intervals:
+        rows = [
+            (row, *map(_interval, (found[name] for name in INTERVALS_SHOWN))) for row, found in card.intervals.items()
+        ]
+        parts.append(_table(("test items, 95 % intervals", *INTERVALS_SHOWN), rows))
+    if card.metrics:
+        parts.append(_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in card.metrics.items()]))
+    if card.data:
+        parts += ["## Data", _table(("what", "value"), card.data)]
+    if card.privacy:
+        parts += ["## Privacy", "\n".join(f"- {sentence}" for sentence in card.privacy)]
+    if card.details:
+        settings = [(name, str(value)) for name, value in card.details.items()]
+        parts += ["## Settings", _table(("setting", "value"), settings)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _interval(value: Mapping[str, float]) -> str:
+    return f"{value['mean']:.4f} [{value['low']:.4f}, {value['high']:.4f}]"
+
+
+def _front_matter(card: Card, base_name: str) -> str:
+    return "\n".join(
+        [
+            "---",
+            "library_name: peft",
+            f"base_model: {json.dumps(base_name)}",
+            *([f"license: {json.dumps(card.license)}"] if card.license else []),
+            "tags: [recommendation, federated-learning, lora, fedecider]",
+            "---",
+        ]
+    )
+
+
+def _introduction(card: Card, base_name: str) -> str:
+    return (
+        f"# {card.domain}: personalised recommender ({card.method})\n\n"
+        f"This is the LoRA adapter of the client `{card.domain}`, trained by `{card.method}`. It needs the backbone\n"
+        f"`{base_name}` and its tokenizer. `item_ids.json` maps each item key to a title, the text of the item\n"
+        "ID and its tokens. The model writes the ID of the next item; decoding may only write IDs of this file."
+    )
+
+
+def _prompt_text(prompt: PromptLayout) -> str:
+    order = "newest" if prompt.newest_first else "oldest"
+    template = " ".join(part for part in (prompt.before, "{history}", prompt.after) if part)
+    separator = f"`{prompt.separator}`" if prompt.separator else "none (a space)"
+    if prompt.separator is None:
+        separator = "none" if prompt.end_token is None else "the closing token"
+    closing = "" if prompt.end_token is None else f", then the closing token, {prompt.end_token}"
+    rows = [
+        ("prompt template", f"`{template}`{closing}"),
+        ("`{history}`", f"ID texts of the items, {order} first"),
+        ("separator between two IDs", separator),
+        ("`max_history`", f"{prompt.max_history} (the newest items)"),
+        ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),
+        ("beams, length penalty", f"{prompt.num_beams}, {prompt.length_penalty}"),
+    ]
+    if prompt.prior_weight:
+        said = (
+            "the share of log p(ID | no history) that the figures take off; the program does not, and ranks otherwise"
+        )
+        rows.append(("prior weight", f"{prompt.prior_weight}: {said}"))
+    return _table(("what", "value"), rows)
+
+
+def _how_to_run(base_name: str) -> str:
+    places = {
+        LOCAL_BACKBONE: (
+            "The backbone is named\nrelative to this folder: keep `backbone/` and `adapters/` together, wherever they "
+            "are moved. When you\npublish it, give its hub name to the run (`--backbone_name`), or write it into\n"
+            "`adapter_config.json` and into the first lines of this file."
+        ),
+        INNER_BACKBONE: "The backbone is in\nthis folder, below `backbone/`.",
+    }
+    where = places.get(base_name, f"The backbone is\nloaded from `{base_name}`.")
+    return (
+        "The program below needs transformers and peft, nothing else. Save it as `next_items.py` and run it from any\n"
+        'folder: `python next_items.py FOLDER "first title" "second title"`, titles as in `item_ids.json`, the oldest\n'
+        f"first; without arguments it takes the folder it is run in and the titles in the program. {where}\n\n"
+        "With FeDecider installed, `fedecider.Recommender.from_pretrained(FOLDER)` recommends too, and takes titles\n"
+        "with typing errors, many histories at once and new items."
+    )
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+# Export of a client's personalised model as a standard PEFT LoRA folder, with a reload check.
+
+
+def export_adapter(
+    model: PeftModel,
+    folder: Path,
+    *,
+    base_folder: Path,
+    base_name: str,
+    items: ItemTable,
+    card: Card,
+    prompts: Mapping[str, Tensor],
+    tolerance: float = 1e-5,
+    factors: Tree | None = None,
+) -> float:
+    """Write what ``model`` has loaded as a PEFT folder and return the largest logit difference after a reload.
+
+    Fused directions become one adapter of rank K*r, ``A = [A_1; ...; A_K]``, ``B = [alpha_1 B_1, ..., alpha_K B_K]``
+    with ``lora_alpha = K*r``, which is the same update exactly; where K*r is above the shorter side of every layer, in
+    the smaller pairs of `fedecider.models.directions.compact`. ``base_folder`` is where the base model is saved now,
+    ``base_name`` what the adapter's config and card record: a hub name, or a path relative to ``folder``. ``prompts``
+    is a real training batch. ``factors`` are written instead when given (one pair per layer, any common rank): the
+    update that ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside
+    its place and renamed only after the check, so a wrong export never appears under its name.
+
+    Raises:
+        ValueError: the reloaded model's logits differ by more than ``tolerance`` times ``max(1, largest logit)``.
+    """
+    check_items(items)
+    scratch = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        written, tables = (
+            compact(fused_factors(model)) if factors is None else factors,
+            adapted_embeddings(model.get_base_model()),
+        )
+        save_peft_folder(written, scratch, base_name, family_of(model).task_type, tables)
+        write_items(scratch, items, card.prompt.end_token)
+        text = model_card(card, base_name, tuple(items.titles[:2]))
+        (scratch / "README.md").write_text(text, encoding="utf-8")
+        difference = reload_difference(model, scratch, base_folder, prompts)
+        if not difference <= tolerance:
+            raise ValueError(
+                f"got logits that differ by {difference:.2e} after reloading the adapter of {card.domain} onto "
+                f"{base_folder}, expected at most {tolerance:.0e}; pass the backbone that the adapters were trained on"
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return difference
+
+
+def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str, tables: Sequence[str] = ()) -> None:
+    """Write one LoRA pair per layer (any common rank, scaling 1) in PEFT's own file format; ``task_type`` is PEFT's.
+
+    ``tables``: embeddings that get the pair of the output as well, in PEFT's form of it: ``dE = (B_e A_e)^T`` with
+    ``A_e = B^T`` (R, V) and ``B_e = A^T`` (D, R).
+    """
+    names = module_names(factors)
+    rank = factors[f"{names[0]}.lora_a"].shape[0]
+    check_pairs(factors, rank)
+    state = {}
+    for name in names:
+        state[f"base_model.model.{name}.lora_A.weight"] = factors[f"{name}.lora_a"].float().contiguous()
+        state[f"base_model.model.{name}.lora_B.weight"] = factors[f"{name}.lora_b"].float().contiguous()
+    for table in tables:
+        state[f"base_model.model.{table}.lora_embedding_A"] = factors[f"{HEAD}.lora_b"].float().t().contiguous()
+        state[f"base_model.model.{table}.lora_embedding_B"] = factors[f"{HEAD}.lora_a"].float().t().contiguous()
+    save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=rank,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=sorted({name.rsplit(".", 1)[-1] for name in (*names, *tables)}),
+        task_type=TaskType(task_type),
+        base_model_name_or_path=base_name,
+        inference_mode=True,
+    )
+    config.save_pretrained(str(folder))
+
+
+def check_pairs(factors: Tree, rank: int) -> None:
+    """``ValueError`` for factors that are no pair of matrices of ``rank``, such as the empty ones of ZeRO-3."""
+    for name in module_names(factors):
+        shape_a, shape_b = (tuple(factors[f"{name}.{factor}"].shape) for factor in FACTORS)
+        sound = len(shape_a) == len(shape_b) == 2 and shape_a[0] == shape_b[1] == rank and 0 not in (*shape_a, *shape_b)
+        if not sound:
+            raise ValueError(
+                f"got adapters of shapes {shape_a} and {shape_b} for {name}, expected ({rank}, inputs) and (outputs, "
+                f"{rank}); gather partitioned parameters before they are read"
+            )
+
+
+@torch.no_grad()
+def reload_difference(model: PeftModel, folder: Path, base_folder: Path, prompts: Mapping[str, Tensor]) -> float:
+    """Largest absolute logit difference between ``model`` and what plain transformers + peft load, in fp32.
+
+    Divided by the largest logit where that exceeds 1. Infinite when either side is not finite.
+    """
+    device = next(model.parameters()).device
+    family = family_of(model)
+    inputs = {key: tensor.to(device) for key, tensor in family.plain_inputs(dict(prompts)).items()}
+    modes = {module: module.training for module in model.modules()}
+    expected = model.eval()(**inputs).logits.float()
+    for module, training in modes.items():
+        module.training = training
+    dtype, quantized = next(model.parameters()).dtype, loading_options(quantize_of(model), device)
+    auto_class = getattr(transformers, family.auto_class)
+    own: dict[str, Any] = {"trust_remote_code": False, "dtype": dtype, **quantized}
+    base = auto_class.from_pretrained(str(base_folder), use_safetensors=True, **own)
+    keep_trainable(base)
+    reloaded = load_adapter(base.to(device), folder).to(device).eval()
+    actual = reloaded(**inputs).logits.float()
+    if actual.shape != expected.shape or not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
+        return float("inf")
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
+def load_adapter(base: Any, folder: Path) -> PeftModel:
+    """``base`` with the adapter of a folder, as plain peft loads it, but never from a pickle or from the hub.
+
+    Raises:
+        ValueError: a file of the adapter is missing or damaged, or it does not fit ``base``.
+    """
+    config, weights = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    advice = "expected the adapter and the backbone of one run. Copy both together, or export again"
+    for path in (config, weights):
+        if not path.is_file():  # else peft looks for a pickle, and then on the hub
+            raise ValueError(f"no {path}, {advice}")
+    try:
+        with safe_open(weights, "pt") as file:
+            wanted = set(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"got a damaged {weights} ({error}), {advice}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # between two libraries
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # told below
+            warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # see attach_lora
+            warnings.filterwarnings("error", message="Unexpected keyword arguments")  # peft would drop them
+            model = PeftModel.from_pretrained(base, str(folder))
+        found = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, UserWarning, re.error) as error:
+        reason = str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+        raise ValueError(f"the adapter of {config} does not fit the backbone ({reason}), {advice}") from error
+    if found != wanted:
+        raise ValueError(f"{config} names other layers than {weights.name} holds ({min(found ^ wanted)}), {advice}")
+    return model
+
+
+def without_adapters(model: Any) -> Any:
+    """The backbone of ``model``, in place, with its own layers where those of peft's adapters stood."""
+    base = unwrap(model)
+    for path, layer in list(base.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            parent, _, name = path.rpartition(".")
+            setattr(base.get_submodule(parent), name, layer.get_base_layer())
+    if hasattr(base, "peft_config"):
+        del base.peft_config
+    return base

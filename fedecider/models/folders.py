@@ -1,0 +1,261 @@
+"""Files of a recommender: its inference config, prompt layout, checksums.
+
+It is written once, when a run hands over, into ``recommender.json`` beside the weights.
+
+``handover.json`` in the run folder: path below that folder -> SHA-256, for every file in ``backbone/`` and
+``adapters/``. Plain transformers and peft do not read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedecider.data.store import file_sha256
+from fedecider.federation.record import read_json, write_json
+from fedecider.models.export import PromptLayout
+from fedecider.running.options import from_plain
+from fedecider.running.run_folder import RunFolder, as_plain, damage_names, damaged, read_object, read_run
+from idgen.backbones.families import family_of
+from idgen.item_ids import KeywordConfig
+from idgen.precision import Quantize
+from idgen.prompts import SampleConfig, load_templates, split_wording
+from idgen.ranking import RankingConfig
+from idgen.samples import Task
+
+# ``run.json`` of a run of the LLM track.
+
+
+def read_llm_run(root: Path) -> dict[str, Any]:
+    """``run.json`` with settings of the LLM track.
+
+    Raises:
+        FileNotFoundError: ``root`` is not a run folder.
+        ValueError: it holds a run of the embedding track, or its record is damaged.
+    """
+    record = read_run(root)
+    if "ranking" not in record["config"]:
+        embedding = "training" in record["config"]
+        kind = "of the embedding track" if embedding else "without a language model"
+        where = "results.md and report.html" if embedding else "results.md"
+        raise ValueError(f"got {root}, a run {kind}, expected one of the LLM track: its results are in {where}")
+    if not isinstance(record.get("data"), dict):
+        raise damaged(RunFolder(root).record, "no block data")
+    return record
+
+
+# What a recommender has to know beside its weights: how it is asked, and what its card says of the run it is
+# from.
+
+RECIPE_FILE = "recommender.json"
+FIELDS = {"domain": str, "samples": dict, "ranking": dict, "keywords": dict, "text_encoder": str}
+FIELDS |= {"quantize": str, "alpha": dict, "facts": dict}
+
+
+class Recipe(NamedTuple):
+    """How one domain's model is asked."""
+
+    domain: str
+    samples: SampleConfig
+    ranking: RankingConfig
+    keywords: KeywordConfig
+    """How the ID of an item that comes later is made of its text."""
+    text_encoder: str
+    quantize: Quantize
+    """Format of the backbone's linear layers while the adapter was trained."""
+    alpha: Mapping[str, float]
+    """Fusion weight of the client for every domain, the mean over layers; empty for methods without."""
+    facts: Mapping[str, Any] = {}
+    """What the card says of the run (`fedecider.experiment.results`); empty where nothing is known."""
+
+    @property
+    def alpha_shares(self) -> dict[str, float]:
+        """Each domain's share of the absolute fusion weights; empty for methods without."""
+        total = sum(map(abs, self.alpha.values())) or 1.0
+        return {name: abs(alpha) / total for name, alpha in self.alpha.items()}
+
+
+def recipe_of_run(folder: RunFolder, adapter: Path) -> Recipe:
+    """The recipe of one adapter of a run, with a text encoder in a folder as the run has it.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: it is one of the embedding track, or a file is damaged; the message names it.
+    """
+    record = read_llm_run(folder.root)
+    with damage_names(folder.record):
+        encoder = str(record["config"]["run"]["pretrain"]["text_encoder"])
+    return read_recipe(adapter)._replace(text_encoder=encoder)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe in an adapter's folder.
+
+    Raises:
+        ValueError: there is none, or it is damaged; the message names the file.
+    """
+    path = folder / RECIPE_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"got {folder} without {RECIPE_FILE}, expected a run folder, or a folder that a run or save_pretrained "
+            "wrote: how the adapter is asked stands there. Give the run folder"
+        )
+    content = read_object(path, FIELDS)
+    with damage_names(path):
+        if not is_plain_name(content["domain"]):
+            raise ValueError(f"domain {content['domain']!r:.60}, which cannot be the name of a folder")
+        alpha = {str(name): float(value) for name, value in content["alpha"].items()}
+        if not all(map(math.isfinite, alpha.values())):
+            raise ValueError("weights that are no finite numbers")
+    return Recipe(
+        content["domain"],
+        from_plain(SampleConfig, content["samples"], f"samples in {path}"),
+        from_plain(RankingConfig, content["ranking"], f"ranking in {path}"),
+        from_plain(KeywordConfig, content["keywords"], f"keywords in {path}"),
+        content["text_encoder"],
+        content["quantize"],
+        alpha,
+        content["facts"],
+    )
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether ``name`` can be that of a folder inside another one, and leads nowhere else."""
+    return bool(name) and not name.startswith(".") and name.isprintable() and not set(name) & set("/\\:")
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> Path:
+    """Write ``recommender.json`` into ``folder``; of a text encoder in a folder of this machine, the name alone."""
+    encoder = recipe.text_encoder
+    named = recipe._replace(text_encoder=Path(encoder).name if Path(encoder).is_dir() else encoder)
+    write_json(folder / RECIPE_FILE, {name: as_plain(value) for name, value in named._asdict().items()})
+    return folder / RECIPE_FILE
+
+
+def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The table of the card."""
+    clients, public = data["clients"], data["public"]
+    return [
+        ("source", str(data["source"])),
+        ("items", str(data["items"])),
+        ("users of the client", f"{clients['users']}, {clients['events']} events"),
+        (
+            "public users, on whom the backbone was trained",
+            f"{public['users']}, {public['events']} events" if public["users"] else "none",
+        ),
+        ("split", str(data["split"])),
+    ]
+
+
+def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) -> list[str]:
+    """What the adapter has seen, what bounds what it tells of users, and what the folder holds of them."""
+    method, others = facts["method"], [name for name in facts["clients"] if name != domain]
+    if method == "centralised":
+        seen = f"It was trained on the events of all clients together: {', '.join(facts['clients'])}."
+    else:
+        users = f"the {facts['num_users']} users of `{domain}`"
+        seen = f"It was trained on events of {users}; the last two of each were held out."
+    lines = [seen]
+    if method not in ("centralised", "local") and others:
+        lines.append(
+            f"What the clients {', '.join(others)} sent in the rounds is part of it, and may be read off it: updates, "
+            "no events."
+        )
+    lines += facts["privacy"] or [
+        "Differential privacy was not used: there is no bound (epsilon) on what the adapter tells of a single user."
+    ]
+    lines.append(
+        "The client's private memory is inside (`memory/`): it holds counts of real users. Do not share this folder."
+        if memory_inside
+        else "The client's private memory, counts of real users, is not in this folder."
+    )
+    return [*lines, "`item_ids.json` holds the keys and titles of the whole catalogue, and nothing of users."]
+
+
+# What a model card says about prompts, taken from a task and the settings of decoding.
+
+WITHOUT_USER = 1
+"""The wording of template 0 for an unknown user, in the tables of `idgen.segments.PromptParts`."""
+
+
+def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str) -> PromptLayout:
+    """The prompt of template 0 for an unknown user, as `idgen.samples.encode_histories` writes it for ``model``."""
+    samples, parts, family = task.config, task.parts, family_of(model)
+    before, after = split_wording(load_templates(samples.templates)[0].no_user, catalogue)
+
+    def tokens(segments: Any) -> tuple[int, ...]:
+        starts = [(int(parts.segments.start_G[one]), int(parts.segments.length_G[one])) for one in segments]
+        return tuple(int(token) for start, length in starts for token in parts.segments.token_F[start : start + length])
+
+    return PromptLayout(
+        before=" ".join(before),
+        after=" ".join(after),
+        separator=None if samples.is_row else samples.separator,
+        end_token=task.trie.eos_token_id,
+        max_history=samples.shown_history,
+        newest_first=samples.newest_first,
+        max_tokens=samples.max_source_tokens,
+        num_beams=ranking.num_beams,
+        length_penalty=ranking.length_penalty,
+        prior_weight=ranking.prior_weight,
+        auto_class=family.auto_class,
+        continues_prompt=family.continues_prompt,
+        before_tokens=tokens(parts.before_PL[WITHOUT_USER]),
+        separator_tokens=tokens(parts.separator_K[:1]),
+        after_tokens=tokens(parts.after_PL[WITHOUT_USER]),
+        longest_id=max(map(len, task.item_ids.token_ids)),
+    )
+
+
+# Checksums of everything that a run hands over, so that a changed file is refused instead of used.
+
+MANIFEST_FILE = "handover.json"
+ADVICE = (
+    "Copy backbone/ and adapters/ of the run again, or write them anew: scripts/federate.py --resume true with the "
+    "settings of the run"
+)
+
+
+def write_manifest(root: Path, parts: Sequence[Path]) -> Path:
+    """Hash every file in ``parts``, files or folders below ``root``, into ``root/handover.json``."""
+    hashes = {name: file_sha256(root / name) for part in parts for name in _names(root, part)}
+    write_json(root / MANIFEST_FILE, hashes)
+    return root / MANIFEST_FILE
+
+
+def verify_manifest(root: Path, parts: Sequence[Path], advice: str = ADVICE) -> None:
+    """See that ``parts``, files or folders below ``root``, are exactly what was handed over.
+
+    Raises:
+        ValueError: a file was changed, is missing or was added, or there are no checksums; the message names it.
+    """
+    path = root / MANIFEST_FILE
+    try:
+        expected = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"got no checksums in {path} ({error}), expected those of the hand-over. {advice}") from error
+    if not isinstance(expected, dict) or not all(isinstance(value, str) for value in expected.values()):
+        raise ValueError(f"got a damaged {path}, expected a checksum for every file. {advice}")
+    for part in parts:
+        own = part.relative_to(root).as_posix()
+        wanted = {name for name in expected if name == own or name.startswith(f"{own}/")}
+        found = set(_names(root, part))
+        if not wanted:
+            raise ValueError(f"got no checksums of {part} in {path}, expected those of the hand-over. {advice}")
+        for name in sorted(wanted | found):
+            if name not in found:
+                raise ValueError(f"{root / name} is missing, expected it as it was handed over. {advice}")
+            if name not in wanted:
+                raise ValueError(f"{root / name} was not handed over with the run; remove it. {advice}")
+            if file_sha256(root / name) != expected[name]:
+                raise ValueError(f"{root / name} was changed after the export, expected it unchanged. {advice}")
+
+
+def _names(root: Path, part: Path) -> Iterator[str]:
+    """A file, or the files below a folder, as paths below ``root``, without hidden ones, which nobody reads."""
+    for path in [part] if part.is_file() else sorted(part.rglob("*")):
+        name = path.relative_to(root)
+        if path.is_file() and not any(word.startswith(".") for word in name.parts):
+            yield name.as_posix()

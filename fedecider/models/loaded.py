@@ -1,0 +1,679 @@
+"""A recommender as it is loaded from a folder: where it lies, new items, how it ranks.
+
+Nothing of a folder is trusted: only JSON and safetensors are read, and files that have checksums are compared first.
+
+A small decoder starts with the vectors of item texts for a table, one row for the one token of each item. A later item
+gets the row that its text would have had: the same encoder, mean and basis, kept by stage 1. Adapters change nothing of
+it: their rows for it are zero.
+
+No model is loaded, and no library of models imported, which would take most of the time.
+
+Shape legend: B histories, M items of each, K beams, S input tokens, B histories of a batch, K items of one.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from fedecider.bounds import Precision
+from fedecider.data.encoders import load_encoder
+from fedecider.data.store import file_sha256
+from fedecider.models.counts import new_contexts, popularity_probs, unit_vectors
+from fedecider.models.export import (
+    CONFIG_FILE,
+    ITEM_FILE,
+    LOCAL_BACKBONE,
+    WEIGHTS_FILE,
+    ItemTable,
+    load_adapter,
+    read_item_ids,
+)
+from fedecider.models.folders import (
+    ADVICE,
+    MANIFEST_FILE,
+    RECIPE_FILE,
+    Recipe,
+    read_llm_run,
+    read_recipe,
+    recipe_of_run,
+    verify_manifest,
+)
+from fedecider.models.histories import Answer, Items, Scored, check_k, recommendations
+from fedecider.models.hybrid import Histories, Memory, ModelScores, load_memory, rank, with_items
+from fedecider.models.item_texts import encoder_digest, load_projection
+from fedecider.running.run_folder import RunFolder, damage_names, read_object
+from idgen.decode import constrained_beam_search, stable_topk
+from idgen.item_ids import IdConfig, ItemIds, KeywordConfig, phrase_item_ids, unique_phrases
+from idgen.new_items import append_rows
+from idgen.precision import autocast
+from idgen.ranking import RankingConfig, trie_log_probs, with_prior
+from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
+from idgen.tokenizer import clean_words, known_phrases, with_phrases
+
+# The model as the memory asks it: log-probabilities of items, and its beams, for any histories.
+
+
+def model_scores(
+    model: Any, task: Task, ranking: RankingConfig, precision: Precision, device: torch.device
+) -> ModelScores:
+    """``model`` as it is loaded when it is asked. Where every ID is one token the whole catalogue costs one step."""
+    trie = task.trie.to(device)
+
+    def batches(histories: Histories) -> list[np.ndarray]:
+        """Histories of similar length together, so that prompts need little padding."""
+        order = np.argsort([len(items) for items in histories], kind="stable")
+        size = ranking.eval_batch_size
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def prompts(histories: Histories, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
+        return input_ids_BS.to(device), attention_mask_BS.to(device)
+
+    def log_probs(histories: Histories, item_BM: Tensor, temperature: float) -> Tensor:
+        score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
+        for rows in batches(histories):
+            with autocast(device, precision):
+                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device), temperature)
+                score_BM[rows] = trie_log_probs(model, *asked).cpu()
+        return score_BM
+
+    def beams(histories: Histories, k: int) -> Tensor:
+        room = [ranking.beams_for(k, len(set(items)), len(trie)) if k else ranking.num_beams for items in histories]
+        item_BK = torch.full((len(histories), max(room)), -1)
+        for num_beams in sorted(set(room)):  # apart: nobody's answer depends on who else is asked for
+            alike = np.flatnonzero(np.array(room) == num_beams)
+            for part in batches([histories[row] for row in alike.tolist()]):
+                rows = alike[part]
+                with autocast(device, precision):
+                    asked = (*prompts(histories, rows), trie)
+                    found_BK, _ = constrained_beam_search(
+                        model, *asked, num_beams=num_beams, length_penalty=ranking.length_penalty
+                    )
+                item_BK[rows, :num_beams] = found_BK.cpu()
+        return item_BK
+
+    return ModelScores(log_probs, beams if trie.max_length > 1 else None)
+
+
+# Where a recommender is loaded from: a run folder, a folder that was handed over, or a name of the hub.
+
+BACKBONE_FOLDER, MEMORY_FOLDER = "backbone", "memory"
+"""Inside a folder that `save_pretrained` wrote."""
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, RECIPE_FILE)
+READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
+"""What is fetched from the hub: no code and no pickle."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SOURCES = (
+    "Give the folder that scripts/federate.py printed at its end, one that save_pretrained wrote, or a name of the hub"
+)
+ANEW = "Copy or download the whole folder again, or save it anew with save_pretrained"
+
+
+class Place(NamedTuple):
+    """The parts of one domain's recommender."""
+
+    domain: str
+    adapter: Path
+    backbone: Path
+    memory: Path | None
+    """The folder of the client's private memory; None where there is none."""
+    recipe: Recipe
+
+
+class Source(NamedTuple):
+    """Folders with recommenders of one or more domains."""
+
+    name: str
+    """As it was asked for."""
+    adapters: Mapping[str, Path]
+    """Domain -> folder of its adapter, in the order of their names."""
+    run: RunFolder | None
+    """The run that they are part of; None for a folder that stands for itself."""
+
+    @property
+    def domains(self) -> list[str]:
+        return list(self.adapters)
+
+    def choose(self, domain: str | None) -> str:
+        """``domain``, or the only one for None.
+
+        Raises:
+            ValueError: there are several and none was named.
+            FileNotFoundError: there is no such one.
+        """
+        if domain is None:
+            if len(self.adapters) == 1:
+                return self.domains[0]
+            raise ValueError(f"got no domain for {self.name}, expected one of {self.domains}. Name it")
+        if domain not in self.adapters:
+            raise FileNotFoundError(
+                f"no adapter for domain {domain!r} in {self.name}; found {self.domains}. Give one of these"
+            )
+        return domain
+
+    def place(self, domain: str) -> Place:
+        """The parts of a domain's recommender, after their checksums were compared.
+
+        Raises:
+            FileNotFoundError: there is no such domain, or no backbone.
+            ValueError: a file was changed since it was handed over, is missing or damaged; the message names it.
+        """
+        adapter = self.adapters[self.choose(domain)]
+        if self.run is not None:
+            memory = _memory(self.run.private / domain)
+            place = Place(domain, adapter, self.run.backbone, memory, recipe_of_run(self.run, adapter))
+        else:
+            recipe, backbone, root = read_recipe(adapter), _backbone(adapter), _root(adapter)
+            memory = _memory(adapter / MEMORY_FOLDER)
+            if memory is None and root != adapter:
+                memory = _memory(RunFolder(root).private / domain)
+            place = Place(domain, adapter, backbone, memory, recipe)
+        verify_place(place, self.run)
+        return place
+
+
+def find_source(source: str | Path, revision: str | None = None) -> Source:
+    """What ``source`` is: a run folder, one adapter in it, a folder that stands for itself, or a name of the hub.
+
+    ``revision``: branch, tag or commit of a hub name. Under HF_HUB_OFFLINE=1 the local cache of the hub is asked alone.
+
+    Raises:
+        FileNotFoundError: there is no such folder or name.
+        ValueError: a folder that holds no recommender, or ``revision`` with a folder.
+    """
+    path, name = Path(source), str(source)
+    if not path.is_dir():
+        return _of_folder(_from_hub(name, revision).resolve(), name)
+    if revision is not None:
+        raise ValueError(f"got revision {revision!r} with the folder {name}, expected it with a hub name only")
+    return _of_folder(path.resolve(), name)
+
+
+def verify_place(place: Place, run: RunFolder | None) -> None:
+    """Compare the files of a recommender with their checksums, where there are some.
+
+    They are in the adapter's own folder, or beside ``adapters/`` and ``backbone/`` of a run or of a copy of one.
+
+    Raises:
+        ValueError: a file was changed since it was handed over, is missing or was added; the message names it.
+    """
+    adapter, root = place.adapter, _root(place.adapter)
+    if run is not None:
+        verify_manifest(run.root, [run.backbone, adapter])
+    elif (root / MANIFEST_FILE).is_file():
+        parts = [adapter] if root != adapter else [adapter / name for name in ADAPTER_FILES]
+        parts += [place.backbone] if place.backbone.is_relative_to(root) else []
+        parts += [place.memory] if place.memory is not None and root == adapter else []
+        verify_manifest(root, parts, ANEW if root == adapter else ADVICE)
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """File -> SHA-256 of what decides how a backbone computes: its configuration, weights and tokenizer."""
+    kept = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")
+    return {path.name: file_sha256(path) for pattern in kept for path in sorted(folder.glob(pattern))}
+
+
+def _of_folder(folder: Path, name: str) -> Source:
+    if RunFolder(folder).record.is_file():
+        read_llm_run(folder)
+        if not (found := _adapters(folder)):
+            raise ValueError(
+                f"got no adapter in {folder}, expected those of a finished run: it did not finish. Go on with it: "
+                f"scripts/federate.py --resume true --output {folder} and the settings of the run"
+            )
+        return Source(name, found, RunFolder(folder))
+    if (folder / CONFIG_FILE).is_file():
+        run = RunFolder(_root(folder))
+        if run.root != folder and run.record.is_file():
+            return Source(name, {folder.name: folder}, run)
+        return Source(name, {read_recipe(folder).domain: folder}, None)
+    if found := _adapters(folder):
+        return Source(name, found, None)
+    raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
+
+
+def _adapters(folder: Path) -> dict[str, Path]:
+    """Domain -> its folder, but hidden ones: an export that was broken off leaves its scratch."""
+    found = sorted(RunFolder(folder).adapters.glob("*"))
+    return {path.name: path for path in found if path.is_dir() and not path.name.startswith(".")}
+
+
+def _root(adapter: Path) -> Path:
+    """The folder that an adapter may name parts of: of the run, or of the copy of one, in whose ``adapters/`` it lies.
+
+    An adapter that lies elsewhere, or has checksums of its own, stands for itself.
+    """
+    run = RunFolder(adapter.parent.parent)
+    return run.root if adapter.parent == run.adapters and not (adapter / MANIFEST_FILE).is_file() else adapter
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The local copy of a model of the hub; fetched where it is not there and the network may be used."""
+    if not HUB_NAME.fullmatch(name):
+        raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(READ_FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FileNotFoundError(
+            f"{_no_run(name)}, and no model of that name from the hub ({reason}). {SOURCES}"
+        ) from error
+
+
+def _no_run(name: str) -> str:
+    return f"no run in {name} (expected {RunFolder(Path(name)).record})"
+
+
+def _backbone(adapter: Path) -> Path:
+    """The folder of the backbone that an adapter names: in its own folder, in that of its run, or on the hub.
+
+    What an adapter names is not trusted: it leads nowhere else on this machine.
+    """
+    config = adapter / CONFIG_FILE
+    named = read_object(config, {"base_model_name_or_path": str})["base_model_name_or_path"]
+    missing = f"no backbone {named!r:.100} for the adapter in {adapter}, expected "
+    if named in (BACKBONE_FOLDER, LOCAL_BACKBONE):
+        root, found = _root(adapter), (adapter / named).resolve()
+        if not found.is_dir():
+            raise FileNotFoundError(f"{missing}a folder of that name. Copy the backbone with it")
+        if not found.is_relative_to(root):
+            raise ValueError(f"got a backbone outside of {root} in {config}, expected it inside. Copy it into place")
+        return found
+    if not HUB_NAME.fullmatch(named):
+        raise ValueError(
+            f"got base_model_name_or_path {named!r:.100} in {config}, expected {BACKBONE_FOLDER}, {LOCAL_BACKBONE} or "
+            "a name of the hub. Write one there"
+        )
+    try:
+        return _from_hub(named, None)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{missing}a name of the hub. Copy the backbone with it ({error})") from error
+
+
+def _memory(folder: Path) -> Path | None:
+    return folder if folder.is_dir() else None
+
+
+# Items that no training has seen: what they need is their texts.
+
+TEXT_FOLDER = "item_texts"
+"""In the backbone of a run: what gives later texts their vectors."""
+
+
+class NewItem(NamedTuple):
+    key: str
+    title: str
+    text: str
+    """As the item texts of prepared data: ``title: ...; brand: ...``; letter case and line breaks do not matter."""
+
+
+class NewTexts(NamedTuple):
+    """How a run reads the texts of its items."""
+
+    projection: Path
+    encoder: str
+    """The name in the run's settings."""
+    keywords: KeywordConfig
+    prompts: Sequence[str] = ()
+    """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
+
+
+class Added(NamedTuple):
+    """What goes with a model that has new items."""
+
+    tokenizer: PreTrainedTokenizerBase
+    table: ItemTable
+    memory: Memory | None
+
+
+def read_new_items(path: Path) -> list[NewItem]:
+    """The items of a .csv or .jsonl file with ``key``, ``title`` and ``text``.
+
+    Raises:
+        ValueError: another kind of file, one that cannot be read, a missing or surplus field, or no item.
+    """
+    fields = NewItem._fields
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ValueError(f"got new items in {path}, expected a .csv or .jsonl file with {', '.join(fields)}")
+    found = []
+    with _opened(path) as file:
+        try:
+            lines = (
+                csv.DictReader(file) if path.suffix == ".csv" else (json.loads(line) for line in file if line.strip())
+            )
+            for number, line in enumerate(lines, 1):
+                given = line if isinstance(line, dict) else {}
+                if None in given:  # where csv puts what is too much
+                    raise ValueError(f"entry {number} has more fields than the header; quote texts that hold commas")
+                values = [value for field in fields if isinstance(value := given.get(field), str)]
+                if len(values) < len(fields):
+                    raise ValueError(f"entry {number} has not all of them as texts")
+                found.append(NewItem(*values))
+            if not found:
+                raise ValueError("it has no entry")
+        except (ValueError, RecursionError, csv.Error) as error:
+            raise ValueError(f"got new items in {path}, expected {', '.join(fields)} in each entry: {error}") from error
+    return found
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open(encoding="utf-8-sig", newline="")  # with the mark that spreadsheets write, or without
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}), expected a file of new items") from error
+
+
+def as_new_item(item: NewItem | Mapping[str, str]) -> NewItem:
+    """A new item from a mapping with its fields. ``ValueError`` for anything else."""
+    given = item._asdict() if isinstance(item, NewItem) else item
+    fields = NewItem._fields
+    if (
+        not isinstance(given, Mapping)
+        or set(given) != set(fields)
+        or not all(isinstance(value, str) for value in given.values())
+    ):
+        raise ValueError(f"got the new item {item!r}, expected the texts {', '.join(fields)}, and no more")
+    return NewItem(**given)
+
+
+def add_items(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    items: ItemTable,
+    catalogue: str,
+    new_items: Sequence[NewItem],
+    texts: NewTexts,
+    memory: Memory | None = None,
+) -> Added:
+    """Add items to a loaded model, in place, behind the others.
+
+    Each gets a phrase of its text that is no token yet and in no prompt for its ID, and for its row what
+    `text_projection` of stage 1 makes of the text. Nothing is trained, and scores of other items before softmax stay
+    what they were. A memory gets them by their texts as well (`fedecider.models.hybrid.with_items`).
+
+    Raises:
+        ValueError: a key that is there already, an empty text, IDs of several tokens, a run that keeps no projection,
+            an encoder that is not the run's, or TF-IDF, which is fitted on all texts and cannot encode one more.
+    """
+    _check(items, new_items)
+    row_ND, unit_NE = _vectors(catalogue, [_clean(item.text) for item in new_items], texts)
+    keys = [item.key for item in new_items]
+    phrases = unique_phrases(
+        {catalogue: keys},
+        {catalogue: [_clean(item.text) for item in new_items]},
+        texts.keywords,
+        known_phrases(tokenizer) | _word_runs(texts.prompts),
+    )[catalogue]
+    longer = with_phrases(tokenizer, phrases)
+    ids = phrase_item_ids(keys, phrases, longer, IdConfig(max_id_tokens=1))
+    longer_memory = None if memory is None else with_items(memory, unit_NE)
+    append_rows(model, row_ND)
+    table = items._replace(
+        keys=[*items.keys, *keys],
+        titles=[*items.titles, *(item.title for item in new_items)],
+        id_texts=[*items.id_texts, *ids.texts],
+        token_ids=[*items.token_ids, *ids.token_ids],
+    )
+    return Added(longer, table, longer_memory)
+
+
+def _word_runs(texts: Sequence[str]) -> set[str]:
+    """Every run of words in ``texts``."""
+    rows = [clean_words(text) for text in texts]
+    return {" ".join(words[i:j]) for words in rows for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
+
+
+def _vectors(catalogue: str, texts: Sequence[str], settings: NewTexts) -> tuple[Tensor, np.ndarray]:
+    """(N, D) rows of the table, and (N, E) vectors of a memory."""
+    if not settings.projection.is_file():
+        raise ValueError(
+            f"got new items for a run without {settings.projection.name}, expected a decoder from "
+            "scratch (backbone.kind decoder): only there has an item without training a place"
+        )
+    projection, wanted = load_projection(settings.projection)
+    if wanted == "tfidf":
+        raise ValueError(
+            "got new items for a run with the text encoder tfidf, expected minilm or another sentence encoder: TF-IDF "
+            "is fitted on all texts, and another text would change the vectors of all. Run again with such a "
+            "pretrain.text_encoder"
+        )
+    found = encoder_digest(settings.encoder)
+    if found != wanted:
+        raise ValueError(
+            f"got the text encoder {found} ({settings.encoder}), expected {wanted}, with which the run was made: "
+            "vectors of two encoders say nothing of each other. Install that encoder, or put its folder in its place"
+        )
+    text_NE = load_encoder(settings.encoder).encode(texts).float()
+    unit_NE = unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
+    return projection.rows(catalogue, text_NE), unit_NE
+
+
+def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:
+    several = next(
+        (text for text, tokens in zip(items.id_texts, items.token_ids, strict=True) if len(tokens) > 1), None
+    )
+    if several is not None:
+        raise ValueError(
+            f"got new items for a run with item IDs of several tokens, such as {several!r}, expected one token each "
+            "(tokenizer_kind phrase): an item without training has no place among words"
+        )
+    known = set(items.keys)
+    for item in new_items:
+        if not item.key.strip() or item.key in known:
+            raise ValueError(
+                f"got the key {item.key!r} for a new item, expected one that no other item has. Leave out items of the "
+                "catalogue, and name each new one once"
+            )
+        known.add(item.key)
+        if not clean_words(item.text):
+            raise ValueError(
+                f"got the text {item.text!r} for the new item {item.key!r}, expected words: write its text"
+            )
+
+
+def _clean(text: str) -> str:
+    return " ".join(text.split()).lower()
+
+
+# One domain's model with its adapter on a backbone, its items and its memory: all that ranks.
+
+
+class Loaded(NamedTuple):
+    """One domain's model, ready to rank."""
+
+    source: Source
+    place: Place
+    model: PeftModel
+    tokenizer: Any
+    table: ItemTable
+    items: Items
+    task: Task
+    memory: Memory | None
+    """None where there is none, or it is not wanted."""
+    scores: ModelScores
+    """What the memory asks of the model."""
+    num_added: int
+    """Items that came after the training."""
+
+
+def adapted(
+    base: Any,
+    tokenizer: Any,
+    source: Source,
+    place: Place,
+    table: ItemTable,
+    device: torch.device,
+    wants_memory: bool,
+) -> Loaded:
+    """``base`` with the adapter of ``place``, ready to rank."""
+    memory = load_memory(place.memory, table.keys) if wants_memory and place.memory is not None else None
+    model = load_adapter(base, place.adapter).to(device).eval()
+    return ready_to_rank(source, place, model, tokenizer, table, memory, device)
+
+
+def ready_to_rank(
+    source: Source,
+    place: Place,
+    model: PeftModel,
+    tokenizer: Any,
+    table: ItemTable,
+    memory: Memory | None,
+    device: torch.device,
+) -> Loaded:
+    """``model`` with the trie of its items and what the memory asks of it."""
+    ranking = place.recipe.ranking
+    with damage_names(place.adapter / ITEM_FILE):
+        catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
+        task = catalogue_task(catalogue, item_ids, tokenizer, place.recipe.samples)
+    with model.disable_adapter():  # the student, whose prior counts for every client
+        task = with_prior(task, model, ranking.prior_weight, device)
+    scores = model_scores(model, task, ranking, "fp32", device)
+    items = Items(table.keys, table.titles)
+    return Loaded(source, place, model, tokenizer, table, items, task, memory, scores, 0)
+
+
+def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
+    """The item IDs of a hand-over. ``ValueError`` when one of them has a token that the tokenizer does not have."""
+    largest = max(token for tokens in table.token_ids for token in tokens)
+    if largest >= num_tokens:
+        raise ValueError(f"token {largest} of a tokenizer with {num_tokens} tokens")
+    return ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
+
+
+def check_same_base(now: Place, wanted: Place) -> None:
+    """``ValueError`` where an adapter was trained on another backbone than the one that is loaded."""
+    same_place = wanted.backbone.resolve() == now.backbone.resolve()
+    same_format = wanted.recipe.quantize == now.recipe.quantize
+    if not same_format or not (same_place or file_hashes(wanted.backbone) == file_hashes(now.backbone)):
+        raise ValueError(
+            f"got the adapter in {wanted.adapter}, which needs another backbone than the one in {now.backbone}, "
+            "expected one that was trained on it. Load it with from_pretrained"
+        )
+
+
+# The best items for histories of item numbers: under a model, and under a memory with it.
+
+
+def search(
+    model: Any, task: Task, ranking: RankingConfig, histories: Histories, k: int, drop_seen: bool
+) -> list[list[Scored]]:
+    """The k best items of each history under the model alone, by beam search.
+
+    Histories are searched together where they need the same number of beams, which has room for the items that may have
+    to be dropped; so nobody's answer depends on who else is asked for.
+    """
+    by_beams: dict[int, list[int]] = {}
+    for row, seen in enumerate(histories):
+        num_beams = ranking.beams_for(k, len(set(seen)), len(task.trie))
+        by_beams.setdefault(num_beams, []).append(row)
+    found: list[list[Scored]] = [[] for _ in histories]
+    device = next(model.parameters()).device
+    for num_beams, rows in by_beams.items():
+        rows.sort(key=lambda row: len(histories[row]))  # so that prompts need little padding
+        for start in range(0, len(rows), ranking.eval_batch_size):
+            batch = rows[start : start + ranking.eval_batch_size]
+            input_ids, attention_mask = encode_histories(task, [histories[row] for row in batch])
+            item_BK, score_BK = constrained_beam_search(
+                model,
+                input_ids.to(device),
+                attention_mask.to(device),
+                task.trie.to(device),
+                num_beams=num_beams,
+                length_penalty=ranking.length_penalty,
+            )
+            for row, items, scores in zip(batch, item_BK.tolist(), score_BK.tolist(), strict=True):
+                dropped = {-1, *(histories[row] if drop_seen else ())}
+                ranked = [Scored(item, score, {}) for item, score in zip(items, scores, strict=True)]
+                found[row] = [one for one in ranked if one.item not in dropped][:k]
+    return found
+
+
+def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: int) -> list[Scored]:
+    """The k best items behind the words of the prompt alone, without what a prior takes off.
+
+    Raises:
+        ValueError: the templates have no words but the history.
+    """
+    device = next(model.parameters()).device
+    input_ids, attention_mask = empty_prompt(task)
+    item_1K, score_1K = constrained_beam_search(
+        model,
+        input_ids.to(device),
+        attention_mask.to(device),
+        task.trie.scored(None).to(device),
+        num_beams=ranking.beams_for(k, 0, len(task.trie)),
+        length_penalty=ranking.length_penalty,
+    )
+    found = zip(item_1K[0].tolist(), score_1K[0].tolist(), strict=True)
+    return [Scored(item, score, {}) for item, score in found if item >= 0][:k]
+
+
+def mix(memory: Memory, scores: ModelScores, histories: Histories, k: int) -> list[list[Scored]]:
+    """The k best items of each history in the mixture of a memory; items of the history are no candidates."""
+    found = []
+    for ranked in rank(memory, new_contexts(histories), scores, k):
+        prob_BK, place_BK = stable_topk(ranked.prob_BM, k)
+        item_BK = ranked.item_BM.gather(1, place_BK)
+        part_EBK = {name: part_BK.tolist() for name, part_BK in ranked.parts(place_BK).items()}
+        for row, (items, probs) in enumerate(zip(item_BK.tolist(), prob_BK.tolist(), strict=True)):
+            found.append(
+                [
+                    Scored(item, math.log(prob), _shares({name: part[row][place] for name, part in part_EBK.items()}))
+                    for place, (item, prob) in enumerate(zip(items, probs, strict=True))
+                    if prob > 0.0
+                ]
+            )
+    return found
+
+
+def _shares(parts: dict[str, float]) -> dict[str, float]:
+    total = sum(parts.values())
+    return {name: part / total for name, part in parts.items()}
+
+
+# The most popular items of a domain, for those who say nothing of what they like: from the counts of the memory
+# alone.
+
+POPULARITY = "popularity"
+NO_HISTORY_MEMORY = "no history was given: the items with most events in the counts of the memory"
+
+
+def most_popular(memory: Memory, k: int) -> list[Scored]:
+    """The k items with most events in the counts of a memory, whoever asks."""
+    prob_I = popularity_probs(memory.counts)
+    best = np.argsort(-prob_I, kind="stable")[:k]
+    return [Scored(int(item), math.log(prob_I[item]), {POPULARITY: 1.0}) for item in best]
+
+
+def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, Answer] | None:
+    """The domain, and what ``Recommender.from_pretrained(source, domain).recommend([], k)`` answers.
+
+    None where the source has no memory: then a model is needed.
+
+    Raises:
+        FileNotFoundError: there is no such source or domain.
+        ValueError: as `fedecider.models.recommender.Recommender.from_pretrained`, or k below 1.
+    """
+    check_k(k)
+    found = find_source(source)
+    place = found.place(found.choose(domain))
+    table = read_item_ids(place.adapter)
+    if place.memory is None:
+        return None
+    scored = most_popular(load_memory(place.memory, table.keys), k)
+    items = recommendations(scored, table.keys, table.titles)
+    return place.domain, Answer(items, (), place.recipe.alpha_shares, (NO_HISTORY_MEMORY,))

@@ -1,0 +1,578 @@
+"""A recommender in a folder that stands for itself, in the layout of model hubs, and its way to a hub.
+
+``adapter_config.json``, ``adapter_model.safetensors``, ``item_ids.json``, ``recommender.json`` and ``README.md`` (the
+card) lie in the folder itself, the backbone in ``backbone/``; ``handover.json`` has the checksums. The client's private
+memory is left out unless it is asked for by name; then it lies in ``memory/``.
+
+>>> rec = Recommender.from_pretrained("runs/demo", "crime")
+>>> for item in rec.recommend(["The Silent Harbour", "The Last Ledger"], k=10): print(item.title, item.score)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import RLock
+from typing import Any, overload
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor
+
+from fedecider.models.export import (
+    CONFIG_FILE,
+    INNER_BACKBONE,
+    ITEM_FILE,
+    WEIGHTS_FILE,
+    Card,
+    model_card,
+    read_item_ids,
+    without_adapters,
+)
+from fedecider.models.folders import (
+    MANIFEST_FILE,
+    RECIPE_FILE,
+    data_lines,
+    privacy_lines,
+    prompt_layout,
+    write_manifest,
+    write_recipe,
+)
+from fedecider.models.histories import (
+    Answer,
+    History,
+    HistoryItem,
+    Items,
+    Scored,
+    as_histories,
+    check_k,
+    recommendations,
+    resolve_history,
+)
+from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Memory, load_memory
+from fedecider.models.item_texts import PROJECTION_FILE
+from fedecider.models.loaded import (
+    ADAPTER_FILES,
+    BACKBONE_FOLDER,
+    HUB_NAME,
+    MEMORY_FOLDER,
+    NO_HISTORY_MEMORY,
+    TEXT_FOLDER,
+    Loaded,
+    NewItem,
+    NewTexts,
+    Place,
+    adapted,
+    add_items,
+    as_new_item,
+    check_same_base,
+    find_source,
+    mix,
+    most_popular,
+    ready_to_rank,
+    search,
+    search_without_history,
+    verify_place,
+)
+from fedecider.running.machine import checked_device
+from fedecider.running.run_folder import RunFolder, check_output, damage_names
+from idgen.backbone import cut_table, load_backbone
+from idgen.new_items import append_rows
+from idgen.prompts import prompt_texts
+from idgen.samples import Task
+from idgen.tokenizer import load_tokenizer
+
+# A recommender in a folder that stands for itself, in the layout of model hubs, and its way to a hub.
+
+CARD_FILE = "README.md"
+MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES: tuple[str, ...] = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+TOKENIZER_FILES += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model")
+"""Of a backbone's folder nothing else is copied."""
+OWN_FILES = (*ADAPTER_FILES, CARD_FILE, MANIFEST_FILE, f"{BACKBONE_FOLDER}/*", f"{MEMORY_FOLDER}/*")
+"""What an upload puts into a repository, and what of an earlier one it takes out."""
+assert INNER_BACKBONE == BACKBONE_FOLDER
+
+
+def save_folder(
+    place: Place,
+    run: RunFolder | None,
+    model: Any,
+    task: Task,
+    titles: tuple[str, ...],
+    folder: Path,
+    *,
+    include_memory: bool,
+    backbone_name: str,
+    published_name: str,
+    license: str,
+) -> Path:
+    """Write a folder that `fedecider.models.recommender.Recommender.from_pretrained` reads; returns it.
+
+    ``run``: the run that the recommender is of, if it is of one. ``titles``: examples for its program.
+    ``published_name``: the name under which hubs will know the folder, which its card gives as the place of the
+    backbone. It is written beside its place and renamed at the end, so a part of it never appears under its name.
+
+    Raises:
+        ValueError: ``folder`` is not empty or nothing may be written there, a memory is wanted where there is none, a
+            name is none of a hub, or a file was changed after it was loaded.
+    """
+    _check(folder, place, include_memory, backbone_name)
+    folder = folder.resolve()
+    verify_place(place, run)  # else the checksums of the new folder would be those of other files than were loaded
+    base = backbone_name or INNER_BACKBONE
+    scratch = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        for name in (WEIGHTS_FILE, ITEM_FILE):
+            shutil.copyfile(place.adapter / name, scratch / name)
+        config = json.loads((place.adapter / CONFIG_FILE).read_text(encoding="utf-8"))
+        text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True)
+        (scratch / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        write_recipe(place.recipe, scratch)
+        table = read_item_ids(scratch)
+        parts = [scratch / name for name in ADAPTER_FILES]
+        if not backbone_name:
+            parts.append(_copied(place.backbone, scratch / BACKBONE_FOLDER))
+        if include_memory and place.memory is not None:
+            load_memory(place.memory, table.keys)  # it may have been changed too
+            (scratch / MEMORY_FOLDER).mkdir(mode=0o700)
+            for name in (SETTINGS_FILE, TENSOR_FILE):
+                shutil.copyfile(place.memory / name, scratch / MEMORY_FOLDER / name)
+                (scratch / MEMORY_FOLDER / name).chmod(0o600)
+            parts.append(scratch / MEMORY_FOLDER)
+        with damage_names(place.adapter / RECIPE_FILE):
+            card = _card(place, model, task, include_memory, license)
+            text = model_card(card, base, titles, backbone_name or published_name)
+        (scratch / CARD_FILE).write_text(text, encoding="utf-8")
+        write_manifest(scratch, parts)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def push_folder(save: Any, api: Any, repo_id: str, private: bool, include_memory: bool, message: str) -> Any:
+    """Write a folder with ``save(folder)`` and upload it; returns what ``api.upload_folder`` does.
+
+    ``api``: an ``HfApi`` of huggingface_hub, or what has its ``create_repo``, ``model_info`` and ``upload_folder``.
+    Files of an earlier upload that the folder does not have are removed; the history of the repository keeps them.
+
+    Raises:
+        ValueError: no name of a hub, a memory for a repository that is not private, or ``private`` and the repository
+            is there and public.
+    """
+    refusal = (
+        f"got include_memory for the public {repo_id}, expected a private one: a memory holds counts of real users"
+    )
+    if not HUB_NAME.fullmatch(repo_id):
+        raise ValueError(f"got the hub name {repo_id!r}, expected one such as someone/books")
+    if include_memory and not private:
+        raise ValueError(refusal)
+    with tempfile.TemporaryDirectory() as place:
+        folder = save(Path(place) / "model")
+        api.create_repo(repo_id, repo_type="model", private=private, exist_ok=True)
+        if private and not api.model_info(repo_id).private:  # it was there already
+            public = f"got the public {repo_id}, expected a private one. Make it private, or name private=False"
+            raise ValueError(refusal if include_memory else public)
+        named = {"repo_id": repo_id, "repo_type": "model", "commit_message": message}
+        return api.upload_folder(folder_path=folder, delete_patterns=list(OWN_FILES), **named)
+
+
+def _check(folder: Path, place: Place, include_memory: bool, backbone_name: str) -> None:
+    check_output(folder)
+    if folder.resolve() == Path.cwd():
+        raise ValueError(f"got the folder {folder}, where the program works, expected a new one. Name one inside it")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"got the folder {folder}, which is not empty, expected a new one. Choose another name")
+    if include_memory and place.memory is None:
+        raise ValueError(
+            f"got include_memory for {place.domain}, which has no memory, expected one. Leave include_memory out"
+        )
+    if backbone_name and not HUB_NAME.fullmatch(backbone_name):
+        raise ValueError(f"got the backbone_name {backbone_name!r}, expected a name of the hub such as someone/books")
+
+
+def _copied(backbone: Path, target: Path) -> Path:
+    """The files of a backbone that are read, with what gives later items their place; returns ``target``."""
+    target.mkdir()
+    for pattern in (*MODEL_FILES, *TOKENIZER_FILES):
+        for path in sorted(backbone.glob(pattern)):
+            shutil.copyfile(path, target / path.name)
+    projection = Path(TEXT_FOLDER) / PROJECTION_FILE
+    if (backbone / projection).is_file():
+        (target / TEXT_FOLDER).mkdir()
+        shutil.copyfile(backbone / projection, target / projection)
+    return target
+
+
+def _card(place: Place, model: Any, task: Task, include_memory: bool, license: str) -> Card:
+    domain, recipe, facts = place.domain, place.recipe, place.recipe.facts
+    details: dict[str, Any] = {name: facts[name] for name in ("round", "lora_rank", "seed")}
+    if recipe.quantize != "none":
+        details["base while training and measuring"] = recipe.quantize
+    return Card(
+        method=facts["method"],
+        domain=domain,
+        prompt=prompt_layout(task, recipe.ranking, model, task.name),
+        alpha=recipe.alpha,
+        metrics=facts["export"] or {},
+        protocol=_protocol(facts),
+        license=license,
+        details=details,
+        intervals=facts["rows"],
+        data=data_lines(facts["data"]) if facts["data"] else (),
+        privacy=privacy_lines(facts, domain, include_memory),
+    )
+
+
+def _protocol(facts: Mapping[str, Any]) -> str:
+    text = f"{facts['protocol']}; {facts['num_users']} users of the client"
+    if facts["export"]:
+        text += ". The adapter was cut down to a lower rank: the second table is of what is in this folder"
+    return text + ". Rows with a memory need the client's private memory."
+
+
+# A recommender that was trained by a run, to use from Python.
+
+SEEN_STAYS_OUT = "the memory leaves out items of the history, also with exclude_seen false"
+NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
+
+
+class Recommender:
+    """Next items for histories of titles or item keys, by the adapter of one domain.
+
+    One object serves any number of threads, one call after the other.
+    """
+
+    def __init__(self, loaded: Loaded, num_tokens: int, device: torch.device, memory: bool) -> None:
+        """Made by `from_pretrained`. ``num_tokens``: of the backbone as it was handed over."""
+        self._loaded, self._num_tokens, self._device, self._memory = loaded, num_tokens, device, memory
+        self._lock = RLock()
+        self._broken = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        domain: str | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        memory: bool = True,
+        new_items: Sequence[NewItem | Mapping[str, str]] = (),
+        revision: str | None = None,
+    ) -> Recommender:
+        """The recommender of one domain.
+
+        Args:
+            source: A run folder, the folder of one adapter in it, a folder that `save_pretrained` wrote, or the name of
+                one on the hub. Under HF_HUB_OFFLINE=1 a name is looked up in the local cache of the hub alone.
+            domain: The domain; needed where the source has several.
+            device: The device, cpu or cuda.
+            memory: If true, rank with the client's private memory where the source has one.
+            new_items: Items that came after the training, see `add_items`.
+            revision: Branch, tag or commit of a hub name.
+
+        Raises:
+            FileNotFoundError: there is no such source or domain.
+            ValueError: a file was changed after the export or is damaged, the parts do not belong together, there is no
+                such device, no domain is named where there are several, or new items cannot be added.
+        """
+        device = checked_device(device)
+        found = find_source(source, revision)
+        place = found.place(found.choose(domain))
+        table = read_item_ids(place.adapter)
+        tokenizer = load_tokenizer(place.backbone)
+        base = load_backbone(place.backbone, tokenizer, place.recipe.quantize, device)
+        loaded = adapted(base, tokenizer, found, place, table, device, memory)
+        made = cls(loaded, len(tokenizer), device, memory)
+        if new_items:
+            made.add_items(new_items)
+        return made
+
+    @property
+    def domain(self) -> str:
+        return self._loaded.place.domain
+
+    @property
+    def domains(self) -> list[str]:
+        """All domains of the source."""
+        return self._loaded.source.domains
+
+    @property
+    def items(self) -> Items:
+        """The items that can be recommended, and how they are found by what people type."""
+        return self._loaded.items
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the client's private memory ranks beside the model."""
+        return self._loaded.memory is not None
+
+    @property
+    def alpha(self) -> dict[str, float]:
+        """Each domain's share of the absolute fusion weights; empty for methods without."""
+        return self._loaded.place.recipe.alpha_shares
+
+    @property
+    def num_beams(self) -> int:
+        """Beams of the search, at least; it takes more where k and the history need them."""
+        return self._loaded.place.recipe.ranking.num_beams
+
+    @property
+    def length_penalty(self) -> float:
+        return self._loaded.place.recipe.ranking.length_penalty
+
+    @property
+    def model(self) -> PeftModel:
+        """Backbone and adapter."""
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._loaded.tokenizer
+
+    @property
+    def task(self) -> Task:
+        """The catalogue as the model sees it: item IDs, their trie, the parts of prompts."""
+        return self._loaded.task
+
+    @overload
+    def recommend(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self, history: History, k: int = 10, exclude_seen: bool = True
+    ) -> Answer: ...
+
+    @overload
+    def recommend(self, history: Sequence[History], k: int = 10, exclude_seen: bool = True) -> list[Answer]: ...
+
+    def recommend(
+        self, history: History | Sequence[History], k: int = 10, exclude_seen: bool = True
+    ) -> Answer | list[Answer]:
+        """The k best next items for one history, or for each of many, which the model reads together.
+
+        A history is a list of titles or item keys, oldest first, as `Items.resolve` understands them. For an empty one
+        the most popular items of the memory's counts are taken; without a memory, what the model finds likely without a
+        history, where its prompts have words of their own. A history among many has the items that it has alone, and
+        their scores but for the rounding of sums. ``exclude_seen``: leave out items of the history; a memory always
+        does.
+
+        Raises:
+            ValueError: k below 1, an entry that is no item or may be several, or an empty history where nothing is
+                known without one.
+        """
+        check_k(k)
+        many, histories = as_histories(history)
+        with self._lock:
+            self._check_whole()
+            answers = self._answers(histories, k, exclude_seen)
+        return answers if many else answers[0]
+
+    def add_items(self, new_items: Sequence[NewItem | Mapping[str, str]]) -> None:
+        """Let items be recommended and stand in histories that came after the training, by their texts alone.
+
+        Each has ``key``, ``title`` and ``text``. The memory, which never counted one of them, knows their texts.
+
+        Raises:
+            ValueError: one of them cannot be added (`fedecider.models.loaded.add_items`); then none is.
+        """
+        with self._lock:
+            self._check_whole()
+            now, added = self._loaded, [as_new_item(item) for item in new_items]
+            if not added:
+                return
+            place = now.place
+            projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
+            catalogue, samples = now.table.catalogue or place.domain, place.recipe.samples
+            prompts = prompt_texts(samples.templates, samples.separator, [catalogue])
+            texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.keywords, prompts)
+            with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.memory)
+            ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
+            self._loaded = ready._replace(num_added=now.num_added + len(added))
+
+    def load_adapter(
+        self, source: str | Path, domain: str | None = None, *, revision: str | None = None
+    ) -> Recommender:
+        """Put another adapter in place, with its items and memory, on the backbone that is loaded; returns itself.
+
+        ``source``: a domain of the present source, or another source as for `from_pretrained`. Items that were added
+        are gone afterwards.
+
+        Raises:
+            FileNotFoundError: there is no such source or domain.
+            ValueError: as `from_pretrained`, or the adapter needs another backbone; what was loaded stays in place.
+        """
+        with self._lock:
+            self._check_whole()
+            now = self._loaded
+            if domain is None and str(source) in now.source.domains:
+                found, domain = now.source, str(source)
+            else:
+                found = find_source(source, revision)
+            place = found.place(found.choose(domain))
+            check_same_base(now.place, place)
+            table, tokenizer = read_item_ids(place.adapter), load_tokenizer(place.backbone)
+            self._broken = True  # until one of the two adapters is in place
+            weights = get_peft_model_state_dict(now.model, save_embedding_layers=False)
+            config = now.model.active_peft_config
+            base, added_ND = self._bare_base()
+            try:
+                self._loaded = adapted(base, tokenizer, found, place, table, self._device, self._memory)
+            except BaseException:
+                self._put_back(now, base, config, weights, added_ND)
+                self._broken = False
+                raise
+            self._broken = False
+        return self
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        include_memory: bool = False,
+        backbone_name: str = "",
+        license: str = "",
+        published_name: str = "",
+    ) -> Path:
+        """Write a folder that stands for itself, in the layout of model hubs; `from_pretrained` reads it again.
+
+        Args:
+            folder: A folder that is new or empty.
+            include_memory: If true, the client's private memory is inside: counts of real users.
+            backbone_name: The name of the hub under which the backbone is published; its files are left out then.
+            license: The license that the card names; none where it is not given.
+            published_name: The name of the hub that the folder will have: the card's ``base_model``, since the backbone
+                lies inside.
+
+        Raises:
+            ValueError: the folder is not empty, a memory is asked for where there is none, items were added, or a file
+                of the run is damaged; nothing is written then.
+        """
+
+        with self._lock:
+            self._check_whole()
+            now = self._loaded
+            if now.num_added:
+                raise ValueError(
+                    f"got a recommender with {now.num_added} items that came after the training, expected one without: "
+                    "save it before they are added, and add them again behind from_pretrained"
+                )
+            return save_folder(
+                now.place,
+                now.source.run,
+                now.model,
+                now.task,
+                now.items.titles[:2],
+                Path(folder),
+                include_memory=include_memory,
+                backbone_name=backbone_name,
+                published_name=published_name,
+                license=license,
+            )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = True,
+        include_memory: bool = False,
+        backbone_name: str = "",
+        license: str = "",
+        commit_message: str = "Add a recommender of FeDecider",
+        api: Any = None,
+    ) -> Any:
+        """Upload what `save_pretrained` writes to a repository of the hub, which is made if it is not there.
+
+        ``api``: an ``HfApi`` of huggingface_hub, for another endpoint or token. Returns its commit.
+
+        Raises:
+            ValueError: as `save_pretrained`; or a memory for a repository that is not private.
+            OSError: the hub refuses or cannot be reached.
+        """
+        from huggingface_hub import HfApi
+
+        def save(folder: Path) -> Path:
+            named: dict[str, Any] = {"backbone_name": backbone_name, "published_name": repo_id, "license": license}
+            return self.save_pretrained(folder, include_memory=include_memory, **named)
+
+        return push_folder(save, HfApi() if api is None else api, repo_id, private, include_memory, commit_message)
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise RuntimeError(
+                "got a recommender whose adapter could not be put back. Load it anew with from_pretrained"
+            )
+
+    def _put_back(self, now: Loaded, base: Any, config: Any, weights: dict[str, Tensor], added_ND: Tensor) -> None:
+        """The adapter that was there before, from memory: its files may have been changed or removed since."""
+        model = type(now.model)(without_adapters(base), config).to(self._device).eval()
+        fresh = get_peft_model_state_dict(model, save_embedding_layers=False)  # without the rows of added items
+        cut = {name: weights[name][tuple(map(slice, tensor.shape))] for name, tensor in fresh.items()}
+        set_peft_model_state_dict(model, cut)
+        if len(added_ND):
+            append_rows(model, added_ND)
+        kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.memory, self._device)
+        self._loaded = kept._replace(num_added=now.num_added)
+
+    def _bare_base(self) -> tuple[Any, Tensor]:
+        """The backbone as it was handed over, taken out of the model, and the rows of items that were added."""
+        base = without_adapters(self._loaded.model)
+        added_ND = base.get_input_embeddings().weight.detach()[self._num_tokens :].clone()
+        cut_table(base, self._num_tokens)
+        return base, added_ND
+
+    def _answers(self, histories: Sequence[History], k: int, exclude_seen: bool) -> list[Answer]:
+        loaded, memory = self._loaded, self._loaded.memory
+        count = len(histories)
+        resolved = [resolve_history(loaded.items, history, number, count) for number, history in enumerate(histories)]
+        seen = [[entry.number for entry in entries] for entries in resolved]
+        asked = [row for row, items in enumerate(seen) if items]
+        given, ranking = [seen[row] for row in asked], loaded.place.recipe.ranking
+        if memory is not None:
+            scored = mix(memory, loaded.scores, given, k)
+        else:
+            scored = search(loaded.model, loaded.task, ranking, given, k, exclude_seen)
+        found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))
+        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(memory, k)
+        answers = []
+        for row, entries in enumerate(resolved):
+            notes = [entry.note for entry in entries if entry.note]
+            if not entries:
+                notes.append(why)
+            elif memory is not None and not exclude_seen:
+                notes.append(SEEN_STAYS_OUT)
+            answers.append(self._answer(found.get(row, nobody), seen[row], notes))
+        return answers
+
+    def _without_history(self, memory: Memory | None, k: int) -> tuple[list[Scored], str]:
+        loaded = self._loaded
+        if memory is not None:
+            return most_popular(memory, k), NO_HISTORY_MEMORY
+        try:
+            return search_without_history(loaded.model, loaded.task, loaded.place.recipe.ranking, k), NO_HISTORY_MODEL
+        except ValueError as error:
+            raise ValueError(
+                "got an empty history, expected titles or item keys, oldest first: there is no memory that knows what "
+                f"is popular, and prompts of this model are empty without a history (templates "
+                f"{loaded.task.config.templates})"
+            ) from error
+
+    def _answer(self, scored: Sequence[Scored], seen: Sequence[int], notes: Sequence[str]) -> Answer:
+        keys, titles = self.items.keys, self.items.titles
+        return Answer(
+            items=recommendations(scored, keys, titles),
+            history=tuple(HistoryItem(keys[item], titles[item]) for item in seen),
+            alpha=self.alpha,
+            notes=tuple(notes),
+        )

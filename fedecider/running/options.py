@@ -1,0 +1,374 @@
+"""From YAML files, command lines and plain values to frozen settings and an exit code.
+
+0: done. 2: bad input, or work that did not fit into the memory, told in one line on stderr (what was got, what was
+expected, what to do). 130: interrupted.
+Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from argparse import SUPPRESS, Action
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import is_dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+from safetensors import SafetensorError
+
+from fedecider.bounds import is_out_of_memory
+
+# Reading YAML that somebody else wrote: its size, its nesting and what its aliases expand to are limited.
+
+PACKAGE = Path(__file__).resolve().parents[1]
+MAX_CHARACTERS = 100_000
+MAX_VALUES = 20_000
+"""Scalars, lists and blocks, an alias counted as all that it stands for."""
+MAX_DEPTH = 40
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def settings_file(path: str | Path) -> Path:
+    """``path``, or the file of that name that comes with the package: configs/demo.yaml is there in every folder."""
+    own = PACKAGE / path
+    return own if Path(path).parts[:1] == ("configs",) and not Path(path).exists() and own.is_file() else Path(path)
+
+
+def load_yaml(path: Path) -> Any:
+    """The content of a YAML file, which may be one of the package (:func:`settings_file`).
+
+    Raises:
+        ValueError: it cannot be read as text, is no YAML, or is larger than any file of settings.
+    """
+    path = settings_file(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"got {path}, which is not UTF-8 text ({error}), expected YAML. Save it as UTF-8") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}), expected a YAML file of settings") from error
+    check_yaml_size(text, str(path))
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+
+
+def check_yaml_size(text: str, source: str) -> None:
+    """Refuse ``text`` that would become huge when it is parsed; text that is no YAML passes.
+
+    Nothing is built: a few hundred characters of nested aliases can stand for terabytes.
+
+    Raises:
+        ValueError: too long, too deep, or too many values; the message names ``source``.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"got {source} with {len(text):,} characters, expected at most {MAX_CHARACTERS:,} of settings")
+    size_of: dict[str, int] = {}
+    open_values: list[tuple[str | None, int]] = [(None, 0)]
+
+    def add(anchor: str | None, size: int) -> None:
+        if anchor is not None:
+            size_of[anchor] = size
+        parent, total = open_values[-1]
+        open_values[-1] = (parent, total + size)
+
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.AliasEvent):
+                add(
+                    None, size_of.get(event.anchor or "", MAX_VALUES + 1)
+                )  # unknown: the alias stands inside its own anchor
+            elif isinstance(event, yaml.ScalarEvent):
+                add(event.anchor, 1)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                open_values.append((event.anchor, 1))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                add(*open_values.pop())
+            if len(open_values) > MAX_DEPTH or open_values[-1][1] > MAX_VALUES:
+                raise ValueError(
+                    f"got {source} with more than {MAX_VALUES:,} values (aliases counted as what they stand for) or "
+                    f"{MAX_DEPTH} levels, expected a file of settings. Write it without aliases"
+                )
+    except yaml.YAMLError:
+        return
+
+
+# How ``--help`` looks: what people set first, then titled groups; a value's type where the value goes.
+
+TYPES = {"str": "TEXT", "int": "INT", "float": "NUMBER", "dict": "BLOCK"}
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """``--seed INT  What it is. (default: 0)``; nothing is said of a default that is empty."""
+
+    def _get_default_metavar_for_optional(self, action: Action) -> str:
+        name = (self._get_type_str(action) or "").removesuffix(" | null")
+        return TYPES.get(name) or super()._get_default_metavar_for_optional(action)
+
+    def _get_help_string(self, action: Action) -> str:
+        if not hasattr(action, "_typehint") or action.default == SUPPRESS:
+            return super()._get_help_string(action)
+        return f"{action.help or ''} (default: %(default)s)"
+
+    def _expand_help(self, action: Action) -> str:
+        text = super()._expand_help(action)
+        for empty in (" (default: )", " (default: null)"):
+            text = text.removesuffix(empty)
+        return text
+
+
+def arrange(parser: ArgumentParser, common: Sequence[str], texts: Mapping[str, str]) -> None:
+    """Put the options ``common`` into the first group, in this order, and give options of ``texts`` that help text.
+
+    Groups of argparse hold their options in private lists; there is no other way to move one.
+    """
+    options = parser._optionals
+    first = parser.add_argument_group("What people set")
+    found = {}
+    for group in parser._action_groups:
+        for action in list(group._group_actions):
+            action.help = texts.get(action.dest, action.help)
+            if action.dest in common:
+                found[action.dest] = action
+                group._group_actions.remove(action)
+    first._group_actions.extend(found[name] for name in common if name in found)
+    options.title = "All commands"
+    last: list[Any] = [
+        options,
+        *(group for group in parser._action_groups if group.title == "default config file locations"),
+    ]
+    others: list[Any] = [group for group in parser._action_groups if group not in (first, *last)]
+    parser._action_groups = [first, *others, *last]
+
+
+# From a command line to frozen configs and an exit code; all scripts go through ``run``.
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+INPUT_ERRORS = (ValueError, OSError, EOFError, ImportError, SafetensorError)
+
+
+def build_parser(
+    description: str,
+    *config_classes: type,
+    default_config: Path | None = None,
+    common: Sequence[str] = (),
+    texts: Mapping[str, str] = {},
+) -> ArgumentParser:
+    """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``.
+
+    ``common`` names the options that ``--help`` shows first; ``texts`` replaces help texts, by option. To read the
+    classes' docstrings takes a tenth of a second, so this is done once a process; what is returned is the caller's own.
+
+    Raises:
+        ValueError: two classes have a field of the same name, such as one of a method from outside.
+    """
+    parser = deepcopy(_parser(description, config_classes, default_config, tuple(common), tuple(texts.items())))
+    parser.prog = Path(sys.argv[0]).name  # of this call, not of the first one
+    return parser
+
+
+@lru_cache(maxsize=64)
+def _parser(
+    description: str,
+    config_classes: tuple[type, ...],
+    default_config: Path | None,
+    common: tuple[str, ...],
+    texts: tuple[tuple[str, str], ...],
+) -> ArgumentParser:
+    owners: dict[str, type] = {}
+    for config_class in config_classes:
+        for name in config_class.__dataclass_fields__:  # type: ignore[attr-defined]
+            if owners.setdefault(name, config_class) is not config_class:
+                raise ValueError(
+                    f"got the setting {name} in {config_class.__name__}, expected another name: "
+                    f"{owners[name].__name__} has it already"
+                )
+    parser = ArgumentParser(
+        description=description,
+        usage="%(prog)s [--config FILE] [--OPTION VALUE ...]",
+        default_config_files=[str(default_config)] if default_config else [],
+        parser_mode="yaml",
+        exit_on_error=False,
+        allow_abbrev=False,  # peek would not see a shortened option
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "--config",
+        action=ActionConfigFile,
+        help="A YAML file of settings; configs/demo.yaml and its like come with the package. Later options win.",
+    )
+    for config_class in config_classes:
+        parser.add_class_arguments(config_class, as_group=True)
+    arrange(parser, common, dict(texts))
+    return parser
+
+
+def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: type) -> list[Any]:
+    """Parsed and checked instances of ``config_classes``.
+
+    Raises:
+        ValueError: an unknown key or a bad value, on the command line or in the file of ``--config``.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        check_yaml_size(word, "an argument")
+    if sum(word.partition("=")[0] == "--config" for word in words) > 1:
+        raise ValueError("got --config twice, expected one file; options on the command line change single settings")
+    config = peek(words, "config")
+    if config:
+        check_config(Path(config), *config_classes)
+        place = words.index("--config") + 1 if "--config" in words else words.index(f"--config={config}")
+        words[place] = words[place].replace(config, str(settings_file(config)))
+    with _one_line_errors():
+        values = parser.parse_args(words)
+        return [_instance(parser, values, config_class) for config_class in config_classes]
+
+
+def check_config(path: Path, *config_classes: type) -> None:
+    """Refuse what jsonargparse would drop or stumble over in a file of settings: a block or a value that is none.
+
+    Raises:
+        ValueError: the file is no YAML with names and values, or a field of ``config_classes`` in it has no value, or
+            one that is no block where a block is expected.
+    """
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"got {path} with {_short(content)}, expected settings, such as num_rounds: 5")
+    if "config" in content:
+        raise ValueError(f"got config in {path}, expected it on the command line only: a file cannot name another one")
+    for config_class in config_classes:
+        check_blocks(content, config_class, str(path))
+
+
+def check_blocks(content: Mapping[Any, Any], config_class: type, source: str, prefix: str = "") -> None:
+    """Every field of ``config_class`` that ``content`` has must have a value, and a block where it is a dataclass."""
+    hints = get_type_hints(config_class)
+    for name, value in content.items():
+        if not isinstance(name, str):
+            raise ValueError(f"got the name {name!r} in {source}, expected text")
+        hint, full = hints.get(name.partition(".")[0]), f"{prefix}{name}"
+        if hint is None:
+            continue  # jsonargparse tells which names are not known
+        if "." in name:
+            raise ValueError(f"got {full} in {source}, expected a block: {name.partition('.')[0]}: {{...}}")
+        if isinstance(hint, type) and is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise ValueError(
+                    f"got {full} {_short(value)} in {source}, expected a block of settings, or leave it out"
+                )
+            check_blocks(value, hint, source, f"{full}.")
+        elif value is None and type(None) not in get_args(hint):
+            raise ValueError(f"got {full} without a value in {source}, expected one, or leave it out")
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What jsonargparse complains about, as a ``ValueError``."""
+    try:
+        yield
+    except (ArgumentError, OverflowError) as error:  # the second one where a whole number is too large for a float
+        raise ValueError(f"{str(error).rstrip('.')}. All options: --help") from error
+
+
+def _instance(parser: ArgumentParser, values: Any, config_class: type) -> Any:
+    values = parser.instantiate_classes(values)
+    return config_class(**{name: values[name] for name in field_names(config_class)})
+
+
+def field_names(config_class: type) -> list[str]:
+    """Names of the options of a dataclass of settings."""
+    return list(config_class.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def from_plain(config_class: type, values: Any, source: str = "the settings") -> Any:
+    """A checked ``config_class`` from nested plain values, such as those that ``run.json`` keeps.
+
+    Raises:
+        ValueError: they are not settings of that class; the message names ``source``.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"got {_short(values)} in {source}, expected a block of settings")
+    check_blocks(values, config_class, source)
+    parser = _plain_parser(config_class)
+    try:
+        with _one_line_errors():
+            return _instance(parser, parser.parse_object(values), config_class)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+@cache
+def _plain_parser(config_class: type) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(config_class)
+    return parser
+
+
+def peek(argv: Sequence[str], name: str, default: str = "") -> str:
+    """The value that ``--name`` will have: from the words, else from the YAML file of ``--config``, else ``default``.
+
+    For options that decide which other options there are.
+    """
+    for position in reversed(range(len(argv))):
+        option, equals, value = argv[position].partition("=")
+        if option == f"--{name}":
+            return value if equals else argv[position + 1] if position + 1 < len(argv) else default
+    config = peek(argv, "config") if name != "config" else ""
+    if config and settings_file(config).is_file():
+        content = load_yaml(Path(config))
+        if isinstance(content, dict) and name in content:
+            return str(content[name])
+    return default
+
+
+def run(function: Callable[[], Any]) -> int:
+    """Call ``function`` and turn input errors and a full memory into one line on stderr and exit code 2."""
+    _quiet_libraries()
+    try:
+        function()
+    except (*INPUT_ERRORS, MemoryError, RuntimeError) as error:
+        full = is_out_of_memory(error)
+        if os.environ.get("FEDECIDER_TRACEBACK") == "1" or not (full or isinstance(error, INPUT_ERRORS)):
+            raise
+        text = str(error) or type(error).__name__
+        print(f"error: {_out_of_memory(text) if full else _one_line(text)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; a run goes on with --resume true", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _out_of_memory(text: str) -> str:
+    return (
+        f"out of memory ({_one_line(text, 200)}), expected work that fits. Lower batch_size; of a language model also "
+        "pretrain.train.batch_size, pretrain.samples.max_source_tokens, eval_batch_size or num_beams"
+    )
+
+
+def _one_line(text: str, length: int = 1000) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[:length]} ..."
+
+
+def _quiet_libraries() -> None:
+    """No bars for loading files of a few megabytes, and no warning that only a library's authors can act on."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers when it is imported
+    if "transformers" in sys.modules:  # importing it takes seconds, and the embedding track does without
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import Any
 
 _PLACES = {
-    "from_events": "fedecider.data",
-    "FederatedData": "fedecider.data",
-    "open_prepared": "fedecider.data",
-    "sample": "fedecider.data",
+    "from_events": "fedecider.data.frames",
+    "FederatedData": "fedecider.data.federated",
+    "open_prepared": "fedecider.data.federated",
+    "sample": "fedecider.data.federated",
     "federate": "fedecider.api",
     "compare": "fedecider.api",
     "load": "fedecider.api",

@@ -62,6 +62,8 @@ HOMES = {"crime": 0, "comics": 1, "children": 2}
 """Which third of the path a domain's readers know best."""
 TREND = 0.2
 NUM_NEW = 3
+SOURCE = "embedded sample"
+"""What its data cards name as their source."""
 
 
 class _Book(NamedTuple):
@@ -104,7 +106,7 @@ def _domain(name: str, seed: int) -> Domain:
         public=_events(name, seed, books, _numbered(f"{name}-public", NUM_PUBLIC), public=True),
         card={},
     )
-    settings = {"source": "embedded sample", "seed": seed}
+    settings = {"source": SOURCE, "seed": seed}
     domain.card.update(make_card(domain, settings=settings))
     return domain
 

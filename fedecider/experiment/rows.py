@@ -22,6 +22,7 @@ from fedecider.baselines.counts import (
     text_neighbour_scores,
 )
 from fedecider.data.domain import Domain
+from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, history, rank_held_out, train_part
@@ -371,13 +372,22 @@ def _example(domain: Domain, sequence: list[int], recommended: list[int], positi
 
 
 def run_opening(
-    record: Mapping[str, Any], metrics: Mapping[str, Any], num_rounds: int, alarms: Sequence[str] = ()
+    record: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    num_rounds: int,
+    alarms: Sequence[str] = (),
+    cards: Mapping[str, Mapping[str, Any]] = {},
 ) -> Opening:
-    """From ``run.json`` and ``metrics.json``; ``alarms`` are warnings that make the numbers doubtful."""
-    return opening(run_evidence(record, metrics, alarms), [_about(metrics, num_rounds)])
+    """From ``run.json``, ``metrics.json`` and data cards; ``alarms`` are warnings that make the numbers doubtful."""
+    return opening(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
 
 
-def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: Sequence[str] = ()) -> Evidence:
+def run_evidence(
+    record: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    alarms: Sequence[str] = (),
+    cards: Mapping[str, Mapping[str, Any]] = {},
+) -> Evidence:
     """What the files of a run say about the row that ``scripts/recommend.py`` recommends with."""
     domains = metrics["domains"]
     tests = {name: domain["test"] for name, domain in domains.items()}
@@ -397,7 +407,8 @@ def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: 
         valid=valid_means(metrics),
         num_clients=len(tests),
         chance=fmean(domain["chance_hit@10"] for domain in domains.values()),
-        planted=not record["config"]["run"]["data"],
+        planted=not record["config"]["run"]["data"]
+        or any(card.get("settings", {}).get("source") == SAMPLE for card in cards.values()),
         alarms=[*alarms, *note],
     )
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedecider.data.domain import Domain
+from fedecider.data.store import save_domains
 from fedecider.experiment.track import Track
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
@@ -28,7 +30,24 @@ from fedecider.running.launch import (
     track_results,
 )
 from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
+from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
+
+
+def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
+    """The folder of these domains in the cache, by their content; written where it is not there yet.
+
+    Raises:
+        ValueError: something else than domains, or none.
+    """
+    if not isinstance(data, Mapping) or not data or not all(isinstance(one, Domain) for one in data.values()):
+        raise ValueError(
+            f"got data of the type {type(data).__name__}, expected what fedecider.from_events gives, or a folder"
+        )
+    key = content_key({name: domain.content_hash() for name, domain in data.items()})
+    folder = cache / f"data-{key}"
+    if not folder.is_dir():
+        save_domains(dict(data), folder)
+    return folder
 
 
 class Round(NamedTuple):

@@ -220,6 +220,11 @@ EMBEDDING_CONTRACT: tuple[Callable[[EmbeddingBench], None], ...] = (
 )
 
 
+def bench_of(entry: Any, config: Any = None) -> tuple[EmbeddingBench, Sequence[Callable[[EmbeddingBench], None]]]:
+    """A method of the embedding track over tiny users, and the contract."""
+    return EmbeddingBench(entry, config), EMBEDDING_CONTRACT
+
+
 def check_reference(
     bench: EmbeddingBench,
     reference: Callable[[Federation, EmbeddingTraining, Any], Reference],

@@ -357,3 +357,14 @@ LLM_CONTRACT: tuple[Callable[[LlmBench], None], ...] = (
     another_rank,
     order_of_clients,
 )
+
+
+def bench_of(entry: Any, config: Any = None) -> tuple[LlmBench, Sequence[Callable[[LlmBench], None]]]:
+    """A method of the LLM track over tiny models, and the contract.
+
+    Raises:
+        ValueError: the method federates nothing.
+    """
+    if entry.pooled:
+        raise ValueError("got a method that pools the data of all clients, expected one that federates")
+    return LlmBench(entry, config), LLM_CONTRACT

@@ -18,7 +18,7 @@ from fedecider.federation.wire import take_row
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.fedecider import FedeciderConfig
 from fedecider.models.adapters import FACTORS, read_adapters
-from fedecider.testing import LLM_CONTRACT, LlmBench
+from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
 
 pytestmark = pytest.mark.whole
 

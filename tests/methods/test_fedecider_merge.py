@@ -21,7 +21,7 @@ from fedecider.models.adapters import (
     without_prefix,
 )
 from fedecider.models.directions import compact, normalise, projection_weights, update_norms
-from fedecider.testing import LLM_CONTRACT, LlmBench
+from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
 
 pytestmark = pytest.mark.whole
 

@@ -66,7 +66,7 @@ def options_of(command: str) -> list[str]:
     """The options that the help of a command names, in its order."""
     if command == "completion":
         return []
-    work, found = import_module(f"fedecider.commands.{command}").main, io.StringIO()
+    work, found = import_module(f"fedecider.cli.{command}").main, io.StringIO()
     for words in VARIANTS.get(command, ((),)):
         quiet = contextlib.redirect_stderr(io.StringIO())  # a command whose extra is not installed has no options
         with contextlib.redirect_stdout(found), quiet, contextlib.suppress(SystemExit):

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         return run(lambda: _unknown(command))
     sys.argv = [f"fedecider {command}", *options]  # what help texts call the program
-    module = import_module(f"fedecider.commands.{command}")
+    module = import_module(f"fedecider.cli.{command}")
     return int(module.main(options))
 
 

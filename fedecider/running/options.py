@@ -52,7 +52,8 @@ def load_yaml(path: Path) -> Any:
     """The content of a YAML file, which may be one of the package (:func:`settings_file`).
 
     Raises:
-        ValueError: it cannot be read as text, is no YAML, is larger than any file of settings, or names something twice.
+        ValueError: it cannot be read as text, is no YAML, is larger than any file of settings, or names
+            something twice.
     """
     path = settings_file(path)
     try:
@@ -103,7 +104,8 @@ def _named_twice(top: yaml.Node | None) -> tuple[str, int, int] | None:
                 if name in line_of:
                     return f"{prefix}{key.value}", line_of[name], line
                 line_of[name] = line
-            waiting.append((value, f"{prefix}{getattr(key, 'value', '')}."))
+            around = f"{key.value}." if isinstance(key, yaml.ScalarNode) else ""
+            waiting.append((value, f"{prefix}{around}"))
     return None
 
 

@@ -139,7 +139,7 @@ def test_a_wheel_from_the_archive_is_the_wheel_from_the_tree(archive, wheel, tmp
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The programs of a fresh environment with the wheel: other packages come from this one, the repository does not."""
+    """Programs of a fresh environment with the wheel; other packages are those of this one, without the repository."""
     place = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, capture_output=True)
     python = place / "bin" / "python"

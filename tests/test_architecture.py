@@ -36,7 +36,7 @@ ALLOWED = {
     "idgen": {BOUNDS, "fedecider.data", "fedecider.evaluation"},
     "distill": {BOUNDS, "idgen"},
     "embedding_fr": TRACK,
-    "fedecider.commands": {
+    "fedecider.cli": {
         *LLM,
         "fedecider.llm",
         "fedecider.id_based",

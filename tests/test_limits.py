@@ -146,12 +146,12 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
 
 
 def test_data_without_public_users_are_told_before_stage_1(tmp_path):
-    """What a backbone would be trained on; walks are a share of their samples."""
+    """What a backbone would be trained on, where there are no synthetic histories."""
     domains = {
         name: dataclasses.replace(domain, public=Events([], [], None))
         for name, domain in sample_domains(("crime", "comics")).items()
     }
-    settings = parse_settings("", ["--cache", str(tmp_path)])
+    settings = parse_settings("", ["--cache", str(tmp_path), "--pretrain.samples.walk_share", "0"])
     with pytest.raises(ValueError, match="got no public user in crime, comics, expected some"):
         pretrain_stage(settings.run, domains, torch.device("cpu"), quiet=True)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []

@@ -336,11 +336,7 @@ def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBa
 def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
     """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
     settings, catalogues = config.pretrain, by_catalogue(domains)
-    if not any(domain.public.users for domain in catalogues.values()):
-        raise ValueError(
-            f"got no public user in {', '.join(catalogues)}, expected some: the backbone is trained on them. Prepare "
-            "the data with public_users_per_domain or public_share, or name domains that have some in public_domains"
-        )
+    _check_public(settings, catalogues)
     source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
@@ -368,6 +364,24 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     tasks = public_tasks(domains, ids, tokenizer, settings)
     model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)
     return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
+
+
+def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
+    """Refuse settings under which the backbone would have nothing to learn from."""
+    if any(domain.public.users for domain in catalogues.values()):
+        return
+    who, phases = f"got no public user in {', '.join(catalogues)}", settings.alternating.num_phases
+    if phases > 0:
+        raise ValueError(
+            f"{who}, expected some with alternating.num_phases {phases}: the ID generator learns from them. Set "
+            "pretrain.alternating.num_phases to 0, or prepare the data with public users (public_share)"
+        )
+    if settings.samples.walk_share == 0.0:
+        raise ValueError(
+            f"{who}, expected some, or synthetic histories: the backbone has nothing else to learn from. Prepare the "
+            "data with public users (public_share), name domains that have some in public_domains, or set "
+            "pretrain.samples.walk_share above 0, such as 0.2"
+        )
 
 
 def _pretrain(

@@ -141,7 +141,10 @@ def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("source", str(data["source"])),
         ("items", str(data["items"])),
         ("users of the client", f"{clients['users']}, {clients['events']} events"),
-        ("public users, on whom the backbone was trained", f"{public['users']}, {public['events']} events"),
+        (
+            "public users, on whom the backbone was trained",
+            f"{public['users']}, {public['events']} events" if public["users"] else "none",
+        ),
         ("split", str(data["split"])),
     ]
 

@@ -286,7 +286,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: t
 def _check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
     """``ValueError`` for an option that there is not, or a name that there is not in an option's block."""
     options = _options(parser)
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         name = option.removeprefix("--").removesuffix("+")
         if not option.startswith("--") or not name:

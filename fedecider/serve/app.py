@@ -1,7 +1,5 @@
 """What goes in and out, as OpenAPI shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

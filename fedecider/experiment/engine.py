@@ -1,0 +1,206 @@
+"""The one engine: load, prepare, rounds, results; every track, `fedecider.federate` and the command line run on it.
+
+A track gives an `Experiment` (what is run, on which data), which prepares `Rounds` (a method, its clients, and what is
+written afterwards). Around them the engine opens the run folder, resumes, records, calls back, and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedecider.data.domain import Domain
+from fedecider.data.store import save_domains
+from fedecider.experiment.track import Track
+from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import Processes
+from fedecider.federation.record import Recorder
+from fedecider.federation.rounds import OnClients, RoundSettings, run_rounds, silent
+from fedecider.federation.state import RunState
+from fedecider.running.launch import (
+    Launch,
+    checked_run,
+    opened_together,
+    round_recorder,
+    round_teller,
+    start,
+    track_results,
+)
+from fedecider.running.progress import round_progress
+from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
+
+
+def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
+    """The folder of these domains in the cache, by their content; written where it is not there yet.
+
+    Raises:
+        ValueError: something else than domains, or none.
+    """
+    if not isinstance(data, Mapping) or not data or not all(isinstance(one, Domain) for one in data.values()):
+        raise ValueError(
+            f"got data of the type {type(data).__name__}, expected what fedecider.from_events gives, or a folder"
+        )
+    key = content_key({name: domain.content_hash() for name, domain in data.items()})
+    folder = cache / f"data-{key}"
+    if not folder.is_dir():
+        save_domains(dict(data), folder)
+    return folder
+
+
+class Round(NamedTuple):
+    """What a callback sees after a round."""
+
+    number: int
+    record: Mapping[str, Any]
+    """The line of ``rounds.jsonl``: validation metrics of each client, losses, bytes, seconds."""
+    state: RunState
+    """Tensors of server and clients after the round, and those of the best round so far; not to be changed."""
+    method: FederatedMethod
+    clients: Sequence[str]
+    """Names, in client order; empty where clients are single users."""
+
+    @property
+    def is_best(self) -> bool:
+        """Whether no round before had a better validation score."""
+        return self.state.best_round == self.number
+
+
+class Callback(Protocol):
+    """Anything that is called after each round, in every process; what is true ends the run after that round."""
+
+    def __call__(self, round: Round) -> Any: ...
+
+
+class EarlyStopping:
+    """Ends a run after ``patience`` rounds without a better validation score.
+
+    >>> stop = EarlyStopping(3)
+
+    Raises:
+        ValueError: ``patience`` is not a whole number of at least 1.
+    """
+
+    def __init__(self, patience: int = 3):
+        if not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"got patience {patience!r}, expected a whole number of rounds, at least 1")
+        self.patience = patience
+
+    def __call__(self, round: Round) -> bool:
+        return round.number - round.state.best_round >= self.patience
+
+
+class Rounds(NamedTuple):
+    """What the rounds of one run are made of, and what is done afterwards."""
+
+    method: FederatedMethod
+    blocks: Sequence[Block]
+    settings: RoundSettings
+    summarise: Callable[[list[Tensor]], list[dict[str, float]]]
+    """Positions of all clients -> metrics of each reported group."""
+    processes: Processes
+    """Where clients are trained."""
+    finish: Callable[[RunState, RunFolder], None]
+    """Reads the test items once, for the reported round, and writes every file but the records."""
+    names: Sequence[str] = ()
+    """Of the groups that ``summarise`` gives; empty where all clients are scored together."""
+    options: Mapping[str, Any] = {}
+    """Further arguments of `fedecider.federation.rounds.run_rounds`: packing, protection, faults, gathering."""
+    opened: Callable[[RunFolder], None] = lambda folder: None
+    """Writes down what was decided before the first round, by the main process."""
+
+
+class Experiment(NamedTuple):
+    """What is run on which data; everything that can be refused was checked when it was made."""
+
+    settings: Any
+    """Of the track: ``as_record()`` gives its blocks; ``run`` has output, resume, num_rounds, tracker."""
+    hashes: Mapping[str, str]
+    """Name -> hash of all that is read beside the settings."""
+    names: Sequence[str]
+    """Of clients or data, for the name of the run folder."""
+    prepare: Callable[[Launch, RunFolder | None], Rounds]
+    """Stages before the first round, and the method; the folder is that of a run that goes on."""
+    facts: Mapping[str, Any] = {}
+    """Further entries of ``run.json``."""
+
+
+def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = ()) -> Path:
+    """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
+    with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
+        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks)
+
+
+def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = ()) -> Path:
+    """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
+
+    Raises:
+        ValueError: the folder holds another run, or a stage finds settings that cannot be.
+    """
+    config = experiment.settings.run
+    root, record = checked_run(
+        experiment.settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts
+    )
+    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
+    rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
+    launch = launch._replace(processes=rounds.processes)
+    with opened_together(root, record, launch) as folder:
+        if launch.is_main:
+            rounds.opened(folder)
+        try:
+            with round_progress(config.num_rounds, launch.is_main) as on_clients:
+                state = train(
+                    rounds,
+                    recorder=round_recorder(folder, launch, getattr(config, "tracker", ""), record, rounds.names),
+                    checkpoints=folder.checkpoints,
+                    key=fingerprint(record),
+                    resume=config.resume,
+                    on_round=round_teller(launch, config.num_rounds),
+                    on_clients=on_clients,
+                    callbacks=callbacks,
+                )
+        except ValueError:
+            if launch.is_main:
+                forget_unstarted(folder)
+            raise
+        rounds.finish(state, folder)
+        track_results(folder, launch, state.round)
+    return root
+
+
+def train(
+    rounds: Rounds,
+    *,
+    recorder: Recorder | None = None,
+    checkpoints: Path | None = None,
+    key: str = "",
+    resume: bool = False,
+    on_round: Callable[[dict], None] = lambda record: None,
+    on_clients: OnClients = silent,
+    callbacks: Sequence[Callback] = (),
+) -> RunState:
+    """All rounds; each one is scored on the validation items, and the test items are not looked at.
+
+    ``key`` is the fingerprint that checkpoints carry. Every callback is asked after every round.
+    """
+
+    def ends(record: dict, state: RunState) -> bool:
+        seen = Round(record["round"], record, state, rounds.method, rounds.names)
+        return sum(bool(callback(seen)) for callback in callbacks) > 0  # every callback sees every round
+
+    return run_rounds(
+        rounds.method,
+        rounds.blocks,
+        rounds.settings._replace(fingerprint=key),
+        rounds.summarise,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        resume=resume,
+        processes=rounds.processes,
+        on_round=on_round,
+        ends=ends,
+        on_clients=on_clients,
+        **rounds.options,
+    )

@@ -1,0 +1,135 @@
+"""What a track says of itself: a family of methods with one kind of client, data and result.
+
+The engine, the command line, deployment, comparison and tests know tracks by this object alone. Tracks come in by the
+entry point group ``fedecider.tracks``, as methods come in by theirs. A part is named, ``module:function``, and imported
+when it is first asked for, so that a command pays for the libraries of its own track only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+from fedecider.federation.registry import of_fedecider, outside_methods
+
+GROUP = "fedecider.tracks"
+
+
+class Track(NamedTuple):
+    """One family of methods. Every part but the first six is a name as `pkgutil.resolve_name` takes it; empty where
+    the track has none."""
+
+    name: str
+    title: str
+    """In sentences: ``the LLM track``."""
+    description: str
+    """What ``federate --help`` says of its clients, in one sentence."""
+    built_in: tuple[str, ...]
+    """Names of its methods, those of installed packages left out."""
+    group: str
+    """Entry point group of further methods; empty where packages cannot add any."""
+    is_config: Callable[[Mapping[str, Any]], bool]
+    """``config`` of a ``run.json`` -> whether this track wrote it."""
+    methods: str
+    """Mapping of method name -> entry."""
+    parse: str
+    """(description, words, \\*config classes beside) -> settings, and instances of those classes."""
+    recorded: str
+    """(run folder, place of the data or empty) -> settings of a finished run."""
+    load: str
+    """(settings, launch) -> `fedecider.experiment.engine.Experiment`."""
+    page: str
+    """`fedecider.experiment.run_page.ReportConfig` -> path of the page, made again."""
+    opening: str = ""
+    """`RunFolder` of a finished run -> `fedecider.report.page.Opening`: the verdict in sentences."""
+    data_words: str = ""
+    """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
+    tune: str = ""
+    """(settings, TuneConfig, names of options given, launch) -> folder of the search."""
+    audit: str = ""
+    """(AuditConfig, launch) -> `fedecider.experiment.attacks.Outcome`."""
+    contract: str = ""
+    """(entry, config) -> bench, contract: what `fedecider.testing.check_method` asks of a method."""
+    deployment: str = ""
+    """`fedecider.deployment` parts of the track."""
+
+    @property
+    def method_names(self) -> list[str]:
+        """Built-in ones first; nothing is imported."""
+        return [*self.built_in, *(outside_methods(self.group) if self.group else ())]
+
+    def part(self, name: str) -> Any:
+        """The function that stands behind a part.
+
+        Raises:
+            ValueError: the track has no such part.
+        """
+        where = getattr(self, name)
+        if not where:
+            having = [track.title for track in tracks() if getattr(track, name)]
+            raise ValueError(f"got {self.title}, which has no {name}, expected {' or '.join(having)}")
+        return resolve_name(where)
+
+
+@cache
+def tracks() -> tuple[Track, ...]:
+    """All installed tracks, in the order of their entry points' names.
+
+    Raises:
+        ValueError: none is installed: the package runs from a folder that was never installed.
+    """
+    found = tuple(point.load() for point in sorted(entry_points(group=GROUP), key=lambda one: one.name))
+    if not found:
+        raise ValueError(f"got no entry point of {GROUP}, expected this package's own. Run: pip install -e .")
+    return found
+
+
+def track_of(method: str) -> Track:
+    """The track of a method, by its name; nothing of the track is imported.
+
+    Raises:
+        ValueError: no track has it, or two have.
+    """
+    having = [track for track in tracks() if method in track.method_names]
+    if not having:
+        known = "; ".join(f"{', '.join(track.method_names)} ({track.title})" for track in tracks())
+        raise ValueError(f"got method {method!r}, expected one of {known}")
+    if len(having) > 1 and (reason := taken_name(method)):
+        raise ValueError(reason)
+    return having[0]
+
+
+def taken_name(method: str) -> str:
+    """Why a method of an installed package cannot have its name, where a built-in one has it; empty where none has."""
+    for track in tracks():
+        if method in track.built_in:
+            for group in _groups():
+                if points := outside_methods(group).get(method):
+                    return of_fedecider(method, points[0])
+    return ""
+
+
+def track_of_config(config: Mapping[str, Any]) -> Track:
+    """The track that wrote ``config`` of a ``run.json``.
+
+    Raises:
+        ValueError: none of those installed did.
+    """
+    for track in tracks():
+        if track.is_config(config):
+            return track
+    names = ", ".join(track.title for track in tracks())
+    raise ValueError(f"got settings of no known track, expected those of {names}. Install the package of the run")
+
+
+def all_method_names() -> Iterator[str]:
+    """Of all tracks."""
+    for track in tracks():
+        yield from track.method_names
+
+
+def _groups() -> Sequence[str]:
+    return [track.group for track in tracks() if track.group]

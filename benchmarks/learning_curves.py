@@ -6,7 +6,7 @@
 One model for all domains (SASRec: one a domain). ``public`` trains on item texts and public users, ``pooled`` also on
 the train parts of all clients, which no federation could beat and no silo could do. Seconds are CPU seconds of forward,
 backward and optimiser (of SASRec: of whole epochs). Every curve is a file below --folder that a later call takes up, so
-that a long table can be made in pieces. Rows are settings files of ``configs/`` with the changes below. Validation
+that a long table can be made in pieces. Rows are files of ``benchmarks/configs`` with the changes below. Validation
 items choose the point whose test metrics are shown.
 """
 
@@ -41,12 +41,12 @@ from idgen.ranking import eval_users, rank_task
 from idgen.samples import Task, num_batches, train_batches
 from idgen.training import epoch_generator, learning_rate_factor, make_optimizer, parameter_groups, sequence_loss
 
-CONFIGS = Path(__file__).resolve().parents[1] / "fedecider" / "configs"
+CONFIGS = Path(__file__).resolve().parent / "configs"
 ROWS: dict[str, tuple[str, list[str]]] = {
-    "decoder": ("amazon_decoder_cpu.yaml", []),
-    "t5": ("amazon_cpu.yaml", []),
+    "decoder": ("amazon_decoder.yaml", []),
+    "t5": ("amazon_t5.yaml", []),
     "t5_text": (
-        "amazon_cpu.yaml",
+        "amazon_t5.yaml",
         ["--pretrain.backbone.embedding_init", "text", "--pretrain.samples.walk_share", "0.5"],
     ),
 }

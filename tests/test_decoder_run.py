@@ -20,7 +20,7 @@ from fedecider.models.recommender import Recommender
 pytestmark = pytest.mark.whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DEMO = REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml"
+DEMO = REPOSITORY / "configs" / "demo_causal.yaml"
 
 
 def main(script: str, *words: str) -> int:

@@ -19,7 +19,7 @@ def federate(*words: str) -> int:
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"num_rounds": 3, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "encoder": "tfidf"}
     content |= {"memory": {"kind": "none"}}
     content["pretrain"] |= {"text_encoder": "tfidf"}
@@ -34,7 +34,7 @@ def playground(tmp_path_factory):
 @pytest.mark.slow
 def test_a_scenario_is_played_told_and_part_of_the_run(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    scenario = str(REPOSITORY / "fedecider" / "configs" / "scenarios" / "absences.yaml")
+    scenario = str(REPOSITORY / "configs" / "scenarios" / "absences.yaml")
     assert federate("--config", "toy.yaml", "--faults", scenario, "--output", "runs/faulty") == 0
     records = [json.loads(line) for line in Path("runs/faulty/rounds.jsonl").read_text().splitlines()]
     away = {"client": 1, "reason": "away"}

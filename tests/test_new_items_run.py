@@ -74,7 +74,7 @@ def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cold")
     (folder / "encoder").mkdir()
     (folder / "encoder" / "weights").write_text("first")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
     content |= {"lora_targets": "attention,table", "encoder": "tfidf", "memory": {"kind": "mixture"}}
     content["pretrain"] |= {"text_encoder": "encoder"}

@@ -28,7 +28,7 @@ def settings(*words):
 @pytest.mark.slow
 def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {
         "domains": "crime,comics",
         "num_rounds": 1,
@@ -96,7 +96,7 @@ REFUSED = {
     "pooled data": (("--method", "centralised", *USERS), "expected another method: the data"),
     "a search on samples": (("--method", "fdlora", *USERS), "expected another method: fusion weights"),
     "texts of users": (
-        ("--config", str(REPOSITORY / "fedecider" / "configs" / "demo.yaml"), "--method", "fedavg", *USERS),
+        ("--config", str(REPOSITORY / "configs" / "demo.yaml"), "--method", "fedavg", *USERS),
         "expected 0 and none: a sample has to be of one user alone",
     ),
 }

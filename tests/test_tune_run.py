@@ -18,11 +18,11 @@ from fedecider.cli.tune import main
 from fedecider.experiment import tune as llm_tune
 from fedecider.experiment.command_line import parse_settings
 from fedecider.federation.record import Recorder, read_json, read_records
-from fedecider.running.options import PACKAGE
+from fedecider.running.options import CONFIGS
 
 pytestmark = pytest.mark.whole
 
-DEMO = PACKAGE / "configs" / "demo_causal.yaml"
+DEMO = CONFIGS / "demo_causal.yaml"
 
 
 @pytest.fixture(scope="module")

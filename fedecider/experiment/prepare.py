@@ -11,7 +11,6 @@ clients and, behind them, those of a foreign pool, which have no client users (`
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.train import distill
 from fedecider.data.card import describe, make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Events, by_catalogue, check_public_disjoint, clients_of
-from fedecider.data.encoders import load_encoder, stand_in_warning
+from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
@@ -632,8 +631,6 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     check_quantize(config.quantize)
     domains = load_data(config)
     check_targets(config)
-    if launch.is_main and (sentence := stand_in_warning(config.pretrain.text_encoder)):
-        print(f"warning: {sentence}", file=sys.stderr)
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))

@@ -51,8 +51,8 @@ class PretrainConfig:
         id_generator: Size and training of the ID generator.
         samples: How histories become prompts; used in every stage.
         text_encoder: The encoder of item texts, for the text neighbours in every table, and where the backbone starts
-            from texts (embedding_init text) or trains on catalogue walks (walk_share): auto (MiniLM where it is
-            installed, else tfidf), minilm, tfidf, or a folder or hub name for sentence-transformers.
+            from texts (embedding_init text) or trains on catalogue walks (walk_share): auto (which is
+            minilm), minilm, tfidf, or a folder or hub name for sentence-transformers.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
         alternating: Further phases that train ID generator and backbone in turns.
@@ -191,8 +191,8 @@ class RunConfig:
             numbers.
         protocol: The evaluation protocol: how recommendations are counted.
         resume: If true, the stopped run in output goes on.
-        encoder: The encoder of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm,
-            tfidf, or a folder or hub name for sentence-transformers.
+        encoder: The encoder of the texts in the report page: auto (which is minilm), minilm, tfidf, or a folder or
+            hub name for sentence-transformers.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
             such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.

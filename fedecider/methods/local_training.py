@@ -86,7 +86,7 @@ def deepspeed_steps(
         if adapted_embeddings(unwrap(model)):
             raise ValueError(
                 "got lora_targets table with ZeRO-3, expected ZeRO-2: embeddings cannot read the partitioned adapter "
-                "of the output. Take the target output, or fedecider/configs/deepspeed/zero2.json"
+                "of the output. Take the target output, or configs/deepspeed/zero2.json"
             )
         copies = {}
         objective = copy.deepcopy(objective, copies)

@@ -49,7 +49,7 @@ def federate(*words: str) -> None:
 
 def toy_settings(names, **more) -> str:
     """The demo, made small, with ``more`` options."""
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": ",".join(names), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
     content |= {"num_eval_users": 0, "encoder": "tfidf", "lora_targets": "attention,table", "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}

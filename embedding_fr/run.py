@@ -7,7 +7,7 @@ from pathlib import Path
 from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, set_up, train
 from fedecider.data.interactions import load_interactions
-from fedecider.data.readers.files import to_stderr
+from fedecider.data.readers.raw import to_stderr
 from fedecider.running.launch import Launch, checked_run, opened_together, round_recorder, round_teller, track_results
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import fingerprint, forget_unstarted

@@ -126,7 +126,7 @@ def _methods() -> Iterator[Finding]:
 
 def _data() -> Iterator[Finding]:
     from fedecider.data.encoders import chosen_encoder
-    from fedecider.data.rating_sets import data_root
+    from fedecider.data.interactions import data_root
 
     yield Finding("sample", "embedded: fedecider federate --domains crime,comics,children")
     yield Finding("text encoder", chosen_encoder("auto"))

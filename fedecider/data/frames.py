@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.data.consent import Consent
-from fedecider.data.domain import Domain, by_catalogue
-from fedecider.data.dropped import Dropped
+from fedecider.data.domain import Domain, Dropped, by_catalogue
 from fedecider.data.federated import FederatedData
 from fedecider.data.given import (
     NAME,
@@ -31,8 +30,7 @@ from fedecider.data.given import (
     usual_column,
 )
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
-from fedecider.data.readers.files import RawFile
-from fedecider.data.readers.table import Catalogue, ItemFields, RawDomain, RawEvents, ReadOptions, collect_items
+from fedecider.data.readers.raw import Catalogue, ItemFields, RawDomain, RawEvents, RawFile, ReadOptions, collect_items
 from fedecider.data.silos import share_by
 
 DEFAULTS = {"k_core": 0}

@@ -14,8 +14,7 @@ from packaging.requirements import Requirement
 from rich.markup import escape
 from rich.table import Table
 
-from fedecider.cli.federate import taken_name
-from fedecider.federation.registry import TRACKS, outside_methods
+from fedecider.experiment.track import taken_name, tracks
 from fedecider.running.options import run
 
 DESCRIPTION = "Say what is installed, which devices and data are there, what is missing and how to get it."
@@ -113,14 +112,12 @@ def _devices() -> Iterator[Finding]:
 
 def _methods() -> Iterator[Finding]:
     """Methods that installed packages bring, and why one of them cannot be used."""
-    if not any(outside_methods(group) for group in TRACKS):
-        return  # what is built in takes seconds to import
-    from embedding_fr.methods import METHODS as EMBEDDING
-    from fedecider.methods import METHODS as LLM
-
-    for registry in (LLM, EMBEDDING):
+    for track in tracks():
+        if track.method_names == list(track.built_in):
+            continue  # what is built in takes seconds to import
+        registry = track.part("methods")
         for name in registry.outside:
-            found = f"{registry.package(name)}, of {TRACKS[registry.group]}"
+            found = f"{registry.package(name)}, of {track.title}"
             yield Finding(f"method {name}", found, registry.problem(name) or taken_name(name))
 
 

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedecider.data.domain import Domain
+from fedecider.data.store import save_domains
 from fedecider.experiment.track import Track
 from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import Processes
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import OnClients, RoundSettings, run_rounds, silent
 from fedecider.federation.state import RunState
@@ -27,7 +30,24 @@ from fedecider.running.launch import (
     track_results,
 )
 from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
+from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
+
+
+def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
+    """The folder of these domains in the cache, by their content; written where it is not there yet.
+
+    Raises:
+        ValueError: something else than domains, or none.
+    """
+    if not isinstance(data, Mapping) or not data or not all(isinstance(one, Domain) for one in data.values()):
+        raise ValueError(
+            f"got data of the type {type(data).__name__}, expected what fedecider.from_events gives, or a folder"
+        )
+    key = content_key({name: domain.content_hash() for name, domain in data.items()})
+    folder = cache / f"data-{key}"
+    if not folder.is_dir():
+        save_domains(dict(data), folder)
+    return folder
 
 
 class Round(NamedTuple):
@@ -80,8 +100,8 @@ class Rounds(NamedTuple):
     settings: RoundSettings
     summarise: Callable[[list[Tensor]], list[dict[str, float]]]
     """Positions of all clients -> metrics of each reported group."""
-    launch: Launch
-    """How clients are placed on processes."""
+    processes: Processes
+    """Where clients are trained."""
     finish: Callable[[RunState, RunFolder], None]
     """Reads the test items once, for the reported round, and writes every file but the records."""
     names: Sequence[str] = ()
@@ -125,7 +145,7 @@ def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = 
     )
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
-    launch = rounds.launch
+    launch = launch._replace(processes=rounds.processes)
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
@@ -166,10 +186,9 @@ def train(
     ``key`` is the fingerprint that checkpoints carry. Every callback is asked after every round.
     """
 
-    def after(record: dict, state: RunState) -> bool:
-        on_round(record)
+    def ends(record: dict, state: RunState) -> bool:
         seen = Round(record["round"], record, state, rounds.method, rounds.names)
-        return any([bool(callback(seen)) for callback in callbacks])  # a list: every callback sees every round
+        return sum(bool(callback(seen)) for callback in callbacks) > 0  # every callback sees every round
 
     return run_rounds(
         rounds.method,
@@ -179,8 +198,9 @@ def train(
         recorder=recorder,
         checkpoints=checkpoints,
         resume=resume,
-        processes=rounds.launch.processes,
-        on_round=after,
+        processes=rounds.processes,
+        on_round=on_round,
+        ends=ends,
         on_clients=on_clients,
         **rounds.options,
     )

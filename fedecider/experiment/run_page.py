@@ -50,7 +50,7 @@ from fedecider.report.analyses import (
 )
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, expert_heat_map, validation_curves
-from fedecider.report.page import Download, PageTable, Section, write_page
+from fedecider.report.page import Download, Opening, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
     ENDS,
@@ -342,6 +342,13 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
     )
     title = f"Run {folder.root.resolve().name}"
     return write_page(folder.root / PAGE_FILE, title, subtitle, sections, [*found, *warnings], first)
+
+
+def opening_of(folder: RunFolder) -> Opening:
+    """The first words of the page of a finished run; errors as `run_page`."""
+    files = read_files(folder)
+    with damage_is_bad_input(folder):
+        return run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics))
 
 
 def page_colours(files: RunFiles) -> dict[str, str]:

@@ -509,7 +509,8 @@ def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tup
     config = tasks[0].config
     if len(events.item_E) or config.walk_share == 0.0 or any(task.hold_out for task in tasks):
         return sampled_events(parts, events, config)
-    return np.zeros(0, np.int64), np.full(sum(len(task.trie) for task in tasks), A_WALK)
+    num_walks = config.samples_per_position * sum(len(task.trie) for task in tasks)
+    return np.zeros(0, np.int64), np.full(num_walks, A_WALK)
 
 
 def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:

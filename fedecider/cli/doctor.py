@@ -121,7 +121,7 @@ def _methods() -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
-    from fedecider.data.rating_sets import data_root
+    from fedecider.data.interactions import data_root
 
     yield Finding("sample", "embedded: fedecider federate --domains crime,comics,children")
     root = data_root()

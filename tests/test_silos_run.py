@@ -369,7 +369,7 @@ def test_the_card_of_a_silo_names_the_clients_and_no_pattern(folder, name, other
 def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = ("--config", "toy.yaml", "--domains", "crime.*", "--method", "local", "--num_rounds", "1")
-    words += ("--memory.kind", "mixture", "--memory.max_contexts", "200")
+    words += ("--memory.kind", "mixture")
     assert main("federate", *words, "--output", "runs/summed") == 0
     assert main("federate", *words, "--memory.sources", "own,public", "--output", "runs/kept") == 0
     summed, kept = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("summed", "kept"))

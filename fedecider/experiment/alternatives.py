@@ -190,7 +190,7 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
             )
         if settings.run.memory.kind != "none":
             try:
-                calibration(domain, settings.run.memory, settings.run.seed)
+                calibration(domain, settings.run.seed)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 

@@ -48,8 +48,7 @@ from fedecider.models.adapters import (
     load_plain,
     scale_update,
 )
-from fedecider.models.counts import calibration_users
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, progress
@@ -703,8 +702,7 @@ def training_tasks(
     """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
     tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
     if settings.run.memory.kind != "none":
-        asked = settings.run.memory, settings.run.seed
-        tasks = [task.without_users(calibration(foundation.domains[task.name], *asked)) for task in tasks]
+        tasks = [task.without_users(calibration(foundation.domains[task.name], settings.run.seed)) for task in tasks]
     own = {task.name: task for task in tasks}
 
     def of_catalogue(name: str) -> Task:
@@ -714,11 +712,9 @@ def training_tasks(
     return [own[name] if name in own else of_catalogue(name) for name in names or own]
 
 
-def calibration(domain: Domain, config: MemoryConfig, seed: int) -> list[int]:
+def calibration(domain: Domain, seed: int) -> list[int]:
     """Rows of the client's users that are kept for the weights of its memory, alike in every call."""
-    return calibration_users(
-        domain.clients.sequences, config.calibration_share, stream(seed, "calibration", domain.name)
-    )
+    return calibration_users(domain.clients.sequences, CALIBRATION_SHARE, stream(seed, "calibration", domain.name))
 
 
 # Put the model of a client, or the shared student, into a recommender.

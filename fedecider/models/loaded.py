@@ -81,11 +81,11 @@ def model_scores(
         input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
         return input_ids_BS.to(device), attention_mask_BS.to(device)
 
-    def log_probs(histories: Histories, item_BM: Tensor, temperature: float) -> Tensor:
+    def log_probs(histories: Histories, item_BM: Tensor) -> Tensor:
         score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
         for rows in batches(histories):
             with autocast(device, precision):
-                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device), temperature)
+                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device))
                 score_BM[rows] = trie_log_probs(model, *asked).cpu()
         return score_BM
 

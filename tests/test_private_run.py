@@ -45,7 +45,7 @@ def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, c
     content |= {"user_privacy": {"clip": 0.1, "noise_scale": 2.0, "sample_rate": 0.5, "delta": 1e-3}}
     Path("toy.yaml").write_text(yaml.safe_dump(content))
     main = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"]
-    assert main(["--config", "toy.yaml", "--normalize_at", "client", "--output", "run"]) == 0
+    assert main(["--config", "toy.yaml", "--output", "run"]) == 0
     metrics = json.loads(Path("run/metrics.json").read_text())
     assert metrics["privacy"]["users"]["epsilon"] == pytest.approx(1.36, abs=0.01)
     assert metrics["privacy"]["uploads"]["epsilon"] > 1e5  # z = 0.001: next to nothing, and told so
@@ -80,7 +80,6 @@ def test_cohorts_count_as_they_are_drawn_and_not_where_the_server_sees_them(monk
 
 REFUSED = {
     "no upload": (("--method", "local", *NOISE), "privacy.clip with local, expected none: no upload leaves"),
-    "flags": (("--skip_below", "0.1", *NOISE), "skip_below 0.1, expected 0: flags"),
     "numbers of samples": (("--method", "fedavg", "--weighting", "examples", *NOISE), "weighting examples with noise"),
     "numbers of samples of hidden users": (("--method", "fedavg", "--weighting", "examples", *USERS), "weighting exam"),
     "a robust mean of shares": (

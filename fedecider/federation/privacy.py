@@ -108,15 +108,11 @@ def protect_upload(
 
 
 def protector(method: FederatedMethod, config: PrivacyConfig, seed: int | None) -> Protect:
-    """What a client does with its upload before it leaves: bound, noise, then what the method still wants to do to it.
-
-    The last is post-processing, which no guarantee minds. ``seed`` None: noise from the operating system.
-    """
+    """What a client does with its upload before it leaves. ``seed`` None: noise from the operating system."""
 
     def protected(upload: Upload, download: Download, round: int, cohort_size: int) -> Upload:
         known = download if method.bounded_from is None else Download(method.bounded_from(round))
-        sent = protect_upload(upload, known, config, seed, round, cohort_size)
-        return sent if method.finish_upload is None else method.finish_upload(sent)
+        return protect_upload(upload, known, config, seed, round, cohort_size)
 
     return protected
 

@@ -273,8 +273,7 @@ class ClientModels(NamedTuple):
     users: Callable[[int], Users] | None = None
     """client -> its training users, for training that goes user by user."""
     protected: bool = False
-    """Whether uploads are bounded and noised when the method has made them: what else a client does to them has to wait
-    (`fedecider.federation.method.FederatedMethod.finish_upload`)."""
+    """Whether uploads are bounded and noised when the method has made them."""
     secret: bool = False
     """Whether draws that privacy rests on come from the operating system instead of ``seed``: in a deployment."""
 

@@ -58,13 +58,11 @@ def hold_anything(adapters: Tree) -> Tensor:
     return torch.stack([rows_with_anything(adapters[f"{name}.lora_b"]) for name in module_names(adapters)], 1)
 
 
-def normalise(adapters: Tree, *, balanced: bool = False, epsilon: float = EPSILON) -> Directions:
+def normalise(adapters: Tree, *, epsilon: float = EPSILON) -> Directions:
     """Split stacked updates into directions and magnitudes.
 
-    ``A <- s A, B <- s B`` with ``s = ||B A||_F^(-1/2)`` (FeDecider, section 3.1). ``balanced`` takes the canonical
-    factors ``U S^(1/2), S^(1/2) V^T`` of the product instead, so that the result depends on the product only and
-    ``||A||_F^2 = ||B||_F^2 <= sqrt(R)``. Differs from the paper: the zero case, and balanced factors where ``s``
-    would exceed ``MAX_SCALE``.
+    ``A <- s A, B <- s B`` with ``s = ||B A||_F^(-1/2)`` (FeDecider, section 3.1). Differs from the paper: the zero
+    case, and the canonical factors ``U S^(1/2), S^(1/2) V^T`` of the product where ``s`` would exceed ``MAX_SCALE``.
 
     Raises:
         ValueError: a factor is not finite; the caller decides what stands in for that client.
@@ -78,7 +76,7 @@ def normalise(adapters: Tree, *, balanced: bool = False, epsilon: float = EPSILO
         key_a, key_b = f"{name}.lora_a", f"{name}.lora_b"
         for client in range(len(norm_CM)):
             pair = adapters[key_a][client], adapters[key_b][client]
-            unit_a, unit_b = _unit_pair(*pair, float(norm_CM[client, module]), balanced, epsilon)
+            unit_a, unit_b = _unit_pair(*pair, float(norm_CM[client, module]), epsilon)
             tree[key_a][client], tree[key_b][client] = unit_a, unit_b
     return Directions(tree, norm_CM, norm_CM < epsilon)
 
@@ -189,13 +187,11 @@ def _nonzero(adapters: Tree, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return kept_C.cpu(), factor_a[kept_C].cpu().double(), kept_b, filled_O
 
 
-def _unit_pair(
-    factor_a: Tensor, factor_b: Tensor, norm: float, balanced: bool, epsilon: float
-) -> tuple[Tensor, Tensor]:
+def _unit_pair(factor_a: Tensor, factor_b: Tensor, norm: float, epsilon: float) -> tuple[Tensor, Tensor]:
     if norm < epsilon:
         return factor_a, torch.zeros_like(factor_b)
     scale = norm**-0.5
-    if balanced or scale > MAX_SCALE:
+    if scale > MAX_SCALE:
         return _balanced_pair(factor_a, factor_b)
     return (scale * factor_a.double()).to(factor_a.dtype), (scale * factor_b.double()).to(factor_b.dtype)
 

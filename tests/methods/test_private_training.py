@@ -23,7 +23,6 @@ from fedecider.methods.local_training import (
 )
 from fedecider.methods.recommender import TABLE, UserPrivacy, Users
 from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, named_factors
-from fedecider.models.directions import update_norms
 from idgen.training import sequence_loss
 
 pytestmark = pytest.mark.whole
@@ -291,24 +290,6 @@ def test_rows_of_other_catalogues_stay_empty_under_noise(name):
         own_V = recommender.own_rows[TABLE][int(upload.clients[0])]
         assert not sent.tensors[TABLE][0][~own_V].any()
         assert sent.tensors[TABLE][0][own_V].all()
-
-
-@pytest.mark.parametrize("balanced", [False, slow(True)])
-def test_fedecider_normalises_behind_the_noise(balanced):
-    config, servers, sent = PrivacyConfig(clip=0.5, noise_scale=0.2), {}, {}
-    for place in ("server", "client"):
-        recommender = catalogue_recommender()._replace(protected=True)
-        settings = METHODS["fedecider"].config(normalize_at=place, balanced=balanced)
-        method, seen = METHODS["fedecider"].build(recommender, settings), []
-        servers[place] = run(method, 4, 2, protect=watched(protector(method, config, 5), seen))[0].server
-        sent[place] = seen
-    for (_, _, raw), (_, trained, unit) in zip(sent["server"], sent["client"], strict=True):
-        assert (update_norms(unit.tensors) - 1.0).abs().max() < 1e-5
-        assert (update_norms(raw.tensors) - 1.0).abs().min() > 1e-3
-        assert (update_norms(trained.tensors) - 1.0).abs().max() > 1e-3  # the client has not normalised before
-    for key, tensor in servers["server"].items():
-        if not balanced:  # whose rows outside the own ones are rounded, and then left out
-            assert torch.equal(tensor, servers["client"][key]), key
 
 
 def test_what_is_bounded_is_the_whole_upload_around_the_start_or_the_download():

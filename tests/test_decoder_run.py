@@ -103,10 +103,10 @@ def test_without_any_share_of_its_update_a_client_is_the_student(playground, mon
 
 
 @pytest.mark.slow
-def test_absent_clients_and_a_hub_name(playground, monkeypatch):
+def test_absent_clients_and_a_tracker(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")
-    assert main("federate", *words, "--backbone_name", "us/books", "--output", "runs/partly") == 0
+    assert main("federate", *words, "--output", "runs/partly") == 0
     run = playground / "runs" / "partly"
     assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (2, 3, 3)
     per_round = json.loads((run / "communication.json").read_text())["rounds"]
@@ -118,8 +118,6 @@ def test_absent_clients_and_a_hub_name(playground, monkeypatch):
     (event,) = scalars.Scalars("test/zero-shot_student/comics/ndcg_at_10")
     assert (event.step, event.value) == (2, pytest.approx(test["ndcg@10"]["mean"]))
     assert "test/fedecider_pre_upload/macro/hit_at_10" in scalars.Tags()["scalars"]
-    config = json.loads((run / "adapters" / "crime" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "us/books"
 
 
 def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys):

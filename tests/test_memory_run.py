@@ -163,7 +163,6 @@ def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(pl
 
 BAD_INPUT = {
     "seen items": (("--protocol", "strict/keep_seen"), "expected strict"),
-    "cut adapters": (("--export_rank", "1"), "expected one of the two"),
     "an unknown kind": (("--memory.kind", "knn"), "memory.kind"),
     "no sources": (("--memory.sources", ""), "expected some of own, public, others"),
 }

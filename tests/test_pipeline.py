@@ -176,17 +176,6 @@ def test_plain_peft_finds_the_backbone_from_the_adapter_folder(playground, monke
     assert AutoPeftModelForSeq2SeqLM.from_pretrained(".").get_base_model().config.d_model == 32
 
 
-@pytest.mark.slow
-def test_a_finished_run_may_be_handed_over_under_a_hub_name(playground, monkeypatch):
-    monkeypatch.chdir(playground)
-    shutil.copytree(playground / "runs" / "whole", playground / "runs" / "named")
-    words = ("--config", "toy.yaml", "--output", "runs/named", "--resume", "true", "--backbone_name", "us/books")
-    assert main("federate", *words) == 0
-    adapter = playground / "runs" / "named" / "adapters" / "crime"
-    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "us/books"
-    assert 'base_model: "us/books"' in (adapter / "README.md").read_text()
-
-
 def test_evaluate_confirms_the_metrics(playground, monkeypatch):
     monkeypatch.chdir(playground)
     assert main("evaluate", "--run", "runs/whole") == 0

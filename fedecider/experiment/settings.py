@@ -183,10 +183,6 @@ class RunConfig:
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
-        export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
-            to it by singular values. 0 keeps it, which is exact.
-        backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
-            its place in the run folder, ../../backbone.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
             numbers.
         protocol: The evaluation protocol: how recommendations are counted.
@@ -222,8 +218,6 @@ class RunConfig:
     secure_threshold: SecureThreshold = 0.6
     update_shares: str = "1"
     teacher_row: bool = True
-    export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
-    backbone_name: str = ""
     num_threads: Threads = 0
     protocol: str = "strict"
     resume: bool = False
@@ -256,11 +250,6 @@ class RunConfig:
                 "probability of items that were seen before"
             )
         check_one_mean(self.secure_sum, self.robust_mean)
-        if self.memory.kind != "none" and self.export_rank:
-            raise ValueError(
-                f"got memory.kind {self.memory.kind} with export_rank {self.export_rank}, expected one of the two: the "
-                "results with the memory are those of the adapters as they were trained"
-            )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
 

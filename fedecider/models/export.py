@@ -378,8 +378,8 @@ def _how_to_run(base_name: str) -> str:
     places = {
         LOCAL_BACKBONE: (
             "The backbone is named\nrelative to this folder: keep `backbone/` and `adapters/` together, wherever they "
-            "are moved. When you\npublish it, give its hub name to the run (`--backbone_name`), or write it into\n"
-            "`adapter_config.json` and into the first lines of this file."
+            "are moved. When you\npublish it, write its hub name into `adapter_config.json` and into the first lines "
+            "of this file."
         ),
         INNER_BACKBONE: "The backbone is in\nthis folder, below `backbone/`.",
     }
@@ -411,7 +411,6 @@ def export_adapter(
     card: Card,
     prompts: Mapping[str, Tensor],
     tolerance: float = 1e-5,
-    factors: Tree | None = None,
 ) -> float:
     """Write what ``model`` has loaded as a PEFT folder and return the largest logit difference after a reload.
 
@@ -419,9 +418,8 @@ def export_adapter(
     with ``lora_alpha = K*r``, which is the same update exactly; where K*r is above the shorter side of every layer, in
     the smaller pairs of `fedecider.models.directions.compact`. ``base_folder`` is where the base model is saved now,
     ``base_name`` what the adapter's config and card record: a hub name, or a path relative to ``folder``. ``prompts``
-    is a real training batch. ``factors`` are written instead when given (one pair per layer, any common rank): the
-    update that ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside
-    its place and renamed only after the check, so a wrong export never appears under its name.
+    is a real training batch. The folder is written beside its place and renamed only after the check, so a wrong export
+    never appears under its name.
 
     Raises:
         ValueError: the reloaded model's logits differ by more than ``tolerance`` times ``max(1, largest logit)``.
@@ -431,11 +429,8 @@ def export_adapter(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        written, tables = (
-            compact(fused_factors(model)) if factors is None else factors,
-            adapted_embeddings(model.get_base_model()),
-        )
-        save_peft_folder(written, scratch, base_name, family_of(model).task_type, tables)
+        tables = adapted_embeddings(model.get_base_model())
+        save_peft_folder(compact(fused_factors(model)), scratch, base_name, family_of(model).task_type, tables)
         write_items(scratch, items, card.prompt.end_token)
         text = model_card(card, base_name, tuple(items.titles[:2]))
         (scratch / "README.md").write_text(text, encoding="utf-8")

@@ -228,7 +228,7 @@ def _card(place: Place, model: Any, task: Task, include_memory: bool, license: s
         domain=domain,
         prompt=prompt_layout(task, recipe.ranking, model, task.name),
         alpha=recipe.alpha,
-        metrics=facts["export"] or {},
+        metrics={},
         protocol=_protocol(facts),
         license=license,
         details=details,
@@ -239,10 +239,8 @@ def _card(place: Place, model: Any, task: Task, include_memory: bool, license: s
 
 
 def _protocol(facts: Mapping[str, Any]) -> str:
-    text = f"{facts['protocol']}; {facts['num_users']} users of the client"
-    if facts["export"]:
-        text += ". The adapter was cut down to a lower rank: the second table is of what is in this folder"
-    return text + ". Rows with a memory need the client's private memory."
+    users = f"{facts['num_users']} users of the client"
+    return f"{facts['protocol']}; {users}. Rows with a memory need the client's private memory."
 
 
 # A recommender that was trained by a run, to use from Python.

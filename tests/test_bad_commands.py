@@ -56,7 +56,7 @@ TINY = {
         "backbone": {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 16},
         "train": {"max_steps": 2, "batch_size": 64},
     },
-    "distill": {"epochs": 0, "report_batches": 1},
+    "distill": {"epochs": 0},
 }
 RUN = "runs/whole"
 

@@ -53,7 +53,6 @@ def rows() -> str:
         (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
         (["--num_beams", 9999, *SEVERAL_TOKENS], "got num_beams 9999, expected at most"),
         (["--softmax", "catalogue", *WORDS], "got softmax catalogue with tokenizer_kind word and samples"),
-        (["--pretrain.train.keep_best", "true"], "got train.keep_best True and train.evaluate_every 0 for stage 1"),
         (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
         (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2000000000"),
         (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),

@@ -80,7 +80,7 @@ def playground(tmp_path_factory):
     content["pretrain"] |= {"text_encoder": "encoder"}
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64, "freeze_item_table": True}
     content["pretrain"]["train"] |= {"max_steps": 10}
-    content["distill"] |= {"epochs": 1, "keep": "all", "finetune": {"epochs": 1}}
+    content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -64,6 +64,7 @@ from fedecider.running.run_folder import (
 )
 from idgen.alternating import alternate
 from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone, train_backbone
+from idgen.backbones.families import family_of
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
 from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases, user_texts
 from idgen.precision import check_quantize
@@ -388,6 +389,7 @@ def _pretrain(
                 device,
                 on_step,
                 checkpoint=Checkpoint(begun / "backbone.safetensors"),
+                checkpointing=config.gradient_checkpointing,
             )
     report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -417,6 +419,8 @@ def _distill(
     ids = load_ids(foundation.folder, domains, config.pretrain)
     tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
     clients = client_tasks(domains, ids, tokenizer, config.pretrain)
+    # A pretrained language model loses more by halving than blocks alone win back.
+    tunes = config.pretrain.backbone.name_or_path is not None and family_of(teacher).continues_prompt
     with progress("distillation", not quiet) as on_step:
         student, report = distill(
             teacher,
@@ -427,6 +431,7 @@ def _distill(
             on_step=on_step,
             evaluate=lambda model: _valid_metrics(model, clients, config, device),
             checkpoints=begun,
+            finetune_rate=config.pretrain.train.learning_rate if tunes else 0.0,
         )
     save_backbone(student, tokenizer, folder / "backbone")
     write_json(folder / "report.json", report)
@@ -681,6 +686,7 @@ def make_recommender(
         device=device,
         deepspeed=deepspeed,
         processes=processes,
+        checkpointing=settings.run.gradient_checkpointing,
     )._replace(protected=settings.run.privacy.clips)
 
 

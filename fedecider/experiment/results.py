@@ -47,7 +47,7 @@ from fedecider.federation.streams import stream
 from fedecider.methods import METHODS, Method
 from fedecider.methods.fedecider import FusionWeights
 from fedecider.methods.local_training import user_epsilon, user_report
-from fedecider.methods.recommender import ClientModels, LocalTraining, common_rows
+from fedecider.methods.recommender import ClientModels, common_rows
 from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.models.counts import Counts
 from fedecider.models.export import LOCAL_BACKBONE, Card, ItemTable, export_adapter
@@ -111,11 +111,6 @@ def check_privacy(settings: Settings) -> None:
         if config.placement == "data":
             raise ValueError(
                 "got user_privacy with placement data, expected clients: users are drawn and bounded one by one"
-            )
-        if settings.training.adam_epsilon != LocalTraining.adam_epsilon:
-            raise ValueError(
-                f"got user_privacy with adam_epsilon {settings.training.adam_epsilon}, expected "
-                f"{LocalTraining.adam_epsilon}: else the size of a gradient, so the number of users, is in the steps"
             )
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
         if reason:

@@ -29,7 +29,7 @@ from fedecider.federation.method import Tree
 from fedecider.federation.privacy import PrivacyConfig, epsilon, normal_draws, secret_uniform
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import only_rows
-from fedecider.methods.recommender import ClientModels, LocalTraining, UserPrivacy
+from fedecider.methods.recommender import CLIP_NORM, ClientModels, LocalTraining, UserPrivacy
 from fedecider.models.adapters import (
     FACTORS,
     ROLES,
@@ -92,7 +92,7 @@ def deepspeed_steps(
         objective = copy.deepcopy(objective, copies)
     groups = [{**group, "params": [copies[id(parameter)] for parameter in group["params"]]} for group in groups]
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = settings.batch_size
-    plugin.deepspeed_config["gradient_clipping"] = settings.clip_norm if math.isfinite(settings.clip_norm) else 0.0
+    plugin.deepspeed_config["gradient_clipping"] = CLIP_NORM
     optimizer = keep_full_rates(torch.optim.AdamW(groups, weight_decay=0.0))
     engine, sharded = accelerator.prepare(objective, optimizer)
 
@@ -179,7 +179,7 @@ def private_steps(
     ``g_u`` the gradient of user u's mean loss (Abadi et al. 2016; per user: McMahan et al. 2018). Noise falls on every
     number that training may change, rows of other catalogues left out, whose places are public. Differs from the
     papers: AdamW, for which the size of g does not matter, so that no number of users enters it; a gradient that is
-    not finite counts as zero; ``clip_norm`` is not used.
+    not finite counts as zero; `CLIP_NORM` is not used.
 
     One backward pass for every user. Opacus 1.6 cannot do it: its ``GradSampleModule`` takes these models without a
     word and then gives no factor a ``grad_sample``, since `FusedLinear` reads the factors itself and calls none of the
@@ -294,7 +294,7 @@ def train_locally(
     seed = derive_seed(recommender.seed, "dropout", name, round, *([others.index] if others.index else []))
     with (
         _global_seed(seed, recommender.device),
-        checkpointed(model, settings.gradient_checkpointing),
+        checkpointed(model, recommender.checkpointing),
         _stepping(recommender, client, round, groups, alpha, named, pull) as step,
     ):
         for epoch in range(settings.local_epochs):
@@ -385,7 +385,7 @@ def _step(
     for parameter, anchor in zip(trained, anchors, strict=False):  # alpha comes last and has no anchor
         if parameter.grad is not None:
             parameter.grad.add_(parameter.detach() - anchor, alpha=strength)
-    nn.utils.clip_grad_norm_(trained, settings.clip_norm)
+    nn.utils.clip_grad_norm_(trained, CLIP_NORM)
     optimizer.step()
     return loss
 

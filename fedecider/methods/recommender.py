@@ -25,8 +25,6 @@ from fedecider.bounds import (
     OneOrMore,
     Positive,
     PositiveOrInfinite,
-    Precision,
-    Schedule,
     ShareAbove0,
     above,
     check,
@@ -38,6 +36,7 @@ from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
 from idgen.ranking import RankingConfig, eval_users, rank_task
 from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
+from idgen.training import TrainConfig
 
 # Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every
 # token.
@@ -188,50 +187,43 @@ class UserPrivacy:
         return self.clip is not None
 
 
+CLIP_NORM = 1.0
+"""The largest global norm of a step's gradient."""
+
+
 @dataclass(frozen=True)
-class LocalTraining:
-    """Local training, alike for every method.
+class LocalTraining(TrainConfig):
+    """Local training, alike for every method, whose AdamW starts anew in every round.
 
     Else comparisons would not be fair (FeDecider, section 4.1).
 
     Args:
         local_epochs: The number of passes over a client's training samples in a round.
-        batch_size: The number of samples of a local step.
-        learning_rate: The learning rate of the LoRA factors (AdamW); the state is fresh in every round.
-        schedule: The course of every learning rate in a round's local training: constant, or linear or cosine down to
-            zero. What is sent has then settled.
+        schedule: The course of every learning rate in a round's local training: constant, or cosine down to zero. What
+            is sent has then settled.
         round_decay: The factor on every learning rate from one round to the next. Below 1 the first rounds may take
             large steps and late ones still settle, which takes fewer rounds, so less is sent.
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
-        adam_epsilon: What AdamW adds to the root of the squared gradients. At 1e-8 a number moves as fast on a faint
-            gradient as on a strong one: in a table of items, rows that nobody has bought as far as any.
         softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
             item IDs are one token each. Then adapters of the output have no part in other catalogues, of which
             no rows travel.
-        clip_norm: The largest global norm of a step's gradient.
-        precision: The number format: fp32, bf16 for autocast of the frozen base, or auto, what is faster on the
-            machine; adapters and fusion weights are fp32 in all of them.
-        gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
-            kept: less memory, about a third more time.
         user_privacy: Bounded gradients and noise that hide each single user of a client.
     """
 
     local_epochs: OneOrMore = 5
-    batch_size: OneOrMore = 64
-    learning_rate: Positive = 1e-3
-    schedule: Schedule = "constant"
+    schedule: Literal["constant", "cosine"] = "constant"
     round_decay: ShareAbove0 = 1.0
     output_rate: Positive = 1.0
-    adam_epsilon: Positive = 1e-8
     softmax: Literal["vocabulary", "catalogue"] = "vocabulary"
-    clip_norm: PositiveOrInfinite = 1.0
-    precision: Precision = "fp32"
-    gradient_checkpointing: bool = False
     user_privacy: UserPrivacy = field(default_factory=UserPrivacy)
 
-    def __post_init__(self) -> None:
-        check(self)
+    @property
+    def adam_epsilon(self) -> float:
+        """What AdamW adds to the root of the squared gradients. At its own 1e-8 a number moves as fast on a faint
+        gradient as on a strong one: in a table of items that moves fast, rows that nobody has bought as far as any.
+        With user_privacy anything else would put the size of a gradient, so the number of users, into the steps."""
+        return 1e-4 if self.output_rate > 1.0 and not self.user_privacy.on else 1e-8
 
 
 class Users(NamedTuple):
@@ -272,6 +264,8 @@ class ClientModels(NamedTuple):
     factors that are not named it may change anywhere."""
     users: Callable[[int], Users] | None = None
     """client -> its training users, for training that goes user by user."""
+    checkpointing: bool = False
+    """Whether layers keep their inputs alone in training (`idgen.training.checkpointed`)."""
     protected: bool = False
     """Whether uploads are bounded and noised when the method has made them."""
     secret: bool = False
@@ -298,6 +292,7 @@ def build_recommender(
     device: torch.device | str = "cpu",
     deepspeed: Accelerator | None = None,
     processes: Processes | None = None,
+    checkpointing: bool = False,
 ) -> ClientModels:
     """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``.
 
@@ -361,6 +356,7 @@ def build_recommender(
         processes=processes,
         own_rows=rows_of_clients(adapter_shapes(model), tasks) if training.softmax == "catalogue" else {},
         users=users,
+        checkpointing=checkpointing,
     )
 
 

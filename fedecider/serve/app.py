@@ -1,6 +1,5 @@
 """What goes in and out, as OpenAPI shows it."""
 
-
 import asyncio
 import json
 import logging

@@ -253,7 +253,7 @@ def test_half_depth(name):
     """Layers pair off, only the paired ones are trained, and both losses fall."""
     teacher = MODELS[name]()
     family, depths = family_of(teacher), family_of(teacher).depths(teacher.config)
-    student, pairs = build_student(teacher, "mean"), pairs_of(teacher)
+    student, pairs = build_student(teacher), pairs_of(teacher)
     assert family.depths(student.config) == {stack: (layers + 1) // 2 for stack, layers in depths.items()}
     assert len(pairs) == sum(layers // 2 for layers in depths.values())
     before = pair_losses(teacher, student, pairs, BATCH)

@@ -151,7 +151,8 @@ def privacy_data(settings: Settings, num_clients: int) -> dict[str, Any]:
         found["uploads"] = _entry(value, run.privacy.delta, text)
     if users.on:
         num_epochs = run.num_rounds * settings.training.local_epochs
-        found["users"] = _entry(user_epsilon(users, num_epochs), users.delta, user_report(users, num_epochs))
+        asked = (users, num_epochs, run.privacy.delta)
+        found["users"] = _entry(user_epsilon(*asked), run.privacy.delta, user_report(*asked))
     return found
 
 

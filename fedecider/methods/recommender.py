@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
@@ -26,7 +26,6 @@ from fedecider.bounds import (
     Positive,
     PositiveOrInfinite,
     ShareAbove0,
-    above,
     check,
 )
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -163,15 +162,10 @@ class UserPrivacy:
             not given, training is by samples and hides nobody.
         noise_scale: The standard deviation of the noise on the sum over the users of a step, divided by clip; 0 adds
             none.
-        sample_rate: The probability with which each user takes part in a step; an epoch has 1 / sample_rate steps. It
-            takes the place of batch_size.
-        delta: The probability in (epsilon, delta) that the noise leaves open; usually below 1 / users of a client.
     """
 
     clip: PositiveOrInfinite | None = None
     noise_scale: NotNegative = 0.0
-    sample_rate: ShareAbove0 = 0.25
-    delta: Annotated[float, above(0, below=1)] = 1e-5
 
     def __post_init__(self) -> None:
         check(self)

@@ -306,7 +306,7 @@ def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
     made = foundation.begin(config, SILOS, CPU)
     tasks = foundation.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
-    training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01, softmax="catalogue")
+    training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01)
     model = attach_lora(made.model, LoraSettings(4, ("table", "attention")))
     recommender = build_recommender(
         model, made.tokenizer, tasks, seed=0, training=training, ranking=RankingConfig(num_beams=5)

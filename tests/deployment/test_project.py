@@ -30,7 +30,6 @@ CPU = torch.device("cpu")
 CONFIG = DeploymentConfig(max_megabytes=64)
 SEVERAL_TOKENS = ("--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", "2000")
 SEVERAL_TOKENS += ("--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", "1")
-SEVERAL_TOKENS += ("--softmax", "vocabulary")
 
 
 def few(domain: Domain, first: int = 0) -> Domain:

@@ -40,7 +40,6 @@ class RankingConfig:
         num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
             history take beams too before they are dropped. A run needs at least 20, since it reports hit@20, or as many
             as the largest catalogue has items. Where item IDs are one token each, every item is ranked without beams.
-        length_penalty: The score is log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
         prior_weight: The share of what a title has of probability whoever asks that is taken off its score; above 0 it
             keeps a pretrained model from recommending the titles that are common in general. The paper has 0.
         num_eval_users: The number of users of a client in the validation of every round, drawn once; 0 takes all. The
@@ -49,7 +48,6 @@ class RankingConfig:
     """
 
     num_beams: Annotated[int, at_least(1, most=10_000)] = 20
-    length_penalty: Annotated[float, at_least(0, hint="0 ranks by likelihood")] = 0.0
     prior_weight: Annotated[float, at_least(0, most=2)] = 0.0
     num_eval_users: ZeroOrMore = 0
     eval_batch_size: OneOrMore = 32
@@ -74,15 +72,10 @@ def score_candidates(
     attention_mask_BS: Tensor,
     trie: Trie,
     candidate_BM: Tensor,
-    length_penalty: float = 0.0,
 ) -> Tensor:
-    """Exact scores of given items, (B, M), as `idgen.decode.score_catalogue` gives them; -inf for a candidate of -1.
-
-    score = (sum of token log-probabilities, end token included) / (number of tokens) ** length_penalty.
-    """
+    """Exact scores of given items, (B, M), as `idgen.decode.score_catalogue` gives them; -inf for a candidate of -1."""
     log_prob_BMT = token_log_probs(model, input_ids_BS, attention_mask_BS, trie, candidate_BM)
-    length_BM = trie.to(log_prob_BMT.device).length_I[candidate_BM.to(log_prob_BMT.device).clamp(min=0)]
-    score_BM = log_prob_BMT.sum(2) / length_BM**length_penalty
+    score_BM = log_prob_BMT.sum(2)
     return score_BM.masked_fill(candidate_BM.to(score_BM.device) < 0, -torch.inf)
 
 
@@ -293,9 +286,7 @@ def rank_task(
                 item_BI = torch.arange(len(trie), device=device).expand(len(user_B), -1)
                 found_B = _exact_positions(trie_log_probs(model, *prompt, item_BI).cpu(), target_B.cpu(), seen)
             else:
-                item_BK, _ = constrained_beam_search(
-                    model, *prompt, num_beams=ranking.num_beams, length_penalty=ranking.length_penalty
-                )
+                item_BK, _ = constrained_beam_search(model, *prompt, num_beams=ranking.num_beams)
                 found_B = item_positions(item_BK.cpu(), target_B.cpu(), seen).double()
         position_U[user_B] = found_B
     return position_U if users is None else position_U[users]

@@ -491,7 +491,6 @@ def _write_metrics(
         "best_round": state.best_round,
         "best_valid_ndcg@10": state.best_score,
         "num_beams": made.num_beams,
-        "length_penalty": settings.ranking.length_penalty,
         "text_encoder": encoder_label(settings.run.pretrain.text_encoder),
         "domains": {},
     }
@@ -611,7 +610,7 @@ def _notes(
         *alternatives_notes(folder),
         "every item is scored, as its ID is one token"
         if models.num_beams is None
-        else f"beam search with {models.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+        else f"beam search with {models.num_beams} beams",
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         *([f"with memory, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",

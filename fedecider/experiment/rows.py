@@ -342,7 +342,6 @@ def decode_examples(recommender: ClientModels, client: int, domain: Domain, prot
                 attention_mask.to(device),
                 task.trie.to(device),
                 num_beams=num_beams,
-                length_penalty=ranking.length_penalty,
             )
         seen = [history(task.sequences[user], "test") for user in user_B.tolist()]
         position_B = item_positions(item_BK.cpu(), target_B.cpu(), seen if drop_seen else None)

@@ -148,7 +148,6 @@ class PromptLayout(NamedTuple):
     max_tokens: int
     """Tokens of a prompt at most, with the end token; the oldest items are left out first."""
     num_beams: int
-    length_penalty: float
     auto_class: str
     """The class of transformers that loads the backbone."""
     continues_prompt: bool
@@ -218,7 +217,7 @@ def allowed(_, row):  # the tokens with which an item ID goes on
 
 rows = model.generate(
     input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-    num_beams=num_beams, num_return_sequences=num_beams, length_penalty={length_penalty}, early_stopping="never",
+    num_beams=num_beams, num_return_sequences=num_beams, length_penalty=0.0, early_stopping="never",
     max_new_tokens={longest}, eos_token_id={end}, prefix_allowed_tokens_fn=allowed,
 ).tolist()
 found = dict.fromkeys(tuple(row[{start} : row.index({end}, {start})]) for row in rows)
@@ -249,7 +248,6 @@ def _search(prompt: PromptLayout) -> str:
         end=prompt.end_token,
         num_beams=prompt.num_beams,
         start="len(prompt)" if prompt.continues_prompt else 1,
-        length_penalty=prompt.length_penalty,
         longest=prompt.longest_id + 1,
     )
 
@@ -364,7 +362,7 @@ def _prompt_text(prompt: PromptLayout) -> str:
         ("separator between two IDs", separator),
         ("`max_history`", f"{prompt.max_history} (the newest items)"),
         ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),
-        ("beams, length penalty", f"{prompt.num_beams}, {prompt.length_penalty}"),
+        ("beams", f"{prompt.num_beams}"),
     ]
     if prompt.prior_weight:
         said = (

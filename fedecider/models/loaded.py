@@ -98,9 +98,7 @@ def model_scores(
                 rows = alike[part]
                 with autocast(device, precision):
                     asked = (*prompts(histories, rows), trie)
-                    found_BK, _ = constrained_beam_search(
-                        model, *asked, num_beams=num_beams, length_penalty=ranking.length_penalty
-                    )
+                    found_BK, _ = constrained_beam_search(model, *asked, num_beams=num_beams)
                 item_BK[rows, :num_beams] = found_BK.cpu()
         return item_BK
 
@@ -593,7 +591,6 @@ def search(
                 attention_mask.to(device),
                 task.trie.to(device),
                 num_beams=num_beams,
-                length_penalty=ranking.length_penalty,
             )
             for row, items, scores in zip(batch, item_BK.tolist(), score_BK.tolist(), strict=True):
                 dropped = {-1, *(histories[row] if drop_seen else ())}
@@ -616,7 +613,6 @@ def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: in
         attention_mask.to(device),
         task.trie.scored(None).to(device),
         num_beams=ranking.beams_for(k, 0, len(task.trie)),
-        length_penalty=ranking.length_penalty,
     )
     found = zip(item_1K[0].tolist(), score_1K[0].tolist(), strict=True)
     return [Scored(item, score, {}) for item, score in found if item >= 0][:k]

@@ -330,10 +330,6 @@ class Recommender:
         return self._loaded.place.recipe.ranking.num_beams
 
     @property
-    def length_penalty(self) -> float:
-        return self._loaded.place.recipe.ranking.length_penalty
-
-    @property
     def model(self) -> PeftModel:
         """Backbone and adapter."""
         return self._loaded.model

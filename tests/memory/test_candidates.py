@@ -35,7 +35,7 @@ def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
     """Four beams are enough for one item behind two; nobody's beams depend on those of others."""
     searched = []
 
-    def search(model, input_ids_BS, mask_BS, trie, *, num_beams, length_penalty):
+    def search(model, input_ids_BS, mask_BS, trie, *, num_beams):
         searched.append((input_ids_BS[:, 0].tolist(), num_beams))
         return torch.arange(num_beams).expand(len(input_ids_BS), -1), None
 

@@ -174,7 +174,6 @@ def playground(tmp_path_factory):
     content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 30, "num_eval_users": 20, "lora_rank": 24}
     content |= {
-        "encoder": "tfidf",
         "learning_rate": 0.01,
         "update_shares": "1",
         "memory": {"kind": "mixture"},

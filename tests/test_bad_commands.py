@@ -45,7 +45,6 @@ TINY = {
     "num_beams": 20,
     "num_eval_users": 5,
     "eval_batch_size": 60,
-    "encoder": "tfidf",
     "pretrain": {
         "text_encoder": "tfidf",
         "tokenizer_kind": "word",

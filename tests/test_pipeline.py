@@ -36,7 +36,6 @@ SETTINGS = {
     "num_beams": 20,
     "num_eval_users": 40,
     "eval_batch_size": 40,
-    "encoder": "tfidf",
     "pretrain": {
         "tokenizer_kind": "word",
         "vocab_size": 3000,

@@ -35,7 +35,6 @@ def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, c
         "local_epochs": 1,
         "num_eval_users": 20,
         "lora_rank": 2,
-        "encoder": "tfidf",
     }
     content |= {"memory": {"kind": "none"}, "lora_targets": "attention,table", "update_shares": "1"}
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
@@ -88,10 +87,6 @@ REFUSED = {
     ),
     "a loss that is sent": (("--method", "fellrec", *USERS), "fellrec, expected another method: the training loss"),
     "a proximal term": (("--method", "fedprox", *USERS), "expected another method: a proximal term"),
-    "processes that share users": (
-        ("--method", "fedavg", "--placement", "data", *USERS),
-        "placement data, expected clients",
-    ),
     "pooled data": (("--method", "centralised", *USERS), "expected another method: the data"),
     "a search on samples": (("--method", "fdlora", *USERS), "expected another method: fusion weights"),
     "texts of users": (

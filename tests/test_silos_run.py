@@ -73,7 +73,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("silos")
     save_domains({**SILOS, **WHOLE}, folder / "data")
     content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
-    content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2, "encoder": "tfidf"}
+    content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}

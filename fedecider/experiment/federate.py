@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from fedecider.experiment.settings import RunConfig
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import cohort_size
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundSettings, run_rounds
@@ -117,6 +118,16 @@ def run_federation(
     )
 
 
+def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> Launch:
+    """The processes share out the clients of a round, or their data where there are more processes than that.
+
+    Users who are drawn and bounded one by one, and DeepSpeed, want a client in one process.
+    """
+    alone = settings.training.user_privacy.on or launch.deepspeed is not None
+    idle = launch.processes.count > cohort_size(len(clients), settings.run.participation)
+    return launch.placed("data" if idle and not alone else "clients")
+
+
 def federate(settings: Settings, launch: Launch) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
     settings = launch.from_main(settings)  # processes that measured for themselves may have settled on other precisions
@@ -127,7 +138,7 @@ def federate(settings: Settings, launch: Launch) -> Path:
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     foundation = build_foundation(config, launch)
     settled = settle(settings, foundation, launch, RunFolder(root) if config.resume else None)
-    settings, launch = settled.settings, launch.placed(config.placement)
+    settings, launch = settled.settings, shared_out(settled.settings, launch, foundation.domains)
     prepared = prepare_rounds(settings, foundation, launch)
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
@@ -157,7 +168,7 @@ def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientM
     config = settings.run
     if not config.secure_sum:
         return ONE_BY_ONE
-    sums = SecureSums(config.seed, config.secure_threshold, own_rows=recommender.own_rows)
+    sums = SecureSums(config.seed, own_rows=recommender.own_rows)
     gathering = securely_summed_rounds(method, sums)
     if launch.is_main:
         for sentence in bare_rows(recommender.own_rows):

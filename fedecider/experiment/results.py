@@ -108,10 +108,6 @@ def check_privacy(settings: Settings) -> None:
                 "got user_privacy with several entries of first_fusion, expected one: what is sent after the choice "
                 "would tell of users without noise"
             )
-        if config.placement == "data":
-            raise ValueError(
-                "got user_privacy with placement data, expected clients: users are drawn and bounded one by one"
-            )
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
         if reason:
             raise ValueError(f"got user_privacy with {config.method}, expected another method: {reason}")
@@ -313,7 +309,7 @@ def write_results(
     _write_rounds(settings, method, recommender, state, folder, models.memories)
     say_results(settings, method, foundation, state, folder, models)
     texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
-    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.encoder)
+    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.pretrain.text_encoder)
     if page is not None:
         say(f"report: {page}")
     write_table(settings, method, state, folder, models)  # last: a run whose table stands there is finished

@@ -10,7 +10,6 @@ from fedecider.bounds import (
     LoraRank,
     OneOrMore,
     Participation,
-    SecureThreshold,
     Seed,
     Threads,
     ZeroOrMore,
@@ -20,7 +19,6 @@ from fedecider.bounds import (
 )
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean
-from fedecider.federation.parties import Placement
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.models.adapters import LoraSettings
 from fedecider.models.hybrid import MemoryConfig
@@ -50,9 +48,10 @@ class PretrainConfig:
         id_limits: Limits of the search for unique IDs.
         id_generator: Size and training of the ID generator.
         samples: How histories become prompts; used in every stage.
-        text_encoder: The encoder of item texts, for the text neighbours in every table, and where the backbone starts
-            from texts (embedding_init text) or trains on catalogue walks (walk_share): auto (MiniLM where it is
-            installed, else tfidf), minilm, tfidf, or a folder or hub name for sentence-transformers.
+        text_encoder: The encoder of item texts, for the text neighbours in every table, the distances in the report page,
+            and where the backbone starts from texts (embedding_init text) or trains on catalogue walks (walk_share):
+            auto (MiniLM where it is installed, else tfidf), minilm, tfidf, or a folder or hub name for
+            sentence-transformers.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
         alternating: Further phases that train ID generator and backbone in turns.
@@ -167,14 +166,11 @@ class RunConfig:
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
         faults: The file of a scenario, of what goes wrong in which round (configs/scenarios); if empty, nothing does.
-        placement: What several processes share out: clients, of which each trains its own; or data, of which each takes
-            its part of every client's batches and users, for clients that are few and large.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
             the median of their norms.
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
             that drop out of a round are left out of its sum.
-        secure_threshold: The share of a cohort whose uploads a secure sum needs; with fewer the run stops.
         update_shares: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
@@ -183,8 +179,6 @@ class RunConfig:
             numbers.
         protocol: The evaluation protocol: how recommendations are counted.
         resume: If true, the stopped run in output goes on.
-        encoder: The encoder of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm,
-            tfidf, or a folder or hub name for sentence-transformers.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
             such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
@@ -209,16 +203,13 @@ class RunConfig:
     gradient_checkpointing: bool = False
     quantize: Quantize = "none"
     faults: str = ""
-    placement: Placement = "clients"
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
-    secure_threshold: SecureThreshold = 0.6
     update_shares: str = "1"
     teacher_row: bool = True
     num_threads: Threads = 0
     protocol: str = "strict"
     resume: bool = False
-    encoder: str = "auto"
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)

@@ -53,7 +53,7 @@ def sites_in(folder, shops=SHOPS):
 def site_in(folder, client, shops=SHOPS):
     domain = list(shops.values())[client]
     site = site_of("fedavg", 0, folder / domain.name)
-    sums = SiteSums(SecureSums(RUN.seed, RUN.secure_threshold), client, f"counts of {domain.catalogue} in round")
+    sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue} in round")
     siblings = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
     return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", siblings))
 

@@ -48,9 +48,9 @@ class PretrainConfig:
         id_limits: Limits of the search for unique IDs.
         id_generator: Size and training of the ID generator.
         samples: How histories become prompts; used in every stage.
-        text_encoder: The encoder of item texts, for the text neighbours in every table, the distances in the report page,
-            and where the backbone starts from texts (embedding_init text) or trains on catalogue walks (walk_share):
-            auto (MiniLM where it is installed, else tfidf), minilm, tfidf, or a folder or hub name for
+        text_encoder: The encoder of item texts, for the text neighbours in every table, the distances in the report
+            page, and where the backbone starts from texts (embedding_init text) or trains on catalogue walks
+            (walk_share): auto (MiniLM where it is installed, else tfidf), minilm, tfidf, or a folder or hub name for
             sentence-transformers.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.

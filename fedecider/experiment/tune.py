@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedecider.data.domain import by_catalogue, clients_of
-from fedecider.data.domain import clients_of
 from fedecider.experiment.alternatives import settle
 from fedecider.experiment.federate import check_federation, prepare_rounds, run_federation, shared_out
 from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_data

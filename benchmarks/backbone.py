@@ -47,7 +47,6 @@ VARIANTS = {
     "history of 10 in validation": ["--pretrain.samples.eval_history", "10"],
     "oldest item first": ["--pretrain.samples.newest_first", "false"],
     "dropout 0.1": ["--pretrain.backbone.dropout", "0.1"],
-    "label smoothing 0.1": ["--pretrain.train.label_smoothing", "0.1"],
     "learning rate 1e-3": ["--pretrain.train.learning_rate", "1e-3"],
     "natural prompts": ["--pretrain.samples.templates", "natural"],
 }

@@ -252,12 +252,8 @@ class Task(NamedTuple):
         return [list(train_part(sequence)) if self.hold_out else sequence for sequence in self.sequences]
 
     def one_token_catalogue(self) -> Tensor:
-        """(I,) the tokens of all items, rising. ``ValueError`` when an ID, with its end token, has several."""
-        if self.trie.max_length > 1:
-            raise ValueError(
-                f"got item IDs of up to {self.trie.max_length} tokens for {self.name} with softmax catalogue, expected "
-                "one token each (tokenizer_kind phrase, samples.templates history). Set softmax to vocabulary"
-            )
+        """(I,) the tokens of all items, rising, where every ID is one token that nothing closes."""
+        assert self.trie.max_length == 1, self.name
         return torch.tensor(sorted(tokens[0] for tokens in self.item_ids.token_ids))
 
     def wording_tokens(self) -> Tensor:

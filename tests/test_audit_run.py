@@ -174,19 +174,20 @@ def playground(tmp_path_factory):
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 30, "num_eval_users": 20, "lora_rank": 24}
     content |= {
-        "encoder": "tfidf",
         "learning_rate": 0.01,
         "update_shares": "1",
-        "memory": {"kind": "mixture", "calibration_share": 0.5},
+        "memory": {"kind": "mixture"},
     }
     content["pretrain"]["backbone"] |= {"d_model": 24, "d_ff": 32}
     content["pretrain"]["train"] |= {"epochs": 2}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert script("federate", "--config", "toy.yaml", "--output", "runs/audited") == 0
-    return folder
+    with pytest.MonkeyPatch.context() as half:
+        half.setattr("fedecider.experiment.prepare.CALIBRATION_SHARE", 0.5)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            assert script("federate", "--config", "toy.yaml", "--output", "runs/audited") == 0
+        yield folder
 
 
 @pytest.mark.slow

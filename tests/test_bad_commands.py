@@ -45,7 +45,6 @@ TINY = {
     "num_beams": 20,
     "num_eval_users": 5,
     "eval_batch_size": 60,
-    "encoder": "tfidf",
     "pretrain": {
         "text_encoder": "tfidf",
         "tokenizer_kind": "word",
@@ -56,7 +55,7 @@ TINY = {
         "backbone": {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 16},
         "train": {"max_steps": 2, "batch_size": 64},
     },
-    "distill": {"epochs": 0, "report_batches": 1},
+    "distill": {"epochs": 0},
 }
 RUN = "runs/whole"
 

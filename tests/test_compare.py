@@ -43,7 +43,7 @@ RUNS = {
         "backbone": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 64},
         "train": {"max_steps": 20, "learning_rate": 3e-3, "batch_size": 64},
     },
-    "distill": {"epochs": 1, "batch_size": 256, "report_batches": 1},
+    "distill": {"epochs": 1, "batch_size": 256},
 }
 TABLE = {
     "runs": "runs.yaml",

@@ -363,7 +363,7 @@ def _trained(
 
 # A whole table of federated runs: rows x seeds, equal tuning on validation, several runs at once, resumable.
 
-OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
+OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads")
 """Options that the table sets for all runs."""
 ALIKE = (
     "domains",
@@ -688,7 +688,7 @@ def _shared_words(config: CompareConfig) -> list[str]:
     words = ["--config", config.runs] if config.runs else []
     words += ["--data", config.data] if config.data else []
     words += ["--domains", config.domains] if config.domains else []
-    own = {"cache": config.cache, "num_threads": config.num_threads, "encoder": "tfidf"}
+    own = {"cache": config.cache, "num_threads": config.num_threads}
     return [*words, *_words(own)]
 
 

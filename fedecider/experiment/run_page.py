@@ -427,7 +427,7 @@ def _run(files: RunFiles) -> list[Section]:
 def _decoding(metrics: Mapping[str, Any]) -> str:
     if metrics["num_beams"] is None:
         return "every item is scored, as its ID is one token"
-    return f"{metrics['num_beams']} beams, length penalty {metrics['length_penalty']:g}"
+    return f"{metrics['num_beams']} beams"
 
 
 def _results(files: RunFiles) -> list[Section]:

@@ -53,7 +53,7 @@ def sites_in(folder, shops=SHOPS):
 def site_in(folder, client, shops=SHOPS):
     domain = list(shops.values())[client]
     site = site_of("fedavg", 0, folder / domain.name)
-    sums = SiteSums(SecureSums(RUN.seed, RUN.secure_threshold), client, f"counts of {domain.catalogue} in round")
+    sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue} in round")
     siblings = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
     return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", siblings))
 
@@ -413,7 +413,7 @@ def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
     silo_settings = yaml.safe_load((CONFIGS / "companies.yaml").read_text())
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
     silos = share_out({"crime": sample["crime"]}, 2, None, 0)
-    more = {name: silo_settings[name] for name in ("fedecider", "patience", "memory", "update_shares", "softmax")}
+    more = {name: silo_settings[name] for name in ("fedecider", "patience", "memory", "update_shares")}
     more |= {"num_rounds": 3, "learning_rate": 0.01}  # so that few steps change something
     write_playground(tmp_path, {**silos, "comics": sample["comics"]}, **more)
     deploy_playground(tmp_path)

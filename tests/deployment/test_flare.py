@@ -189,7 +189,7 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
     save_domains({name: few(one) for name, one in sample_domains(["crime", "comics"]).items()}, tmp_path / "all")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "data": "all", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
-    content |= {"encoder": "tfidf", "num_threads": 1}
+    content |= {"num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
     content["pretrain"]["train"] |= {"max_steps": 4}

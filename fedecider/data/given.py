@@ -264,7 +264,7 @@ def _schema(given: Given) -> list[str]:
         names = given.table.column_names or list(next(iter(given.table), {}))
         return [str(name) for name in names]
     if path is None:
-        return [str(name) for name in _table(given._replace(columns={})).column_names]
+        return [str(name) for name in _names_in_memory(given)]
     try:
         if _is_parquet(path):
             return list(pyarrow.parquet.read_schema(path).names)
@@ -276,6 +276,15 @@ def _schema(given: Given) -> list[str]:
         raise ValueError(
             f"cannot read the {given.what} in {path} ({error}), expected .parquet, .csv or .tsv"
         ) from error
+
+
+def _names_in_memory(given: Given) -> Iterable[Any]:
+    """The columns of a table in memory, which is not converted for them where it says so itself."""
+    table = given.table
+    if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+        return dict.fromkeys(name for row in table for name in row)
+    known = None if isinstance(table, Mapping) else getattr(table, "column_names", None)
+    return known if isinstance(known, list) else _table(given._replace(columns={})).column_names
 
 
 def _batches(given: Given) -> Iterator[pa.RecordBatch]:

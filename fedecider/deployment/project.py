@@ -107,7 +107,7 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
         os.replace(scratch, output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    for sentence in () if quiet else what_siblings_learn(public, config.memory):
+    for sentence in () if quiet else what_siblings_learn(public, config.hybrid):
         say(sentence)
     return read_project(output)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedecider.cli import audit, federate, report, tune
-from fedecider.cli.federate import track_of
+from fedecider.cli.federate import chosen_track
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import mean_metrics
@@ -17,8 +17,8 @@ from fedecider.evaluation.per_user import read_per_user
 from fedecider.experiment import comparison as collect
 from fedecider.experiment.comparison import id_row
 from fedecider.federation.record import read_records
-from fedecider.id_based import METHODS
 from fedecider.id_based.fedsasrec import FedsasrecConfig
+from fedecider.id_based.methods import METHODS
 from fedecider.id_based.run import IdRunConfig
 from fedecider.models.folders import read_llm_run
 from fedecider.running.run_folder import RunFolder
@@ -143,8 +143,8 @@ def test_other_commands_say_that_the_run_is_none_of_theirs(data, tmp_path, capsy
 
 
 def test_the_track_of_a_method():
-    assert {track_of(["--method", name]) for name in METHODS} == {"id"}
-    assert track_of(["--method", "fedavg"]) == "llm"
+    assert {chosen_track(["--method", name]).name for name in METHODS} == {"id"}
+    assert chosen_track(["--method", "fedavg"]).name == "llm"
 
 
 def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):

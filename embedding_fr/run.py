@@ -16,7 +16,7 @@ from embedding_fr.setup import (
     set_up,
 )
 from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.readers.files import to_stderr
+from fedecider.data.readers.raw import to_stderr
 from fedecider.experiment.engine import Experiment, Rounds, kept_data
 from fedecider.federation.faults import Fault
 from fedecider.federation.state import RunState

@@ -30,6 +30,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.experiment.engine import Callback, kept_data, run_track
 from fedecider.experiment.track import Track, track_of, track_of_config, tracks
 from fedecider.federation.record import read_records
+from fedecider.running.progress import quiet
 from fedecider.running.run_folder import RunFolder, read_object, read_run
 
 DESCRIPTION = "fedecider.federate"
@@ -46,6 +47,7 @@ def federate(
     output: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Train recommenders together, in this process, and return what came of it.
@@ -60,6 +62,7 @@ def federate(
         resume: If true, a run that stopped in ``output`` goes on; where there is none yet, it begins.
         callbacks: Called after every round with a `fedecider.experiment.engine.Round`, in every process; what is true
             ends the run after that round. They are asked in their order.
+        progress: If false, nothing but warnings is printed.
         settings: Options of ``fedecider federate``, blocks as mappings: ``num_rounds=20``,
             ``pretrain={"train": {"epochs": 3}}``.
 
@@ -81,7 +84,8 @@ def federate(
             with config_file(config) as file:
                 first = [f"--config={file}"] if file else []
                 parsed, _ = track.part("parse")(DESCRIPTION, [*first, f"--method={name}", *words])
-            run_track(track, parsed, callbacks)
+            with quiet(not progress):
+                run_track(track, parsed, callbacks, tell_results=False)
     except BaseException:
         if temporary is not None:
             temporary.cleanup()

@@ -252,12 +252,8 @@ class Task(NamedTuple):
         return [list(train_part(sequence)) if self.hold_out else sequence for sequence in self.sequences]
 
     def one_token_catalogue(self) -> Tensor:
-        """(I,) the tokens of all items, rising. ``ValueError`` when an ID, with its end token, has several."""
-        if self.trie.max_length > 1:
-            raise ValueError(
-                f"got item IDs of up to {self.trie.max_length} tokens for {self.name} with softmax catalogue, expected "
-                "one token each (tokenizer_kind phrase, samples.templates history). Set softmax to vocabulary"
-            )
+        """(I,) the tokens of all items, rising, where every ID is one token that nothing closes."""
+        assert self.trie.max_length == 1, self.name
         return torch.tensor(sorted(tokens[0] for tokens in self.item_ids.token_ids))
 
     def wording_tokens(self) -> Tensor:
@@ -509,7 +505,8 @@ def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tup
     config = tasks[0].config
     if len(events.item_E) or config.walk_share == 0.0 or any(task.hold_out for task in tasks):
         return sampled_events(parts, events, config)
-    return np.zeros(0, np.int64), np.full(sum(len(task.trie) for task in tasks), A_WALK)
+    num_walks = config.samples_per_position * sum(len(task.trie) for task in tasks)
+    return np.zeros(0, np.int64), np.full(num_walks, A_WALK)
 
 
 def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:

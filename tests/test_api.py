@@ -127,9 +127,6 @@ def test_early_stopping_ends_the_run_and_a_stopped_run_goes_on(place, result):
 
 
 def test_early_stopping_counts_rounds_without_a_gain():
-    class State:
-        best_round = 2
-
     rounds = [fd.EarlyStopping(2)(fd_round) for fd_round in (_round(2), _round(3), _round(4))]
     assert rounds == [False, False, True]
     with pytest.raises(ValueError, match="at least 1"):
@@ -151,6 +148,7 @@ def test_data_in_memory_are_those_of_a_folder(place, result):
     ours = fd.federate(data, config=settings)
     assert ours.clients == ["crime", "comics"]
     assert ours.metrics.equals(result.metrics)
+    assert "planted" in ours.verdict
     folder = ours.folder.root
     assert folder.is_dir()
     del ours

@@ -21,7 +21,7 @@ from idgen.item_ids import KeywordConfig
 from idgen.prompts import SampleConfig
 from idgen.samples import num_samples, train_batches
 
-CONFIGS = Path(__file__).resolve().parents[1] / "fedecider" / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 CPU = torch.device("cpu")
 DECODER = PretrainConfig(
     tokenizer_kind="phrase",

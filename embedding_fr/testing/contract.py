@@ -14,7 +14,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import Method
 from embedding_fr.setup import EmbeddingRunConfig, local_only
 from embedding_fr.testing.loop import Reference, run_reference
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, Protocol
 from fedecider.federation.method import Block, FederatedMethod

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.data.consent import Consent
-from fedecider.data.domain import Domain, by_catalogue
-from fedecider.data.dropped import Dropped
+from fedecider.data.domain import Domain, Dropped, by_catalogue
 from fedecider.data.federated import FederatedData
 from fedecider.data.given import (
     NAME,
@@ -31,8 +30,7 @@ from fedecider.data.given import (
     usual_column,
 )
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
-from fedecider.data.readers.files import RawFile
-from fedecider.data.readers.table import Catalogue, ItemFields, RawDomain, RawEvents, ReadOptions, collect_items
+from fedecider.data.readers.raw import Catalogue, ItemFields, RawDomain, RawEvents, RawFile, ReadOptions, collect_items
 from fedecider.data.silos import share_by
 
 DEFAULTS = {"k_core": 0}
@@ -106,7 +104,7 @@ def from_events(
         catalogues.update(item_records(one, config.duplicate_items, once=items is None))
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
-        tables = [table for table in (*givens, *things) if one in (table.domain, None) or domain or sources.shared]
+        tables = [table for table in (*givens, *things) if domain or table.domain == one]
         files = {table.path: RawFile(table.path, 0) for table in tables if table.path}
         texts_of = catalogues.get(one, [])
         return RawDomain(raw[one], lambda wanted: _wanted(texts_of, wanted, options), list(files.values()))
@@ -298,8 +296,8 @@ def _keys(public: Any, user: str | None) -> list[str]:
     given = Given("public customers", public, {})
     if isinstance(public, str) and not Path(public).suffix:
         raise ValueError(
-            f"got public {public!r}, which is no column of the events, expected one of their columns, a file of "
-            "customers' keys, the keys themselves, or a share"
+            f"got public {public!r}, which is no column of the events (of every company), expected one of their "
+            "columns, a file of customers' keys, the keys themselves, or a share"
         )
     names = given.column_names
     column = user if user in names else names[0] if len(names) == 1 else needed_column(given, "user")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     BELOW_RATING,
     DEFAULT_TEXT_FIELDS,
     OTHER_TEXT_FIELDS,
@@ -43,7 +43,6 @@ STREAMED_ROWS = 10_000
 """Rows of a streamed data set that are held at a time."""
 NAME = re.compile(r"\w[\w.-]*")
 _NUMBER = re.compile(r"\d{1,10}(\.\d*)?")
-_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Given(NamedTuple):
@@ -130,24 +129,31 @@ class Consents:
     """What a column says about whose events everybody may see: user -> answer."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[bool, str]] = {}
+        self._found: dict[str, tuple[bool, Given, int]] = {}
 
     def add(self, user: str, value: Any, given: Given, number: int) -> None:
         """One row's answer. ``ValueError`` for one that is none, or differs from the user's others."""
-        text = str(int(value) if isinstance(value, float) and value in (0.0, 1.0) else value).lower()
-        if text not in _TRUTHS:
+        answer = _truth(value)
+        if answer is None:
             raise ValueError(f"got {value!r} {given.place('consents', number)}, expected true or false in every row")
-        before, where = self._found.setdefault(user, (_TRUTHS[text], given.place("consents", number)))
-        if before != _TRUTHS[text]:
+        before, table, row = self._found.setdefault(user, (answer, given, number))
+        if before != answer:
             raise ValueError(
-                f"got {text} for the customer {user!r} {given.place('consents', number)}, but {str(before).lower()} "
-                f"{where}, expected the same in all rows of a customer"
+                f"got {answer} for the customer {user!r} {given.place('consents', number)}, but {before} "
+                f"{table.place('consents', row)}, expected the same in all rows of a customer"
             )
 
     @property
     def public(self) -> frozenset[str]:
         """The users whose answer is yes."""
-        return frozenset(user for user, (answer, _) in self._found.items() if answer)
+        return frozenset(user for user, (answer, _, _) in self._found.items() if answer)
+
+
+def _truth(value: Any) -> bool | None:
+    """True, 1 and their texts; False, 0 and theirs; else None."""
+    if isinstance(value, float) and value in (0.0, 1.0):
+        value = int(value)
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
 
 
 def event_tables(
@@ -258,7 +264,7 @@ def _schema(given: Given) -> list[str]:
         names = given.table.column_names or list(next(iter(given.table), {}))
         return [str(name) for name in names]
     if path is None:
-        return [str(name) for name in _table(given._replace(columns={})).column_names]
+        return [str(name) for name in _names_in_memory(given)]
     try:
         if _is_parquet(path):
             return list(pyarrow.parquet.read_schema(path).names)
@@ -270,6 +276,15 @@ def _schema(given: Given) -> list[str]:
         raise ValueError(
             f"cannot read the {given.what} in {path} ({error}), expected .parquet, .csv or .tsv"
         ) from error
+
+
+def _names_in_memory(given: Given) -> Iterable[Any]:
+    """The columns of a table in memory, which is not converted for them where it says so itself."""
+    table = given.table
+    if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+        return dict.fromkeys(name for row in table for name in row)
+    known = None if isinstance(table, Mapping) else getattr(table, "column_names", None)
+    return known if isinstance(known, list) else _table(given._replace(columns={})).column_names
 
 
 def _batches(given: Given) -> Iterator[pa.RecordBatch]:

@@ -16,8 +16,7 @@ import numpy as np
 from fedecider.bounds import Seed, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
 from fedecider.data.consent import Consent, user_order
-from fedecider.data.domain import Domain, check_public_disjoint
-from fedecider.data.dropped import Dropped, Size
+from fedecider.data.domain import Domain, Dropped, Size, check_public_disjoint
 from fedecider.data.filtering import (
     Sequences,
     compress,
@@ -31,14 +30,16 @@ from fedecider.data.filtering import (
     take,
 )
 from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions
-from fedecider.data.readers.files import Tell, describe_bad_lines, to_stderr
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     DEFAULT_TEXT_FIELDS,
     OTHER_TEXT_FIELDS,
     Catalogue,
     ItemFields,
+    Tell,
+    describe_bad_lines,
     display_title,
     item_text,
+    to_stderr,
 )
 from fedecider.data.store import file_sha256, save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedecider.data.card import RawSummary, make_card
-from fedecider.data.domain import NO_EVENTS, Domain, Events
-from fedecider.data.dropped import Dropped
+from fedecider.data.domain import NO_EVENTS, Domain, Dropped, Events
 from fedecider.data.filtering import (
     compress,
     count_exact_duplicates,
@@ -27,7 +26,7 @@ from fedecider.data.filtering import (
 )
 from fedecider.data.given import NAME, Given, event_tables, item_records, text_columns
 from fedecider.data.prepare import NO_TEXT, TOO_LONG
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     DEFAULT_TEXT_FIELDS,
     ReadOptions,
     collect_items,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedecider.data.card import summary
-from fedecider.data.domain import Domain
-from fedecider.data.dropped import Dropped
+from fedecider.data.domain import Domain, Dropped
 from fedecider.data.sites import own_users
 from fedecider.data.sites import publish as publish_tables
 from fedecider.deployment.options import parser_of

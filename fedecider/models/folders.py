@@ -198,7 +198,6 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
         newest_first=samples.newest_first,
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
-        length_penalty=ranking.length_penalty,
         prior_weight=ranking.prior_weight,
         auto_class=family.auto_class,
         continues_prompt=family.continues_prompt,

@@ -148,7 +148,7 @@ def tiny_silos(
         model=model,
         batches=batches,
         positions=positions,
-        training=LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate, softmax="catalogue"),
+        training=LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate),
         own_rows={"lm_head.lora_b": own_KV},
     )
 

@@ -130,7 +130,7 @@ BAD = {
     "no answer": ("maybe", "got 'perhaps' in row 1 of the events (column 'maybe'), expected true or false"),
     "two answers": (
         "mixed",
-        "got false for the customer 'a' in row 2 of the events (column 'mixed'), but true in row 1 of the events",
+        "got False for the customer 'a' in row 2 of the events (column 'mixed'), but True in row 1 of the events",
     ),
 }
 

@@ -14,7 +14,7 @@ from embedding_fr.testing.loop import run_reference
 from embedding_fr.testing.reference import fedcia as reference
 from embedding_fr.testing.reference import graph_filter
 from fedecider.baselines.fitting import train_matrix
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.method import Download
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.rounds import evaluate

@@ -139,14 +139,14 @@ def test_one_name_in_both_tracks_is_refused(site, monkeypatch, capsys):
         with pytest.raises(ValueError, match=message):
             registry["mine"]
     with pytest.raises(ValueError, match=r"method fedmf from acme-fl 1\.0 and from fedecider itself"):
-        federate.track_of(["--method", "fedmf"])
+        federate.chosen_track(["--method", "fedmf"])
     with pytest.raises(ValueError, match=r"method fedavg from other-fl 1\.0 and from fedecider itself"):
-        federate.track_of(["--method", "fedavg"])
+        federate.chosen_track(["--method", "fedavg"])
     for command in ("federate", "deploy simulate"):
         assert main([*command.split(), "--method", "fedmf"]) == 2
         assert "from acme-fl 1.0 and from fedecider itself" in capsys.readouterr().err
-    assert federate.track_of(["--method", "local"]) == "llm"
-    assert federate.track_of(["--method", "pfedrec"]) == "embedding"
+    assert federate.chosen_track(["--method", "local"]).name == "llm"
+    assert federate.chosen_track(["--method", "pfedrec"]).name == "embedding"
     told = {one.what: one.missing for one in doctor.examined()}
     assert all("expected different names" in told[f"method {name}"] for name in ("mine", "fedmf", "fedavg"))
 

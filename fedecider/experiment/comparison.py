@@ -60,7 +60,7 @@ from fedecider.experiment.rows import (
 from fedecider.experiment.tuning import Search, Tried, check_budget, proposal, search_of, shortfall
 from fedecider.federation.record import Recorder, read_json, read_records, write_json, write_text
 from fedecider.federation.streams import stream
-from fedecider.id_based import METHODS as ID_METHODS
+from fedecider.id_based.methods import METHODS as ID_METHODS
 from fedecider.id_based.run import IdRunConfig, IdSettings, train_rounds
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
 from fedecider.models.item_texts import encoded_texts, encoder_digest

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -201,11 +202,12 @@ def training(bench: Bench) -> Iterator[Row | T5ForConditionalGeneration]:
 
 
 def train(bench: Bench, precision: Any, batch_size: int) -> tuple[T5ForConditionalGeneration, float, Row]:
-    """Train for some steps: (model, last loss, row). The first eighth warms up and is not timed."""
+    """Train for some steps: (model, last loss, row). An eighth before them warms up and is not timed."""
     model, steps = new_backbone(bench), bench.size.train_steps
     reset_memory(bench.device)
-    config = BackboneTraining(batch_size=batch_size, max_steps=steps, evaluate_every=steps // 8, precision=precision)
-    logs = train_backbone(model, bench.public, config, 0, bench.device)
+    config = BackboneTraining(batch_size=batch_size, max_steps=steps, precision=precision)
+    logs = train_backbone(model, bench.public, replace(config, max_steps=steps // 8), 0, bench.device)[:1]
+    logs += train_backbone(model, bench.public, config, 1, bench.device)
     losses = [log["loss"] for log in logs]
     assert all(np.isfinite(losses)), f"losses {losses}"
     assert losses[-1] < losses[0], f"the loss does not fall: {losses}"
@@ -236,7 +238,7 @@ def batches_alone(bench: Bench) -> Row:
 def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
     """Two rounds of FeDecider on the student of half depth: plain LoRA, then the fusion of K directions."""
     size, tasks = bench.size, [first_users(task, bench.size.fusion_users, bench) for task in bench.clients]
-    model = attach_lora(build_student(backbone, "first"), LoraSettings(rank=size.lora_rank))
+    model = attach_lora(build_student(backbone), LoraSettings(rank=size.lora_rank))
     recommender = build_recommender(
         model,
         bench.tokenizer,
@@ -428,7 +430,7 @@ def deepspeed_runs() -> Iterator[Row]:
     launcher += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("plain", "zero2", "zero3"):
-            config = str(REPOSITORY / "fedecider" / "configs" / "deepspeed" / f"{name}.json")
+            config = str(REPOSITORY / "configs" / "deepspeed" / f"{name}.json")
             words = [] if name == "plain" else ["--use_deepspeed", "--deepspeed_config_file", config]
             run = ["--num_rounds", "1", "--output", f"{folder}/{name}", "--cache", f"{folder}/cache"]
             done = call([*launcher, *words, script, "--domains", "crime,comics", *run], RUN_S)

@@ -6,7 +6,7 @@
 One model for all domains (SASRec: one a domain). ``public`` trains on item texts and public users, ``pooled`` also on
 the train parts of all clients, which no federation could beat and no silo could do. Seconds are CPU seconds of forward,
 backward and optimiser (of SASRec: of whole epochs). Every curve is a file below --folder that a later call takes up, so
-that a long table can be made in pieces. Rows are settings files of ``configs/`` with the changes below. Validation
+that a long table can be made in pieces. Rows are files of ``benchmarks/configs`` with the changes below. Validation
 items choose the point whose test metrics are shown.
 """
 
@@ -39,14 +39,22 @@ from fedecider.models.item_texts import encoded_texts
 from fedecider.running.options import run
 from idgen.ranking import eval_users, rank_task
 from idgen.samples import Task, num_batches, train_batches
-from idgen.training import epoch_generator, learning_rate_factor, make_optimizer, parameter_groups, sequence_loss
+from idgen.training import (
+    CLIP_NORM,
+    epoch_generator,
+    learning_rate_factor,
+    make_optimizer,
+    parameter_groups,
+    sequence_loss,
+    stage_one_course,
+)
 
-CONFIGS = Path(__file__).resolve().parents[1] / "fedecider" / "configs"
+CONFIGS = Path(__file__).resolve().parent / "configs"
 ROWS: dict[str, tuple[str, list[str]]] = {
-    "decoder": ("amazon_decoder_cpu.yaml", []),
-    "t5": ("amazon_cpu.yaml", []),
+    "decoder": ("amazon_decoder.yaml", []),
+    "t5": ("amazon_t5.yaml", []),
     "t5_text": (
-        "amazon_cpu.yaml",
+        "amazon_t5.yaml",
         ["--pretrain.backbone.embedding_init", "text", "--pretrain.samples.walk_share", "0.5"],
     ),
 }
@@ -86,7 +94,9 @@ def backbone_curve(row: str, args: argparse.Namespace, domains: Mapping[str, Dom
     clients = client_tasks(domains, made.ids, made.tokenizer, settings.run.pretrain)
     tasks = [*made.tasks, *clients] if args.events == "pooled" else made.tasks
     model, config, budget = made.model, settings.run.pretrain.train, 60.0 * args.minutes
-    optimiser = make_optimizer(parameter_groups(model, config), config)
+    course = stage_one_course(model)
+    groups = parameter_groups(model, config.learning_rate, course, config.table_rate)
+    optimiser = make_optimizer(groups, config.learning_rate, course)
     spent, step, due = 0.0, 0, 0.0
     seed = derive_seed(settings.run.seed, "learning curve")
     torch.manual_seed(seed)
@@ -103,14 +113,14 @@ def backbone_curve(row: str, args: argparse.Namespace, domains: Mapping[str, Dom
             model.train()
             started = time.process_time()
             done = min(spent / budget, 1.0)
-            factor = learning_rate_factor(int(done * 1000), 1000, config)
+            factor = learning_rate_factor(int(done * 1000), 1000, course)
             for group in optimiser.param_groups:
                 group["lr"] = group["full_lr"] * factor
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
                 loss = sequence_loss(model, batch)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
             optimiser.step()
             model.eval()
             spent, step = spent + time.process_time() - started, step + 1

@@ -79,13 +79,11 @@ def finetune_loss(teacher: Any, student: Any, batch: TokenBatch, kl_weight: floa
     family = family_of(student)
     hidden_RD, target_R = family.predictions(student, batch)
     with torch.no_grad():
-        wanted_RD = family.predictions(teacher, batch).hidden_RD if kl_weight > 0 else hidden_RD.detach()
+        wanted_RD = family.predictions(teacher, batch).hidden_RD
 
     def loss(rows_RD: Tensor, targets_R: Tensor, wanted_rows_RD: Tensor) -> Tensor:
         logit_RV = family.token_logits(student, rows_RD)
         entropy = F.cross_entropy(logit_RV, targets_R)
-        if kl_weight == 0:
-            return entropy
         with torch.no_grad():
             wanted_RV = family.token_logits(teacher, wanted_rows_RD).log_softmax(-1)
         given_RV = logit_RV.log_softmax(-1)

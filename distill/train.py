@@ -6,24 +6,25 @@ Shapes: P pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from distill.losses import finetune_loss, pair_losses
-from distill.pairing import Init, Keep, Pair, build_student, pair_parameters, pairs_of
-from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Share, ZeroOrMore, check
+from distill.pairing import Pair, build_student, pair_parameters, pairs_of
+from fedecider.bounds import ZeroOrMore
 from idgen.backbones.families import family_of
 from idgen.backbones.family import evaluating
 from idgen.samples import Task, TokenBatch, num_batches, train_batches
 from idgen.training import (
-    BackboneTraining,
+    DISTILL_COURSE,
     Checkpoint,
     OnStep,
+    TrainConfig,
     epoch_generator,
     sequence_loss,
     set_dropout,
@@ -35,74 +36,23 @@ Evaluate = Callable[[Any], dict[str, Any]]
 TRAININGS = ("pairs", "finetune")
 
 
-@dataclass(frozen=True)
-class FinetuneConfig:
-    """Fine-tuning of the whole student after its blocks; an extension, not in FeDecider.
-
-    Args:
-        epochs: The number of passes over the data; 0 for no fine-tuning.
-        learning_rate: The largest learning rate of AdamW.
-        kl_weight: The weight of KL(teacher || student) beside the cross-entropy.
-    """
-
-    epochs: ZeroOrMore = 0
-    learning_rate: Positive = 3e-4
-    kl_weight: NotNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
+REPORT_BATCHES = 8
+"""Batches on which losses are measured before and after."""
+KL_WEIGHT = 0.5
+"""Of KL(teacher || student) beside the cross-entropy in fine-tuning."""
 
 
 @dataclass(frozen=True)
-class DistillConfig:
+class DistillConfig(TrainConfig):
     """Stage 2 (distill): a student of half depth, block by block.
 
     FeDecider, WWW 2026, appendix B.2; the optimisation is not in the paper.
 
     Args:
-        keep: Which layers the student has. "uniform": one for every two (paper); "first_last": the first and the last
-            quarter, one of which learns all that lies between; "all": every one, no student of half depth.
-        init: What a student block starts from: the "first" or the last ("second") of its teacher blocks, or their
-            "mean".
         epochs: The number of passes over the public data; 0 leaves the student as it starts.
-        learning_rate: The largest learning rate of AdamW (no weight decay).
-        batch_size: The number of samples of one step.
-        warmup_share: The share of the steps in which the learning rate rises.
-        schedule: The course of the learning rate: "linear" or "cosine" decay, or "constant".
-        clip_norm: The largest gradient norm of each pair by itself; 0 for no clipping.
-        precision: The number format: "fp32", "bf16" for bfloat16 autocast, or "auto", what is faster on the machine.
-        report_batches: The number of batches on which losses are measured before and after.
-        finetune: Fine-tuning of the whole student afterwards; off by default.
     """
 
-    keep: Keep = "uniform"
-    init: Init = "first"
     epochs: ZeroOrMore = 3
-    learning_rate: Positive = 1e-3
-    batch_size: OneOrMore = 64
-    warmup_share: Share = 0.05
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    clip_norm: NotNegative = 1.0
-    precision: Precision = "fp32"
-    report_batches: OneOrMore = 8
-    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def training(self, epochs: int, learning_rate: float) -> BackboneTraining:
-        """These settings for the training loop; dropout would only add noise to what a block is to return."""
-        return BackboneTraining(
-            learning_rate=learning_rate,
-            batch_size=self.batch_size,
-            epochs=epochs,
-            warmup_share=self.warmup_share,
-            schedule=self.schedule,
-            weight_decay=0.0,
-            dropout=0.0,
-            clip_norm=self.clip_norm,
-            precision=self.precision,
-        )
 
 
 def distill(
@@ -116,6 +66,7 @@ def distill(
     evaluate: Evaluate | None = None,
     held_out: Task | Sequence[Task] | None = None,
     checkpoints: Path | None = None,
+    finetune_rate: float = 0.0,
 ) -> tuple[Any, dict[str, Any]]:
     """A student of half depth trained on the samples of ``tasks``, and a report; the teacher is left as it was.
 
@@ -125,13 +76,14 @@ def distill(
     the start, student), ``parameters``, ``logs``; ``held_out`` (tasks that are not trained on) adds the same losses
     under "held_out", ``evaluate(model)`` adds its results for each model under "metrics".
     ``checkpoints``: a folder for those of both trainings (`idgen.training`).
+    ``finetune_rate``: the learning rate of one further epoch of the whole student (`finetune`); 0 for none.
     Source: FeDecider (WWW 2026), appendix B.2. Differs from the paper: mean over tokens that count instead of a sum
-    over all, see `pair_losses`; ``config.finetune`` is an extension.
+    over all, see `pair_losses`; fine-tuning is an extension.
     """
     device = torch.device(device)
     teacher.to(device).eval()  # type: ignore[arg-type]
-    student = build_student(teacher, config.init, config.keep)
-    pairs = pairs_of(teacher, config.keep)
+    student = build_student(teacher)
+    pairs = pairs_of(teacher)
     measured = {"train": _report_batches(tasks, config, seed, device)}
     if held_out is not None:
         measured["held_out"] = _report_batches(held_out, config, seed, device)
@@ -145,9 +97,10 @@ def distill(
     )
     logs = {"pairs": pairs_log}
     stages["student"] = _measure(teacher, student, pairs, measured, evaluate)
-    if config.finetune.epochs > 0:
+    if finetune_rate > 0.0:
+        tuned = replace(config, learning_rate=finetune_rate, epochs=1)
         logs["finetune"] = finetune(
-            teacher, student, tasks, config, seed=seed, device=device, on_step=on_step, checkpoint=begun["finetune"]
+            teacher, student, tasks, tuned, seed=seed, device=device, on_step=on_step, checkpoint=begun["finetune"]
         )
         stages["finetuned"] = _measure(teacher, student, pairs, measured, evaluate)
     report = {
@@ -176,16 +129,13 @@ def train_pairs(
 ) -> list[dict[str, Any]]:
     """Train every student block on its pair, in place; logs as in `train_model` (loss: sum over the pairs)."""
     teacher.eval()
-    pairs = pairs_of(teacher, config.keep)
-    if not pairs:
-        return []
+    pairs = pairs_of(teacher)
 
     def loss(batch: TokenBatch) -> torch.Tensor:
         return pair_losses(teacher, student, pairs, batch).sum()
 
-    training = config.training(config.epochs, config.learning_rate)
     groups = [pair_parameters(student, pair) for pair in pairs]
-    return _train(student, groups, tasks, training, loss, seed, device, on_step, checkpoint, clip_each_group=True)
+    return _train(student, groups, tasks, config, loss, seed, device, on_step, checkpoint, clip_each_group=True)
 
 
 def finetune(
@@ -204,25 +154,23 @@ def finetune(
     Reason: each block was trained on inputs of the teacher, which it does not see in the chain.
     """
     teacher.eval()
-    settings = config.finetune
 
     def loss(batch: TokenBatch) -> torch.Tensor:
-        return finetune_loss(teacher, student, batch, settings.kl_weight)
+        return finetune_loss(teacher, student, batch, KL_WEIGHT)
 
-    training = config.training(settings.epochs, settings.learning_rate)
     blocks = [
         Pair(stack, i, i, i) for stack, layers in family_of(student).layers(student).items() for i in range(len(layers))
     ]
     groups = [pair_parameters(student, block) for block in blocks]
     # seed + 1: other batches than the pairs had.
-    return _train(student, groups, tasks, training, loss, seed + 1, device, on_step, checkpoint, clip_each_group=False)
+    return _train(student, groups, tasks, config, loss, seed + 1, device, on_step, checkpoint, clip_each_group=False)
 
 
 def _train(
     student: Any,
     trained: Sequence[Sequence[nn.Parameter]],
     tasks: Task | Sequence[Task],
-    training: BackboneTraining,
+    training: DistillConfig,
     loss: Callable[[TokenBatch], torch.Tensor],
     seed: int,
     device: torch.device | str,
@@ -239,8 +187,9 @@ def _train(
     logs = train_model(
         student,
         lambda epoch: train_batches(tasks, training.batch_size, epoch_generator(seed, epoch)),
-        num_batches(tasks, training.batch_size),
+        training.epochs * num_batches(tasks, training.batch_size),
         training,
+        DISTILL_COURSE,
         device,
         seed=seed,
         parameters=groups,
@@ -258,7 +207,7 @@ def _report_batches(
     tasks: Task | Sequence[Task], config: DistillConfig, seed: int, device: torch.device
 ) -> list[TokenBatch]:
     generator = torch.Generator().manual_seed(seed)
-    batches = islice(train_batches(tasks, config.batch_size, generator), config.report_batches)
+    batches = islice(train_batches(tasks, config.batch_size, generator), REPORT_BATCHES)
     return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
 from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_run

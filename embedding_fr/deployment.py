@@ -32,9 +32,8 @@ from embedding_fr.setup import (
     keep_freed_memory,
     working_set,
 )
-from fedecider.data.interactions import load_interactions
-from fedecider.data.rating_sets import PREPARED
-from fedecider.data.readers.files import to_stderr
+from fedecider.data.interactions import PREPARED, load_interactions
+from fedecider.data.readers.raw import to_stderr
 from fedecider.data.store import load_domains
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
 from fedecider.deployment.server import Plan

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import (
@@ -13,12 +16,29 @@ from embedding_fr.setup import (
     set_up,
 )
 from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.readers.files import to_stderr
-from fedecider.experiment.engine import Experiment, Rounds
+from fedecider.data.readers.raw import to_stderr
+from fedecider.experiment.engine import Experiment, Rounds, kept_data
 from fedecider.federation.faults import Fault
 from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder
+
+
+def data_words(data: Any, cache: Path) -> list[str]:
+    """Options that name data of the Python API: a rating data set by its name, or one prepared domain.
+
+    Raises:
+        ValueError: several domains: every user is a client here, of one data set.
+    """
+    if isinstance(data, str) and not Path(data).is_dir():
+        return [f"--dataset={data}"]
+    names = list(data) if isinstance(data, Mapping) else sorted(path.name for path in Path(data).iterdir())
+    if len(names) != 1:
+        raise ValueError(
+            f"got the domains {', '.join(names)} for the embedding track, expected one: every user is a client here"
+        )
+    folder = kept_data(data, cache) if isinstance(data, Mapping) else Path(data)
+    return [f"--dataset={names[0]}", "--source=prepared", f"--raw={folder}"]
 
 
 def load(settings: EmbeddingSettings, launch: Launch) -> Experiment:

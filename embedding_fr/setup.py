@@ -19,8 +19,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
 from embedding_fr.tables import personal_rows, personal_table
 from fedecider.bounds import NotNegative, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, check
-from fedecider.data.interactions import Interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment.engine import Rounds

@@ -10,7 +10,7 @@ from typing import Any
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, rounds_of, set_up
 from fedecider.data.interactions import load_interactions
-from fedecider.data.readers.files import to_stderr
+from fedecider.data.readers.raw import to_stderr
 from fedecider.experiment.engine import train
 from fedecider.experiment.tuning import Outcome, Track, TrialPlace, TuneConfig, tune
 from fedecider.running.launch import Launch

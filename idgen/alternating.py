@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -18,14 +18,16 @@ from idgen.samples import Task, num_batches, train_batches
 from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
     BackboneTraining,
+    Course,
     LossFn,
     OnStep,
     TokenBatch,
+    TrainConfig,
     epoch_generator,
     make_optimizer,
     parameter_groups,
     sequence_loss,
-    set_dropout,
+    stage_one_course,
     train_steps,
 )
 
@@ -39,7 +41,8 @@ class _Side(NamedTuple):
     """Training of one of the two models over all its turns."""
 
     optimizer: torch.optim.AdamW
-    config: BackboneTraining
+    config: TrainConfig
+    course: Course
     step: int
     total_steps: int
 
@@ -108,11 +111,12 @@ def alternate(
     tasks = make_tasks(ids)
     order = phases(config)
     positions = sum(int(is_target(task.train).sum()) for task in tasks)  # no walks: the generator has none
-    rec = _side(backbone, train, order.count("backbone") * config.rec_epochs * num_batches(tasks, train.batch_size))
-    id_train = replace(train, learning_rate=config.id_lr, batch_size=config.id_batch_size)
-    gen = _side(generator, id_train, order.count("ids") * config.id_epochs * -(-positions // config.id_batch_size))
-    if train.dropout is not None:
-        set_dropout(backbone, train.dropout)
+    course = stage_one_course(backbone)
+    rec_steps = order.count("backbone") * config.rec_epochs * num_batches(tasks, train.batch_size)
+    rec = _side(backbone, train, course, rec_steps, train.table_rate)
+    id_train = TrainConfig(config.id_lr, config.id_batch_size, train.precision)
+    gen_steps = order.count("ids") * config.id_epochs * -(-positions // config.id_batch_size)
+    gen = _side(generator, id_train, course, gen_steps, train.table_rate)
     logs: list[dict[str, Any]] = []
     with _seeded(seed, device):
         for turn, trained in enumerate(order):
@@ -148,8 +152,9 @@ def changed_ids(old: Sequence[Task], new: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _side(model: nn.Module, config: BackboneTraining, total_steps: int) -> _Side:
-    return _Side(make_optimizer(parameter_groups(model, config), config), config, 0, total_steps)
+def _side(model: nn.Module, config: TrainConfig, course: Course, total_steps: int, table_rate: float = 1.0) -> _Side:
+    groups = parameter_groups(model, config.learning_rate, course, table_rate)
+    return _Side(make_optimizer(groups, config.learning_rate, course), config, course, 0, total_steps)
 
 
 def _train_backbone(
@@ -163,7 +168,7 @@ def _train_backbone(
     backbone.train()
 
     def loss(batch: TokenBatch) -> Tensor:
-        return sequence_loss(backbone, batch, side.config.label_smoothing)
+        return sequence_loss(backbone, batch)
 
     epochs = (train_batches(tasks, side.config.batch_size, stream) for stream in streams)
     return _run(side, epochs, loss, device, on_step)
@@ -196,7 +201,15 @@ def _run(
     losses = []
     for batches in epochs:
         done, loss, _ = train_steps(
-            side.optimizer, batches, loss_fn, side.config, device, side.step, side.total_steps, on_step
+            side.optimizer,
+            batches,
+            loss_fn,
+            side.config.precision,
+            side.course,
+            device,
+            side.step,
+            side.total_steps,
+            on_step,
         )
         side = side._replace(step=side.step + done)
         losses.append(loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
 from idgen.precision import Quantize, keep_trainable, loading_options
 from idgen.samples import Task, num_batches, train_batches
 from idgen.text_vectors import WordVectorConfig, start_from_word_vectors, token_vectors, word_vectors
-from idgen.training import BackboneTraining, Checkpoint, OnStep, epoch_generator, train_model
+from idgen.training import BackboneTraining, Checkpoint, OnStep, epoch_generator, stage_one_course, train_model
 
 SMALL_T5: dict[str, Any] = {
     "d_model": 4,
@@ -283,8 +283,8 @@ def train_backbone(
     seed: int,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
-    validate: Callable[[], float] | None = None,
     checkpoint: Checkpoint | None = None,
+    checkpointing: bool = False,
 ) -> list[dict[str, Any]]:
     """Train what is not frozen on the mixed training samples of ``tasks``, in place; logs as in `train_model`.
 
@@ -293,12 +293,14 @@ def train_backbone(
     return train_model(
         model,
         lambda epoch: train_batches(tasks, config.batch_size, epoch_generator(seed, epoch)),
-        num_batches(tasks, config.batch_size),
+        config.max_steps or config.epochs * num_batches(tasks, config.batch_size),
         config,
+        stage_one_course(model),
         device,
         seed=seed,
+        table_rate=config.table_rate,
+        checkpointing=checkpointing,
         on_step=on_step,
-        validate=validate,
         checkpoint=checkpoint,
     )
 

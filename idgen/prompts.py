@@ -157,7 +157,8 @@ class SampleConfig:
         pair_directions: Which items make a pair with the target. "forward": the item before the target; "both": also
             items after it.
         walk_share: The share of all training samples that are catalogue walks, which come on top of the others: a
-            history of items whose texts stand near the target's, drawn from the published catalogue alone.
+            history of items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody
+            is public, an epoch is one walk for each item, whatever the share.
     """
 
     templates: TemplateSet = "natural"

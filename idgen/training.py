@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -22,17 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedecider.bounds import (
-    NotNegative,
-    OneOrMore,
-    Positive,
-    Precision,
-    Schedule,
-    Share,
-    ShareBelow1,
-    ZeroOrMore,
-    check,
-)
+from fedecider.bounds import OneOrMore, Positive, Precision, Schedule, ZeroOrMore, check
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import TokenBatch, num_samples_of
 from idgen.precision import autocast
@@ -43,30 +33,19 @@ EVERY_S = 300.0
 """Seconds between two checkpoints: what a kill costs at most. Trainings that are shorter write none."""
 
 
-class Best(NamedTuple):
-    """The best validation so far."""
-
-    score: float
-    step: int
-    weights: list[Tensor]
-
-
 @dataclass
 class Position:
-    """How far a training is. A piece is what one log is of: an epoch, or ``evaluate_every`` steps of it."""
+    """How far a training is."""
 
     epoch: int = 0
     step: int = 0
     batches: int = 0
     """Steps of the epoch that are done."""
-    done: int = 0
-    """Steps of the piece."""
     loss: float = 0.0
-    """Sum over the steps of the piece."""
+    """Sum over the steps of the epoch."""
     samples: int = 0
     seconds: float = 0.0
     logs: list[dict[str, Any]] = field(default_factory=list)
-    best: Best | None = None
 
 
 class Checkpoint:
@@ -91,13 +70,11 @@ class Checkpoint:
         tensors["generator"] = torch.get_rng_state()
         if device.type == "cuda":
             tensors["device_generator"] = torch.cuda.get_rng_state(device)
-        told: dict[str, Any] = {**vars(at), "best": None}
-        if at.best is not None:
-            tensors |= {f"best.{i}": one for i, one in enumerate(at.best.weights)}
-            told["best"] = [at.best.score, at.best.step]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        save_file({name: one.contiguous() for name, one in tensors.items()}, scratch, {"position": json.dumps(told)})
+        save_file(
+            {name: one.contiguous() for name, one in tensors.items()}, scratch, {"position": json.dumps(vars(at))}
+        )
         os.replace(scratch, self.path)
         self._last = time.monotonic()
 
@@ -114,10 +91,7 @@ class Checkpoint:
             with safe_open(str(self.path), "pt") as file:
                 told = json.loads(file.metadata()["position"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            found, best, generator = _group(tensors, "parameter"), _group(tensors, "best"), tensors["generator"]
-            if best:
-                score, step = told["best"]
-                told["best"] = Best(score, step, best)
+            found, generator = _group(tensors, "parameter"), tensors["generator"]
             at = Position(**told)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"got a damaged {self.path}, expected a checkpoint of a training. {advice}") from error
@@ -167,54 +141,71 @@ NOTE_EVERY = 20
 """Steps between two readings of the loss, which make an accelerator wait, and between places to go on from."""
 
 
+ADAM_EPSILON = 1e-6
+"""Of stages 1 and 2, as in IDGenRec."""
+CLIP_NORM = 1.0
+"""The largest gradient norm: of everything together, or of each group by itself."""
+
+
 @dataclass(frozen=True)
-class BackboneTraining:
-    """Optimisation by AdamW. The defaults follow IDGenRec (SIGIR 2024) but for ``epochs``.
+class TrainConfig:
+    """What stage 1, distillation and local training have in common; all of them optimise by AdamW.
 
     Args:
-        learning_rate: The largest learning rate, reached at the end of the warm-up.
-        table_rate: The factor on the learning rate of the token embeddings. A table of item tokens has to move much
-            further than layers that start well.
-        batch_size: The number of samples of one optimiser step.
-        epochs: The number of passes over the data.
-        max_steps: The number of optimiser steps; 0 takes as many as epochs says.
-        warmup_share: The share of all steps in which the learning rate rises from 0.
-        schedule: The course of the learning rate after the warm-up: "linear" or "cosine" down to final_share, or
-            "constant".
-        final_share: The share of the learning rate that is left at the end of "linear" and "cosine".
-        weight_decay: The decoupled weight decay; norms and biases have none.
-        beta2: AdamW's decay rate of the squared gradients; 0.98 adapts faster in short runs.
-        dropout: The dropout while training; if not given, it is the model's own.
-        label_smoothing: The share of the target probability that is spread over the vocabulary.
-        clip_norm: The largest gradient norm over all parameters; 0 for no clipping.
-        precision: The number format: "fp32", "bf16" for bfloat16 autocast with fp32 weights, or "auto", what is faster
-            on the machine.
-        gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
-            kept: less memory, about a third more time.
-        evaluate_every: The number of steps between two validations; 0 validates at the end of every epoch.
-        keep_best: If true, the weights with the best validation score are taken at the end.
+        learning_rate: The largest learning rate.
+        batch_size: The number of samples of one step.
+        precision: The number format: fp32, bf16 for bfloat16 autocast with fp32 weights, or auto, what is faster on the
+            machine.
     """
 
     learning_rate: Positive = 1e-3
-    table_rate: Positive = 1.0
     batch_size: OneOrMore = 64
-    epochs: ZeroOrMore = 1
-    max_steps: ZeroOrMore = 0
-    warmup_share: Share = 0.05
-    schedule: Schedule = "linear"
-    final_share: Share = 0.0
-    weight_decay: NotNegative = 0.01
-    beta2: ShareBelow1 = 0.999
-    dropout: ShareBelow1 | None = None
-    label_smoothing: Share = 0.0
-    clip_norm: NotNegative = 1.0
     precision: Precision = "fp32"
-    gradient_checkpointing: bool = False
-    evaluate_every: ZeroOrMore = 0
-    keep_best: bool = False
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True)
+class BackboneTraining(TrainConfig):
+    """Stage 1: optimisation of the backbone.
+
+    Args:
+        epochs: The number of passes over the data.
+        max_steps: The number of optimiser steps; 0 takes as many as epochs says.
+        table_rate: The factor on the learning rate of the token embeddings. A table of item tokens has to move much
+            further than layers that start well.
+    """
+
+    epochs: ZeroOrMore = 1
+    max_steps: ZeroOrMore = 0
+    table_rate: Positive = 1.0
+
+
+class Course(NamedTuple):
+    """What is no setting of a training of ``total_steps`` steps."""
+
+    schedule: Schedule
+    """Down to 0 at the end."""
+    warmup: Callable[[int], int]
+    """total steps -> those in which the learning rate rises from 0."""
+    weight_decay: float
+    """Decoupled; norms and biases have none."""
+    beta2: float
+    """AdamW's decay rate of the squared gradients."""
+    dropout: float | None
+    """None: the model's own."""
+
+
+def stage_one_course(model: Any) -> Course:
+    """Of the backbone: linear decay for a T5, cosine for models that continue their prompt."""
+    schedule: Schedule = "cosine" if family_of(model).continues_prompt else "linear"
+    # beta2 0.98 adapts faster in short runs, and the short ones need a tenth of their steps to warm up.
+    return Course(schedule, lambda total: max(round(0.05 * total), min(12, round(0.1 * total))), 0.01, 0.98, None)
+
+
+DISTILL_COURSE = Course("linear", lambda total: round(0.05 * total), weight_decay=0.0, beta2=0.999, dropout=0.0)
+"""Dropout would only add noise to what a block is to return."""
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
@@ -223,7 +214,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(word >> 1)
 
 
-def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -> Tensor:
+def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
     ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
@@ -236,7 +227,7 @@ def sequence_loss(model: Any, batch: TokenBatch, label_smoothing: float = 0.0) -
         target_R = torch.searchsorted(token_C, target_R)
 
     def loss(rows_RD: Tensor, targets_R: Tensor) -> Tensor:
-        return F.cross_entropy(family.token_logits(base, rows_RD, token_C), targets_R, label_smoothing=label_smoothing)
+        return F.cross_entropy(family.token_logits(base, rows_RD, token_C), targets_R)
 
     return mean_in_pieces(loss, base.config.vocab_size if token_C is None else len(token_C), hidden_RD, target_R)
 
@@ -254,12 +245,14 @@ def mean_in_pieces(loss: Callable[..., Tensor], vocab_size: int, *rows: Tensor) 
     return torch.stack(means).sum() / len(rows[0])
 
 
-def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, learning_rate: float, course: Course, table_rate: float = 1.0
+) -> list[dict[str, Any]]:
     """Trainable parameters of ``model`` for AdamW: weights with decay; norms and biases, by class, without.
 
     Token embeddings are a group of their own where ``table_rate`` is not 1.
     """
-    table = model.get_input_embeddings().weight if config.table_rate != 1.0 else None  # type: ignore[operator]
+    table = model.get_input_embeddings().weight if table_rate != 1.0 else None  # type: ignore[operator]
     kept_whole = {
         id(parameter)
         for module in model.modules()
@@ -274,22 +267,19 @@ def parameter_groups(model: nn.Module, config: BackboneTraining) -> list[dict[st
             (kept if whole else decayed).append(parameter)
     tables = [table] if table is not None and table.requires_grad else []
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": decayed, "weight_decay": course.weight_decay},
         {"params": kept, "weight_decay": 0.0},
-        {"params": tables, "weight_decay": config.weight_decay, "lr": config.learning_rate * config.table_rate},
+        {"params": tables, "weight_decay": course.weight_decay, "lr": learning_rate * table_rate},
     ]
     return [group for group in groups if group["params"]]
 
 
-def learning_rate_factor(step: int, total_steps: int, config: BackboneTraining) -> float:
+def learning_rate_factor(step: int, total_steps: int, course: Course) -> float:
     """Factor on the learning rate in step 0 .. ``total_steps - 1``."""
-    warmup = round(config.warmup_share * total_steps)
+    warmup = course.warmup(total_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    if config.schedule == "constant":
-        return 1.0
-    share = decay(config.schedule, (step - warmup) / max(1, total_steps - warmup))
-    return config.final_share + (1 - config.final_share) * share
+    return decay(course.schedule, (step - warmup) / max(1, total_steps - warmup))
 
 
 def decay(schedule: Schedule, progress: float) -> float:
@@ -312,14 +302,14 @@ def set_rates(optimizer: Any, factor: float) -> None:
         group["lr"] = group["full_lr"] * factor
 
 
-def make_optimizer(groups: Sequence[dict[str, Any]], config: BackboneTraining) -> torch.optim.AdamW:
-    """AdamW with eps 1e-6; a group may bring its own ``lr`` and ``weight_decay``."""
+def make_optimizer(groups: Sequence[dict[str, Any]], learning_rate: float, course: Course) -> torch.optim.AdamW:
+    """AdamW; a group may bring its own ``lr`` and ``weight_decay``."""
     optimizer = torch.optim.AdamW(
         list(groups),
-        lr=config.learning_rate,
-        betas=(0.9, config.beta2),
-        eps=1e-6,
-        weight_decay=config.weight_decay,
+        lr=learning_rate,
+        betas=(0.9, course.beta2),
+        eps=ADAM_EPSILON,
+        weight_decay=course.weight_decay,
         fused=True,
     )
     return keep_full_rates(optimizer)
@@ -358,7 +348,8 @@ def train_steps(
     optimizer: torch.optim.AdamW,
     batches: Iterable[TokenBatch],
     loss_fn: LossFn,
-    config: BackboneTraining,
+    precision: Precision,
+    course: Course,
     device: torch.device,
     first_step: int,
     total_steps: int,
@@ -367,7 +358,7 @@ def train_steps(
 ) -> tuple[int, float, int]:
     """One optimiser step per batch until the batches or ``total_steps`` end: (steps done, mean loss, samples).
 
-    ``clip_each_group``: hold the gradient norm of every parameter group by itself below ``clip_norm``.
+    ``clip_each_group``: hold the gradient norm of every parameter group by itself below `CLIP_NORM`.
     Errors: ``ValueError`` when the loss is not finite any more.
     """
     clipped = [group["params"] for group in optimizer.param_groups]
@@ -379,14 +370,13 @@ def train_steps(
         if step >= total_steps:
             break
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        set_rates(optimizer, learning_rate_factor(step, total_steps, config))
-        with autocast(device, config.precision):
+        set_rates(optimizer, learning_rate_factor(step, total_steps, course))
+        with autocast(device, precision):
             loss = loss_fn(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if config.clip_norm > 0:
-            for parameters in clipped:
-                nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+        for parameters in clipped:
+            nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
         optimizer.step()
         loss_sum += loss.detach()
         step += 1
@@ -402,116 +392,93 @@ def train_steps(
 def train_model(
     model: nn.Module,
     batches_of_epoch: Callable[[int], Iterable[TokenBatch]],
-    steps_per_epoch: int,
-    config: BackboneTraining,
+    total_steps: int,
+    config: TrainConfig,
+    course: Course,
     device: torch.device | str = "cpu",
     *,
     seed: int,
+    table_rate: float = 1.0,
+    checkpointing: bool = False,
     parameters: Sequence[dict[str, Any]] | None = None,
     loss_fn: LossFn | None = None,
     on_step: OnStep | None = None,
-    validate: Callable[[], float] | None = None,
     clip_each_group: bool = False,
     checkpoint: Checkpoint | None = None,
 ) -> list[dict[str, Any]]:
-    """Train ``model`` in place and return one log per epoch (or per ``evaluate_every`` steps).
+    """Train ``model`` in place and return one log per epoch.
 
-    ``batches_of_epoch(epoch)``: the batches of epoch 0, 1, ...; ``steps_per_epoch``: how many there are.
+    ``batches_of_epoch(epoch)``: the batches of epoch 0, 1, ...
+    ``table_rate``: factor on the learning rate of the token embeddings. ``checkpointing``: as in `checkpointed`.
     ``parameters``: AdamW groups, default all trainable parameters. ``loss_fn(batch)``: default `sequence_loss`.
     ``clip_each_group``: as in `train_steps`.
-    ``validate()``: score of the current weights, higher is better; logged, and the choice of ``keep_best``.
     ``checkpoint``: where to keep how far it is, and to go on from; weights are those of a training that never stopped.
-    A log holds epoch, step, loss, samples, samples_per_s, learning_rate and, with ``validate``, score.
+    A log holds epoch, step, loss, samples, samples_per_s, learning_rate.
     Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
     Errors: ``ValueError`` when the loss is not finite any more.
     """
-    if config.keep_best and validate is None:
-        raise ValueError("got keep_best without a validation, expected keep_best false: there is nothing to compare")
     device = torch.device(device)
-    total_steps = config.max_steps or config.epochs * steps_per_epoch
-    optimizer = make_optimizer(parameter_groups(model, config) if parameters is None else parameters, config)
+    if parameters is None:
+        parameters = parameter_groups(model, config.learning_rate, course, table_rate)
+    optimizer = make_optimizer(parameters, config.learning_rate, course)
     if loss_fn is None:
-        loss_fn = lambda batch: sequence_loss(model, batch, config.label_smoothing)  # noqa: E731
-    if config.dropout is not None:
-        set_dropout(model, config.dropout)
+        loss_fn = lambda batch: sequence_loss(model, batch)  # noqa: E731
+    if course.dropout is not None:
+        set_dropout(model, course.dropout)
     forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with forked, checkpointed(model, config.gradient_checkpointing):
+    with forked, checkpointed(model, checkpointing):
         torch.manual_seed(seed)
         at = Position() if checkpoint is None else checkpoint.read(optimizer, device)
         if at.step and on_step is not None:
             on_step(at.step, total_steps, "goes on")
         while at.step < total_steps:
             before = at.step
-            for piece in _pieces(islice(batches_of_epoch(at.epoch), at.batches, None), config.evaluate_every, at.done):
-                model.train()
-                started = time.perf_counter() - at.seconds
-                for batches in _pieces(piece, NOTE_EVERY):
-                    at.seconds = time.perf_counter() - started
-                    if checkpoint is not None:
-                        checkpoint.write_if_due(at, optimizer, device)
-                    done, loss, samples = train_steps(
-                        optimizer, batches, loss_fn, config, device, at.step, total_steps, on_step, clip_each_group
-                    )
-                    at.step, at.batches, at.done = at.step + done, at.batches + done, at.done + done
-                    at.loss, at.samples = at.loss + loss * done, at.samples + samples
-                    if at.step >= total_steps:
-                        break
-                if at.done == 0:
+            model.train()
+            started = time.perf_counter() - at.seconds
+            for batches in _pieces(islice(batches_of_epoch(at.epoch), at.batches, None), NOTE_EVERY):
+                at.seconds = time.perf_counter() - started
+                if checkpoint is not None:
+                    checkpoint.write_if_due(at, optimizer, device)
+                done, loss, samples = train_steps(
+                    optimizer,
+                    batches,
+                    loss_fn,
+                    config.precision,
+                    course,
+                    device,
+                    at.step,
+                    total_steps,
+                    on_step,
+                    clip_each_group,
+                )
+                at.step, at.batches = at.step + done, at.batches + done
+                at.loss, at.samples = at.loss + loss * done, at.samples + samples
+                if at.step >= total_steps:
                     break
-                log = {
-                    "epoch": at.epoch,
-                    "step": at.step,
-                    "loss": at.loss / at.done,
-                    "samples": at.samples,
-                    "samples_per_s": at.samples / max(time.perf_counter() - started, 1e-9),
-                    "learning_rate": optimizer.param_groups[0]["lr"],
-                }
-                if validate is not None:
-                    model.eval()
-                    log["score"] = validate()
-                    at.best = _better(at.best, log, optimizer) if config.keep_best else None
-                at.logs.append(log)
-                at.done, at.loss, at.samples, at.seconds = 0, 0.0, 0, 0.0
-            if at.step == before:
+            if at.step == before and at.batches == 0:
                 raise ValueError(f"epoch {at.epoch} has no batches; expected training samples. Check the prepared data")
+            log = {
+                "epoch": at.epoch,
+                "step": at.step,
+                "loss": at.loss / at.batches,
+                "samples": at.samples,
+                "samples_per_s": at.samples / max(time.perf_counter() - started, 1e-9),
+                "learning_rate": optimizer.param_groups[0]["lr"],
+            }
+            at.logs.append(log)
+            at.loss, at.samples, at.seconds = 0.0, 0, 0.0
             at.epoch, at.batches = at.epoch + 1, 0
         if checkpoint is not None:
             checkpoint.write_if_due(at, optimizer, device)
-    if at.best is not None:
-        _restore(at.best, optimizer)
-        at.logs.append({"kept_step": at.best.step, "score": at.best.score})
     model.eval()
     return at.logs
 
 
-def _pieces(batches: Iterable[TokenBatch], size: int, done: int = 0) -> Iterable[Iterable[TokenBatch]]:
-    """The batches in pieces of ``size`` (0: all at once), of the first of which ``done`` are there already."""
+def _pieces(batches: Iterable[TokenBatch], size: int) -> Iterable[Iterable[TokenBatch]]:
+    """The batches in pieces of ``size``."""
     iterator = iter(batches)
-    if size == 0:
-        yield iterator
-        return
     for first in iterator:
-        yield _chain(first, iterator, size - done)
-        done = 0
-
-
-def _chain(first: TokenBatch, rest: Iterable[TokenBatch], size: int) -> Iterable[TokenBatch]:
-    yield first
-    for _, batch in zip(range(size - 1), rest, strict=False):
-        yield batch
-
-
-def _better(best: Best | None, log: dict[str, Any], optimizer: torch.optim.Optimizer) -> Best:
-    if best is not None and log["score"] <= best.score:
-        return best
-    weights = [parameter.detach().to("cpu", copy=True) for parameter in parameters_of(optimizer)]
-    return Best(log["score"], log["step"], weights)
-
-
-def _restore(best: Best, optimizer: torch.optim.Optimizer) -> None:
-    with torch.no_grad():
-        for parameter, weight in zip(parameters_of(optimizer), best.weights, strict=True):
-            parameter.copy_(weight)
+        yield chain([first], islice(iterator, size - 1))
 
 
 def _finite(loss: Tensor, step: int) -> float:

@@ -153,9 +153,6 @@ def test_what_may_not_choose(folder, monkeypatch):
     words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--first_fusion", "sum,1"]
     with pytest.raises(ValueError, match="got user_privacy with several entries of first_fusion"):
         check_privacy(parse_settings("", words))
-    words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--adam_epsilon", "0.0001"]
-    with pytest.raises(ValueError, match=r"got user_privacy with adam_epsilon 0\.0001, expected 1e-08"):
-        check_privacy(parse_settings("", words))
 
 
 def test_a_run_that_goes_on_keeps_its_choice_though_the_cache_has_lost_it(run, tmp_path, monkeypatch, capsys):

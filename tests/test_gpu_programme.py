@@ -124,7 +124,7 @@ def test_wrong_lists_are_caught(programme):
 def test_cuda_trains_and_decodes_like_the_cpu(programme):
     """Same weights, batches and steps in fp32 without dropout; sums are only taken in another order."""
     losses, lists = {}, {}
-    config = BackboneTraining(batch_size=16, max_steps=20, evaluate_every=5, dropout=0.0)
+    config = BackboneTraining(batch_size=16, max_steps=20)
     for name in ("cpu", "cuda"):
         bench = programme.make_bench(programme.TOY, torch.device(name))
         host = programme.new_backbone(bench._replace(device=torch.device("cpu")))

@@ -20,7 +20,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 BILLION = 10**9
 WORDS = ["--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", 2000]
 WORDS += ["--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", 1]
-SEVERAL_TOKENS = [*WORDS, "--softmax", "vocabulary"]
 """Item IDs that are searched with beams."""
 
 
@@ -51,9 +50,7 @@ def rows() -> str:
         (["--lora_rank", 100_000_000], "got lora_rank 100000000, expected 1 to 4096"),
         (["--lora_rank", 4000], "got lora_rank 4000, expected at most 48, the width of the backbone"),
         (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
-        (["--num_beams", 9999, *SEVERAL_TOKENS], "got num_beams 9999, expected at most"),
-        (["--softmax", "catalogue", *WORDS], "got softmax catalogue with tokenizer_kind word and samples"),
-        (["--pretrain.train.keep_best", "true"], "got train.keep_best True and train.evaluate_every 0 for stage 1"),
+        (["--num_beams", 9999, *WORDS], "got num_beams 9999, expected at most"),
         (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
         (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2000000000"),
         (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),
@@ -120,7 +117,7 @@ def test_a_square_that_does_not_fit_is_refused_and_one_that_does_is_announced(fe
 
 
 def test_a_rank_and_a_beam_as_large_as_there_is_use_for_are_taken():
-    settings = parse_settings("", ["--lora_rank", "48", *map(str, SEVERAL_TOKENS)])
+    settings = parse_settings("", ["--lora_rank", "48", *map(str, WORDS)])
     domains = load_data(settings.run)
     check_limits(settings, domains)
     most = max(len(domain.item_keys) for domain in domains.values())
@@ -135,7 +132,7 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
     events = Events(["a", "b"], [[0, 1, 2, 3], [4, 5, 6, 7]], None)
     keys = [f"i{number:02d}" for number in range(12)]
     domains = {"few": Domain("few", keys, keys, keys, events, events._replace(users=["c", "d"]), {})}
-    settings = parse_settings("", ["--memory.kind", "none", *map(str, SEVERAL_TOKENS)])
+    settings = parse_settings("", ["--memory.kind", "none", *map(str, WORDS)])
     check_limits(with_beams(settings, 12), domains)
     for num_beams, message in ((11, "expected at least 12: hit@20 is reported"), (13, "expected at most 12")):
         with pytest.raises(ValueError, match=f"got num_beams {num_beams}, {message}"):
@@ -146,12 +143,12 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
 
 
 def test_data_without_public_users_are_told_before_stage_1(tmp_path):
-    """What a backbone would be trained on; walks are a share of their samples."""
+    """What a backbone would be trained on, where there are no synthetic histories."""
     domains = {
         name: dataclasses.replace(domain, public=Events([], [], None))
         for name, domain in sample_domains(("crime", "comics")).items()
     }
-    settings = parse_settings("", ["--cache", str(tmp_path)])
+    settings = parse_settings("", ["--cache", str(tmp_path), "--pretrain.samples.walk_share", "0"])
     with pytest.raises(ValueError, match="got no public user in crime, comics, expected some"):
         pretrain_stage(settings.run, domains, torch.device("cpu"), quiet=True)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []

@@ -41,7 +41,6 @@ TINY = {
     "lora_targets": "attention,output",
     "num_eval_users": 5,
     "eval_batch_size": 60,
-    "encoder": "tfidf",
     "pretrain": {
         "text_encoder": "tfidf",
         "id_source": "keywords",
@@ -56,7 +55,7 @@ TINY = {
         "backbone": {"name_or_path": "decoder"},
         "train": {"max_steps": 2, "batch_size": 32},
     },
-    "distill": {"epochs": 0, "report_batches": 1},
+    "distill": {"epochs": 0},
 }
 
 
@@ -266,9 +265,9 @@ def test_a_run_with_lists_is_resumed_handed_over_and_evaluated(inside, monkeypat
         "keywords": {"min_words": 2, "max_words": 6, "word_order": "as_written"},
         "id_limits": {"max_id_tokens": 40},
         "samples": {**samples, **lists},
-        "train": {**pretrain["train"], "gradient_checkpointing": True, "table_rate": 5.0},
+        "train": {**pretrain["train"], "table_rate": 5.0},
     }
-    distill = {"epochs": 1, "keep": "first_last", "report_batches": 1, "finetune": {"epochs": 1}}
+    distill = {"epochs": 1}
     settings = {**TINY, "gradient_checkpointing": True, "pretrain": {**pretrain, **changed}, "distill": distill}
     (inside / "tiny.yaml").write_text(yaml.safe_dump(settings))
     save_decoder(inside / "decoder", TOKENIZER, num_hidden_layers=4)

@@ -74,13 +74,13 @@ def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cold")
     (folder / "encoder").mkdir()
     (folder / "encoder" / "weights").write_text("first")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
-    content |= {"lora_targets": "attention,table", "encoder": "tfidf", "memory": {"kind": "mixture"}}
+    content |= {"lora_targets": "attention,table", "memory": {"kind": "mixture"}}
     content["pretrain"] |= {"text_encoder": "encoder"}
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64, "freeze_item_table": True}
     content["pretrain"]["train"] |= {"max_steps": 10}
-    content["distill"] |= {"epochs": 1, "keep": "all", "finetune": {"epochs": 1}}
+    content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -62,7 +62,7 @@ def build(tmp_path, monkeypatch):
             domains="crime,comics",
             cache=str(tmp_path / cache),
             pretrain=PRETRAIN,
-            distill=DistillConfig(epochs=1, batch_size=64, report_batches=1),
+            distill=DistillConfig(epochs=1, batch_size=64),
         )
         teacher = pretrain_stage(config, DOMAINS, torch.device("cpu"))
         return teacher, distill_stage(config, teacher, DOMAINS, torch.device("cpu")), told
@@ -96,6 +96,6 @@ def test_other_settings_do_not_go_on_with_it(build, monkeypatch):
     with pytest.raises(Killed):
         build("cache", "backbone", 7)
     monkeypatch.setitem(
-        globals(), "PRETRAIN", dataclasses.replace(PRETRAIN, train=dataclasses.replace(PRETRAIN.train, beta2=0.9))
+        globals(), "PRETRAIN", dataclasses.replace(PRETRAIN, train=dataclasses.replace(PRETRAIN.train, table_rate=0.9))
     )
     assert not any(note == "goes on" for *_, note in build("cache")[2])

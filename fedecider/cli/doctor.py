@@ -19,7 +19,6 @@ from fedecider.running.options import run
 
 DESCRIPTION = "Say what is installed, which devices and data are there, what is missing and how to get it."
 EXTRAS = {
-    "embed": "sentence vectors of item texts (else TF-IDF, from which models start much lower)",
     "deploy": "runs between machines on NVIDIA FLARE",
     "dp": "guarantees of integer sums and of Laplace noise",
     "track": "settings, curves and results in TensorBoard, MLflow, W&B and trackio",
@@ -122,11 +121,9 @@ def _methods() -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
-    from fedecider.data.encoders import chosen_encoder
-    from fedecider.data.rating_sets import data_root
+    from fedecider.data.interactions import data_root
 
     yield Finding("sample", "embedded: fedecider federate --domains crime,comics,children")
-    yield Finding("text encoder", chosen_encoder("auto"))
     root = data_root()
     sets = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     missing = "" if sets else "set FEDECIDER_DATA to the folder of the data sets you fetched (docs/data.md)"

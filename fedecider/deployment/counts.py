@@ -177,7 +177,7 @@ def site_counts(
         return None
     for catalogue, names in sibling_sites(foundation.everyone, run.memory).items():
         if clients[client] in names:
-            sums = SiteSums(SecureSums(run.seed, run.secure_threshold), client, _purpose(catalogue))
+            sums = SiteSums(SecureSums(run.seed), client, _purpose(catalogue))
             domain, numbers = foundation.domains[clients[client]], [clients.index(name) for name in names]
             return SiteCounts(sums, domain, folder, fingerprint, numbers)
     return None
@@ -190,9 +190,7 @@ def share_counts(channel: Channel, run: RunConfig, domains: Mapping[str, Domain]
         begun = file.with_suffix(".json")
         try:
             if not file.is_file():
-                server = ServerSums(
-                    SecureSums(run.seed, run.secure_threshold), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK)
-                )
+                server = ServerSums(SecureSums(run.seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
                 num_items = len(domains[names[0]].item_keys)
                 write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)

@@ -147,7 +147,6 @@ def check_deployable(settings: Settings) -> None:
             "none in a deployment, whose adapters have one shape from the start: give --alternatives '[]' and, where "
             "the data are dense, what one of them has (--lora_targets, --learning_rate)",
         ),
-        (config.placement == "data", "placement data", "clients in a deployment: every site is one process"),
         (in_the_sum, "privacy.noise_on sum", "upload in a deployment: its server sees every single upload"),
         (config.public_names, "public_domains", "none in a deployment: prepare public users of the own domains"),
     ):
@@ -216,7 +215,7 @@ def sums_of(project: Project, own: Party) -> SecureSums:
     """
     run = project.settings.run
     check_takes_mean(own.method)
-    return SecureSums(run.seed, run.secure_threshold, own_rows=own.recommender.own_rows)
+    return SecureSums(run.seed, own_rows=own.recommender.own_rows)
 
 
 def site(project: Project, place: PartyFile, launch: Launch) -> Site:

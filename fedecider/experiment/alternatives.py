@@ -190,22 +190,14 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
             )
         if settings.run.memory.kind != "none":
             try:
-                calibration(domain, settings.run.memory, settings.run.seed)
+                calibration(domain, settings.run.seed)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 
 
 def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:
-    """``ValueError`` for more beams than items or too few for the metrics, adapters of a larger rank than the layers
-    they adapt, and a softmax over IDs of one token where they have several. No user is looked at."""
-    pretrain = settings.run.pretrain
-    several = not pretrain.has_one_token_ids and not pretrain.tokenizer_source  # else the tokenizer may have phrases
-    if several and any(choice.training.softmax == "catalogue" for choice in choices(settings)):
-        raise ValueError(
-            f"got softmax catalogue with tokenizer_kind {pretrain.tokenizer_kind} and samples.templates "
-            f"{pretrain.samples.templates}, expected phrase and history: item IDs are one token each there. Set "
-            "softmax to vocabulary"
-        )
+    """``ValueError`` for more beams than items or too few for the metrics, and adapters of a larger rank than the
+    layers they adapt. No user is looked at."""
     if not settings.run.pretrain.has_one_token_ids:
         _check_beams(settings.ranking.num_beams, max(len(domain.item_keys) for domain in domains.values()))
     width = known_width(settings.run.pretrain.backbone)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedecider.data.domain import Domain
+from fedecider.data.store import save_domains
 from fedecider.experiment.track import Track
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
@@ -27,8 +29,25 @@ from fedecider.running.launch import (
     start,
     track_results,
 )
-from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
+from fedecider.running.progress import quiet, round_progress
+from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
+
+
+def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
+    """The folder of these domains in the cache, by their content; written where it is not there yet.
+
+    Raises:
+        ValueError: something else than domains, or none.
+    """
+    if not isinstance(data, Mapping) or not data or not all(isinstance(one, Domain) for one in data.values()):
+        raise ValueError(
+            f"got data of the type {type(data).__name__}, expected what fedecider.from_events gives, or a folder"
+        )
+    key = content_key({name: domain.content_hash() for name, domain in data.items()})
+    folder = cache / f"data-{key}"
+    if not folder.is_dir():
+        save_domains(dict(data), folder)
+    return folder
 
 
 class Round(NamedTuple):
@@ -108,14 +127,16 @@ class Experiment(NamedTuple):
     """Further entries of ``run.json``."""
 
 
-def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = ()) -> Path:
+def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = (), tell_results: bool = True) -> Path:
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
     with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
-        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks)
+        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks, tell_results)
 
 
-def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = ()) -> Path:
+def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = (), tell_results: bool = True) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
+
+    ``tell_results``: print table and places of files at the end, as a command does.
 
     Raises:
         ValueError: the folder holds another run, or a stage finds settings that cannot be.
@@ -146,7 +167,8 @@ def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = 
             if launch.is_main:
                 forget_unstarted(folder)
             raise
-        rounds.finish(state, folder)
+        with quiet(not tell_results):
+            rounds.finish(state, folder)
         track_results(folder, launch, state.round)
     return root
 

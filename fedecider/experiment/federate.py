@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from fedecider.experiment.settings import RunConfig
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import cohort_size
 from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
@@ -57,7 +58,8 @@ def load(settings: Settings, launch: Launch) -> Experiment:
 def _prepare(asked: Settings, faults: Sequence[Fault], launch: Launch, resumed: RunFolder | None) -> Rounds:
     foundation = build_foundation(asked.run, launch)
     settled = settle(asked, foundation, launch, resumed)
-    settings, launch = settled.settings, launch.placed(asked.run.placement)
+    settings = settled.settings
+    launch = shared_out(settings, launch, foundation.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
         write_results(
@@ -124,12 +126,22 @@ def prepare_rounds(settings: Settings, foundation: Foundation, launch: Launch) -
     return Prepared(method, blocks, recommender, _gathering(settings, method, recommender, launch))
 
 
+def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> Launch:
+    """The processes share out the clients of a round, or their data where there are more processes than that.
+
+    Users who are drawn and bounded one by one, and DeepSpeed, want a client in one process.
+    """
+    alone = settings.training.user_privacy.on or launch.deepspeed is not None
+    idle = launch.processes.count > cohort_size(len(clients), settings.run.participation)
+    return launch.placed("data" if idle and not alone else "clients")
+
+
 def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientModels, launch: Launch) -> Gathering:
     """How uploads reach the server: one by one, or as secure sums; of what a sum does not hide it warns."""
     config = settings.run
     if not config.secure_sum:
         return ONE_BY_ONE
-    sums = SecureSums(config.seed, config.secure_threshold, own_rows=recommender.own_rows)
+    sums = SecureSums(config.seed, own_rows=recommender.own_rows)
     gathering = securely_summed_rounds(method, sums)
     if launch.is_main:
         for sentence in bare_rows(recommender.own_rows):

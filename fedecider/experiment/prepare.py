@@ -11,7 +11,6 @@ clients and, behind them, those of a foreign pool, which have no client users (`
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.train import distill
 from fedecider.data.card import describe, make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Events, by_catalogue, check_public_disjoint, clients_of
-from fedecider.data.encoders import load_encoder, stand_in_warning
+from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
@@ -48,8 +47,7 @@ from fedecider.models.adapters import (
     load_plain,
     scale_update,
 )
-from fedecider.models.counts import calibration_users
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, progress
@@ -65,6 +63,7 @@ from fedecider.running.run_folder import (
 )
 from idgen.alternating import alternate
 from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone, train_backbone
+from idgen.backbones.families import family_of
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
 from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases, user_texts
 from idgen.precision import check_quantize
@@ -337,11 +336,7 @@ def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBa
 def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
     """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
     settings, catalogues = config.pretrain, by_catalogue(domains)
-    if not any(domain.public.users for domain in catalogues.values()):
-        raise ValueError(
-            f"got no public user in {', '.join(catalogues)}, expected some: the backbone is trained on them. Prepare "
-            "the data with public_users_per_domain or public_share, or name domains that have some in public_domains"
-        )
+    _check_public(settings, catalogues)
     source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
@@ -371,6 +366,24 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
 
 
+def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
+    """Refuse settings under which the backbone would have nothing to learn from."""
+    if any(domain.public.users for domain in catalogues.values()):
+        return
+    who, phases = f"got no public user in {', '.join(catalogues)}", settings.alternating.num_phases
+    if phases > 0:
+        raise ValueError(
+            f"{who}, expected some with alternating.num_phases {phases}: the ID generator learns from them. Set "
+            "pretrain.alternating.num_phases to 0, or prepare the data with public users (public_share)"
+        )
+    if settings.samples.walk_share == 0.0:
+        raise ValueError(
+            f"{who}, expected some, or synthetic histories: the backbone has nothing else to learn from. Prepare the "
+            "data with public users (public_share), name domains that have some in public_domains, or set "
+            "pretrain.samples.walk_share above 0, such as 0.2"
+        )
+
+
 def _pretrain(
     config: RunConfig, domains: Domains, device: torch.device, folder: Path, begun: Path, quiet: bool
 ) -> None:
@@ -389,6 +402,7 @@ def _pretrain(
                 device,
                 on_step,
                 checkpoint=Checkpoint(begun / "backbone.safetensors"),
+                checkpointing=config.gradient_checkpointing,
             )
     report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -418,6 +432,8 @@ def _distill(
     ids = load_ids(foundation.folder, domains, config.pretrain)
     tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
     clients = client_tasks(domains, ids, tokenizer, config.pretrain)
+    # A pretrained language model loses more by halving than blocks alone win back.
+    tunes = config.pretrain.backbone.name_or_path is not None and family_of(teacher).continues_prompt
     with progress("distillation", not quiet) as on_step:
         student, report = distill(
             teacher,
@@ -428,6 +444,7 @@ def _distill(
             on_step=on_step,
             evaluate=lambda model: _valid_metrics(model, clients, config, device),
             checkpoints=begun,
+            finetune_rate=config.pretrain.train.learning_rate if tunes else 0.0,
         )
     save_backbone(student, tokenizer, folder / "backbone")
     write_json(folder / "report.json", report)
@@ -618,8 +635,6 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     check_quantize(config.quantize)
     domains = load_data(config)
     check_targets(config)
-    if launch.is_main and (sentence := stand_in_warning(config.pretrain.text_encoder)):
-        print(f"warning: {sentence}", file=sys.stderr)
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
@@ -682,6 +697,7 @@ def make_recommender(
         device=device,
         deepspeed=deepspeed,
         processes=processes,
+        checkpointing=settings.run.gradient_checkpointing,
     )._replace(protected=settings.run.privacy.clips)
 
 
@@ -703,8 +719,7 @@ def training_tasks(
     """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
     tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
     if settings.run.memory.kind != "none":
-        asked = settings.run.memory, settings.run.seed
-        tasks = [task.without_users(calibration(foundation.domains[task.name], *asked)) for task in tasks]
+        tasks = [task.without_users(calibration(foundation.domains[task.name], settings.run.seed)) for task in tasks]
     own = {task.name: task for task in tasks}
 
     def of_catalogue(name: str) -> Task:
@@ -714,11 +729,9 @@ def training_tasks(
     return [own[name] if name in own else of_catalogue(name) for name in names or own]
 
 
-def calibration(domain: Domain, config: MemoryConfig, seed: int) -> list[int]:
+def calibration(domain: Domain, seed: int) -> list[int]:
     """Rows of the client's users that are kept for the weights of its memory, alike in every call."""
-    return calibration_users(
-        domain.clients.sequences, config.calibration_share, stream(seed, "calibration", domain.name)
-    )
+    return calibration_users(domain.clients.sequences, CALIBRATION_SHARE, stream(seed, "calibration", domain.name))
 
 
 # Put the model of a client, or the shared student, into a recommender.

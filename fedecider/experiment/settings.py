@@ -10,7 +10,6 @@ from fedecider.bounds import (
     LoraRank,
     OneOrMore,
     Participation,
-    SecureThreshold,
     Seed,
     Threads,
     ZeroOrMore,
@@ -20,7 +19,6 @@ from fedecider.bounds import (
 )
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean
-from fedecider.federation.parties import Placement
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.models.adapters import LoraSettings
 from fedecider.models.hybrid import MemoryConfig
@@ -50,9 +48,9 @@ class PretrainConfig:
         id_limits: Limits of the search for unique IDs.
         id_generator: Size and training of the ID generator.
         samples: How histories become prompts; used in every stage.
-        text_encoder: The encoder of item texts, for the text neighbours in every table, and where the backbone starts
-            from texts (embedding_init text) or trains on catalogue walks (walk_share): auto (MiniLM where it is
-            installed, else tfidf), minilm, tfidf, or a folder or hub name for sentence-transformers.
+        text_encoder: The encoder of item texts, for the text neighbours in every table, the distances in the report
+            page, and where the backbone starts from texts (embedding_init text) or trains on catalogue walks
+            (walk_share): auto (which is minilm), minilm, tfidf, or a folder or hub name for sentence-transformers.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
         alternating: Further phases that train ID generator and backbone in turns.
@@ -103,21 +101,15 @@ class PretrainConfig:
                 "got alternating phases with a decoder, expected none: gradients reach the ID generator through the "
                 "encoder of a T5. Set alternating.num_phases to 0"
             )
-        if self.train.keep_best or self.train.evaluate_every:
-            raise ValueError(
-                f"got train.keep_best {self.train.keep_best} and train.evaluate_every {self.train.evaluate_every} for "
-                "stage 1, expected false and 0: all events of the public users are trained on, and none is left to "
-                "validate with"
-            )
         if self.alternating.num_phases > 0 and self.id_source == "keywords":
             raise ValueError(
                 "got alternating phases with id_source keywords, expected generator: there is no ID generator to "
                 "train. Set alternating.num_phases to 0"
             )
-        if self.alternating.num_phases > 0 and (self.train.max_steps or self.train.gradient_checkpointing):
+        if self.alternating.num_phases > 0 and self.train.max_steps:
             raise ValueError(
-                f"got alternating phases with train.max_steps {self.train.max_steps} and train.gradient_checkpointing "
-                f"{self.train.gradient_checkpointing}, expected 0 and false: the phases count epochs"
+                f"got alternating phases with train.max_steps {self.train.max_steps}, expected 0: the phases count "
+                "epochs"
             )
 
     @property
@@ -167,32 +159,25 @@ class RunConfig:
             learning_rate. Before the first round every client trains alone for two rounds as given and with each block,
             each judged by its better round; what ranks the clients' validation items clearly best is taken. If empty,
             all is as given.
+        gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
+            kept, in the rounds and in stage 1 (but for alternating phases): less memory, about a third more time.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
         faults: The file of a scenario, of what goes wrong in which round (configs/scenarios); if empty, nothing does.
-        placement: What several processes share out: clients, of which each trains its own; or data, of which each takes
-            its part of every client's batches and users, for clients that are few and large.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
             the median of their norms.
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
             that drop out of a round are left out of its sum.
-        secure_threshold: The share of a cohort whose uploads a secure sum needs; with fewer the run stops.
         update_shares: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
-        export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
-            to it by singular values. 0 keeps it, which is exact.
-        backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
-            its place in the run folder, ../../backbone.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
             numbers.
         protocol: The evaluation protocol: how recommendations are counted.
         resume: If true, the stopped run in output goes on.
-        encoder: The encoder of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm,
-            tfidf, or a folder or hub name for sentence-transformers.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
             such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
@@ -214,20 +199,16 @@ class RunConfig:
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
     alternatives: tuple[dict[str, Any], ...] = ()
+    gradient_checkpointing: bool = False
     quantize: Quantize = "none"
     faults: str = ""
-    placement: Placement = "clients"
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
-    secure_threshold: SecureThreshold = 0.6
     update_shares: str = "1"
     teacher_row: bool = True
-    export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
-    backbone_name: str = ""
     num_threads: Threads = 0
     protocol: str = "strict"
     resume: bool = False
-    encoder: str = "auto"
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
@@ -256,11 +237,6 @@ class RunConfig:
                 "probability of items that were seen before"
             )
         check_one_mean(self.secure_sum, self.robust_mean)
-        if self.memory.kind != "none" and self.export_rank:
-            raise ValueError(
-                f"got memory.kind {self.memory.kind} with export_rank {self.export_rank}, expected one of the two: the "
-                "results with the memory are those of the adapters as they were trained"
-            )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
 

@@ -43,6 +43,10 @@ class Track(NamedTuple):
     """(settings, launch) -> `fedecider.experiment.engine.Experiment`."""
     page: str
     """`fedecider.experiment.run_page.ReportConfig` -> path of the page, made again."""
+    opening: str = ""
+    """`RunFolder` of a finished run -> `fedecider.report.page.Opening`: the verdict in sentences."""
+    data_words: str = ""
+    """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     tune: str = ""
     """(settings, TuneConfig, names of options given, launch) -> folder of the search."""
     audit: str = ""

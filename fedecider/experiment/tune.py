@@ -9,7 +9,7 @@ from typing import Any
 from fedecider.data.domain import by_catalogue, clients_of
 from fedecider.experiment.alternatives import settle
 from fedecider.experiment.engine import train
-from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of
+from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of, shared_out
 from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_data
 from fedecider.experiment.tuning import Outcome, Track, TrialPlace, TuneConfig, tune
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
@@ -25,7 +25,7 @@ def tune_llm(settings: Settings, config: TuneConfig, fixed: Sequence[str], launc
     domains = load_data(run)
     hashes, faults = check_federation(settings, domains)
     launch.accelerator.wait_for_everyone()
-    launch = launch.placed(run.placement)
+    launch = shared_out(settings, launch, clients_of(domains))
     built: list[Foundation] = []
 
     def prepare() -> None:

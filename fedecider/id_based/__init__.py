@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedecider.bounds import Space
 from fedecider.federation.method import FederatedMethod
+from fedecider.federation.registry import ID_METHODS, Registry
 from fedecider.id_based import feddcsr, fedgcdr, fedhcdr, fedsasrec
 
 
@@ -35,7 +36,7 @@ class Method(NamedTuple):
     """num_rounds, patience, participation, config -> ``ValueError`` where the method could not do what it is for."""
 
 
-METHODS = {
+BUILT_IN = {
     "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
     "feddcsr": Method(feddcsr.FeddcsrConfig, feddcsr.feddcsr, feddcsr.GRID, feddcsr.SPACE),
     "fedgcdr": Method(
@@ -43,3 +44,4 @@ METHODS = {
     ),
     "fedhcdr": Method(fedhcdr.FedhcdrConfig, fedhcdr.fedhcdr, fedhcdr.GRID, fedhcdr.SPACE),
 }
+METHODS: Registry[Method] = Registry(ID_METHODS, Method, BUILT_IN)

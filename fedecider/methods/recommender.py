@@ -1,8 +1,8 @@
 """Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every token.
 
-Where a target is compared with the items of its own catalogue alone (``softmax catalogue``), a client changes rows of
-that catalogue only, and of the words that its prompts hold where the embeddings are adapted too. Catalogues and wording
-are published, so that the places of these rows say nothing about a client, and both sides know them.
+Where item IDs are one token each, a target is compared with the items of its own catalogue alone: a client changes rows
+of that catalogue only, and of the words that its prompts hold where the embeddings are adapted too. Catalogues and
+wording are published, so that the places of these rows say nothing about a client, and both sides know them.
 
 Shape legend: K clients of the run, C clients of a block, V vocabulary, R rank, B users of a batch, S input tokens, T
 target tokens, U users of a client, K beams.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
@@ -25,10 +25,7 @@ from fedecider.bounds import (
     OneOrMore,
     Positive,
     PositiveOrInfinite,
-    Precision,
-    Schedule,
     ShareAbove0,
-    above,
     check,
 )
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -38,6 +35,7 @@ from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
 from idgen.ranking import RankingConfig, eval_users, rank_task
 from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
+from idgen.training import TrainConfig
 
 # Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every
 # token.
@@ -54,9 +52,6 @@ def rows_of_clients(shapes: Shapes, tasks: Sequence[Task]) -> Tree:
 
     Prompts that hold texts of users may hold any token. Which ones these are would be told by the places of the rows
     that are sent, so whole tables travel then.
-
-    Raises:
-        ValueError: an item ID of several tokens.
     """
     if HEAD not in shapes or (shapes[HEAD].is_table and any(task.user_texts is not None for task in tasks)):
         return {}
@@ -164,15 +159,10 @@ class UserPrivacy:
             not given, training is by samples and hides nobody.
         noise_scale: The standard deviation of the noise on the sum over the users of a step, divided by clip; 0 adds
             none.
-        sample_rate: The probability with which each user takes part in a step; an epoch has 1 / sample_rate steps. It
-            takes the place of batch_size.
-        delta: The probability in (epsilon, delta) that the noise leaves open; usually below 1 / users of a client.
     """
 
     clip: PositiveOrInfinite | None = None
     noise_scale: NotNegative = 0.0
-    sample_rate: ShareAbove0 = 0.25
-    delta: Annotated[float, above(0, below=1)] = 1e-5
 
     def __post_init__(self) -> None:
         check(self)
@@ -188,50 +178,39 @@ class UserPrivacy:
         return self.clip is not None
 
 
+CLIP_NORM = 1.0
+"""The largest global norm of a step's gradient."""
+
+
 @dataclass(frozen=True)
-class LocalTraining:
-    """Local training, alike for every method.
+class LocalTraining(TrainConfig):
+    """Local training, alike for every method, whose AdamW starts anew in every round.
 
     Else comparisons would not be fair (FeDecider, section 4.1).
 
     Args:
         local_epochs: The number of passes over a client's training samples in a round.
-        batch_size: The number of samples of a local step.
-        learning_rate: The learning rate of the LoRA factors (AdamW); the state is fresh in every round.
-        schedule: The course of every learning rate in a round's local training: constant, or linear or cosine down to
-            zero. What is sent has then settled.
+        schedule: The course of every learning rate in a round's local training: constant, or cosine down to zero. What
+            is sent has then settled.
         round_decay: The factor on every learning rate from one round to the next. Below 1 the first rounds may take
             large steps and late ones still settle, which takes fewer rounds, so less is sent.
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
-        adam_epsilon: What AdamW adds to the root of the squared gradients. At 1e-8 a number moves as fast on a faint
-            gradient as on a strong one: in a table of items, rows that nobody has bought as far as any.
-        softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
-            item IDs are one token each. Then adapters of the output have no part in other catalogues, of which
-            no rows travel.
-        clip_norm: The largest global norm of a step's gradient.
-        precision: The number format: fp32, bf16 for autocast of the frozen base, or auto, what is faster on the
-            machine; adapters and fusion weights are fp32 in all of them.
-        gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
-            kept: less memory, about a third more time.
         user_privacy: Bounded gradients and noise that hide each single user of a client.
     """
 
     local_epochs: OneOrMore = 5
-    batch_size: OneOrMore = 64
-    learning_rate: Positive = 1e-3
-    schedule: Schedule = "constant"
+    schedule: Literal["constant", "cosine"] = "constant"
     round_decay: ShareAbove0 = 1.0
     output_rate: Positive = 1.0
-    adam_epsilon: Positive = 1e-8
-    softmax: Literal["vocabulary", "catalogue"] = "vocabulary"
-    clip_norm: PositiveOrInfinite = 1.0
-    precision: Precision = "fp32"
-    gradient_checkpointing: bool = False
     user_privacy: UserPrivacy = field(default_factory=UserPrivacy)
 
-    def __post_init__(self) -> None:
-        check(self)
+    @property
+    def adam_epsilon(self) -> float:
+        """What AdamW adds to the root of the squared gradients. At its own 1e-8 a number moves as fast on a faint
+        gradient as on a strong one: in a table of items that moves fast, rows that nobody has bought as far as any.
+        With user_privacy anything else would put the size of a gradient, so the number of users, into the steps."""
+        return 1e-4 if self.output_rate > 1.0 and not self.user_privacy.on else 1e-8
 
 
 class Users(NamedTuple):
@@ -272,9 +251,10 @@ class ClientModels(NamedTuple):
     factors that are not named it may change anywhere."""
     users: Callable[[int], Users] | None = None
     """client -> its training users, for training that goes user by user."""
+    checkpointing: bool = False
+    """Whether layers keep their inputs alone in training (`idgen.training.checkpointed`)."""
     protected: bool = False
-    """Whether uploads are bounded and noised when the method has made them: what else a client does to them has to wait
-    (`fedecider.federation.method.FederatedMethod.finish_upload`)."""
+    """Whether uploads are bounded and noised when the method has made them."""
     secret: bool = False
     """Whether draws that privacy rests on come from the operating system instead of ``seed``: in a deployment."""
 
@@ -299,6 +279,7 @@ def build_recommender(
     device: torch.device | str = "cpu",
     deepspeed: Accelerator | None = None,
     processes: Processes | None = None,
+    checkpointing: bool = False,
 ) -> ClientModels:
     """A recommender over ``idgen`` tasks; ``model`` comes from ``attach_lora`` and is moved to ``device``.
 
@@ -309,7 +290,10 @@ def build_recommender(
     model.to(device)
     tries = [task.trie.to(device) for task in tasks]
 
-    catalogues = [task.one_token_catalogue().to(device) if training.softmax == "catalogue" else None for task in tasks]
+    # a target among its own catalogue's items where an ID is one token, for adapters of the output that change no other
+    # catalogue's rows; else among all tokens
+    one_token = all(task.trie.max_length == 1 for task in tasks)
+    catalogues = [task.one_token_catalogue().to(device) if one_token else None for task in tasks]
 
     def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
         token_C = catalogues[client]
@@ -360,8 +344,9 @@ def build_recommender(
         num_examples=lambda client: num_samples(tasks[client]),
         deepspeed=deepspeed,
         processes=processes,
-        own_rows=rows_of_clients(adapter_shapes(model), tasks) if training.softmax == "catalogue" else {},
+        own_rows=rows_of_clients(adapter_shapes(model), tasks) if one_token else {},
         users=users,
+        checkpointing=checkpointing,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from slow import slow
 
 from fedecider.id_based import METHODS
-from fedecider.testing import ID_CONTRACT, IdBench
+from fedecider.testing.id_contract import ID_CONTRACT, IdBench
 
 pytestmark = pytest.mark.whole
 

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_tasks import make_domain, make_task, make_tokenizer
 
-from distill.train import DistillConfig, FinetuneConfig, distill
+from distill.train import DistillConfig, distill
 from idgen import training
 from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
@@ -18,12 +18,10 @@ from idgen.training import BackboneTraining, Checkpoint
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
 TASK = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", user_wording="none", max_history=6))
-SMALL = BackboneConfig(d_model=8, num_layers=2, num_heads=2, d_kv=4, d_ff=12, dropout=0.0)
+SMALL = BackboneConfig(d_model=8, num_layers=2, num_heads=2, d_kv=4, d_ff=12, dropout=0.3)
 PIECES = {
     "epochs": {"epochs": 3},
     "steps over epochs": {"max_steps": 17},
-    "validated": {"epochs": 3, "evaluate_every": 3},
-    "the best": {"epochs": 3, "evaluate_every": 3, "keep_best": True},
 }
 
 
@@ -39,20 +37,16 @@ def every_second_step(monkeypatch):
 
 def train(kind, path=None, kill_at=None):
     """Weights, logs and the steps that were told; 14 samples are 7 steps an epoch."""
-    config = BackboneTraining(batch_size=2, dropout=0.3, learning_rate=1e-2, **PIECES[kind])
-    model, told, scores = build_backbone(SMALL, TOKENIZER, 1), [], {3: 0.1, 6: 0.4, 7: 0.2, 10: 0.3}
+    config = BackboneTraining(batch_size=2, learning_rate=1e-2, **PIECES[kind])
+    model, told = build_backbone(SMALL, TOKENIZER, 1), []
 
     def on_step(done, total, note):
         told.append((done, note))
         if done == kill_at and note != "goes on":
             raise Killed
 
-    def validate():
-        return scores.get(told[-1][0], 0.0)
-
-    validated = validate if config.evaluate_every else None
     checkpoint = None if path is None else Checkpoint(path, every_s=0.0)
-    logs = train_backbone(model, TASK, config, 0, on_step=on_step, validate=validated, checkpoint=checkpoint)
+    logs = train_backbone(model, TASK, config, 0, on_step=on_step, checkpoint=checkpoint)
     return model.state_dict(), [{**log, "samples_per_s": 0.0} for log in logs], told
 
 
@@ -71,7 +65,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("kind", PIECES)
 def test_killed_twice_it_ends_with_the_same_weights_and_logs(kind, tmp_path):
-    """Dropout, the schedule, the moments of AdamW, the order of the samples and the best weights so far."""
+    """Dropout, the schedule, the moments of AdamW, the order of the samples."""
     expected, path = train(kind), tmp_path / "begun" / "backbone.safetensors"
     places = [place for place, _ in expected[2]]
     assert_same(train(kind, tmp_path / "never killed"), expected)
@@ -123,7 +117,7 @@ def test_a_file_that_is_no_checkpoint_of_this_model_is_refused(damage, tmp_path)
 
 def test_distillation_goes_on_in_either_of_its_trainings(tmp_path):
     teacher = build_backbone(SMALL, TOKENIZER, 1)
-    config = DistillConfig(epochs=2, batch_size=2, report_batches=1, finetune=FinetuneConfig(1, 1e-2, 0.5))
+    config = DistillConfig(epochs=2, batch_size=2)
 
     def student(folder=None, kill_at=None):
         told = []
@@ -133,7 +127,7 @@ def test_distillation_goes_on_in_either_of_its_trainings(tmp_path):
             if len(told) == kill_at:
                 raise Killed
 
-        made, report = distill(teacher, TASK, config, seed=0, on_step=on_step, checkpoints=folder)
+        made, report = distill(teacher, TASK, config, seed=0, on_step=on_step, checkpoints=folder, finetune_rate=1e-2)
         return made.state_dict(), report["chained_loss"], told
 
     expected = student()
@@ -153,6 +147,6 @@ def test_the_rate_counts_the_time_before_the_kill(tmp_path):
     with pytest.raises(Killed):
         train("epochs", path, 5)
     change(path, seconds=1000.0)
-    config = BackboneTraining(batch_size=2, dropout=0.3, learning_rate=1e-2, epochs=3)
+    config = BackboneTraining(batch_size=2, learning_rate=1e-2, epochs=3)
     logs = train_backbone(build_backbone(SMALL, TOKENIZER, 1), TASK, config, 0, checkpoint=Checkpoint(path))
     assert logs[0]["samples_per_s"] < 14 / 1000 < 0.1 < logs[1]["samples_per_s"]

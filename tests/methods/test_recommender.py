@@ -140,8 +140,7 @@ def test_layers_that_are_computed_again_train_the_same_adapters(parts):
     for wanted in (False, True):
         torch.manual_seed(0)  # of the adapters
         recommender = recommender_of(parts)
-        training = replace(recommender.training, gradient_checkpointing=wanted)
-        recommender = recommender._replace(training=training)
+        recommender = recommender._replace(checkpointing=wanted)
         block = unwrap(recommender.model).decoder.block[0].layer[-1]
         handle = block.register_forward_pre_hook(lambda *_: calls.append(1))
         found.append(train_locally(recommender, 0, 1))
@@ -171,12 +170,13 @@ def test_rows_of_the_output_have_a_rate_of_their_own(parts):
     assert moved[1.0]["lm_head.lora_b"] < 1.1e-3 * steps
 
 
-def test_epsilon_holds_rows_with_faint_gradients(parts):
+def test_epsilon_holds_rows_with_faint_gradients(parts, monkeypatch):
     """At 1e-8 the row of a token that no sample asks for moves as far as that of a target."""
     least = {}
     for epsilon in (1e-8, 1e-2):
+        monkeypatch.setattr(LocalTraining, "adam_epsilon", epsilon)
         recommender = recommender_of(parts, targets=("output",))
-        training = replace(recommender.training, learning_rate=1e-3, adam_epsilon=epsilon)
+        training = replace(recommender.training, learning_rate=1e-3)
         load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
         moved_V = train_locally(recommender._replace(training=training), 0, 1).adapters["lm_head.lora_b"].norm(dim=1)
         least[epsilon] = float(moved_V.min() / moved_V.max())
@@ -184,7 +184,7 @@ def test_epsilon_holds_rows_with_faint_gradients(parts):
     assert least[1e-2] < 0.1 * least[1e-8]
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
     """Of every group: layers, rows of the output and fusion weights."""
     seen = []
@@ -192,18 +192,17 @@ def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
 
     def spy(self, *args, **kwargs):
         seen.append([group["lr"] for group in self.param_groups])
-        assert [group["eps"] for group in self.param_groups] == [1e-5, 1e-5, 1e-8]  # the weights keep AdamW's own
+        assert [group["eps"] for group in self.param_groups] == [1e-4, 1e-4, 1e-8]  # the weights keep AdamW's own
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     recommender = recommender_of(parts, targets=("attention", "output"))
-    training = replace(recommender.training, schedule=schedule, local_epochs=2, output_rate=3.0, adam_epsilon=1e-5)
+    training = replace(recommender.training, schedule=schedule, local_epochs=2, output_rate=3.0)
     alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
     trained = train_locally(recommender._replace(training=training), 0, 1, alpha=alpha, alpha_learning_rate=0.5)
     progress = torch.arange(len(seen)) / len(seen)
     shapes = {
         "constant": torch.ones(len(seen)),
-        "linear": 1 - progress,
         "cosine": (1 + (torch.pi * progress).cos()) / 2,
     }
     assert len(seen) == trained.log["steps"] == 4
@@ -278,20 +277,6 @@ def test_bf16_training_and_ranking(parts):
 def test_wrong_settings_are_refused(config, changes, message):
     with pytest.raises(ValueError, match=message):
         config(**changes)
-
-
-def test_items_of_several_tokens_cannot_be_compared_with_a_catalogue(parts):
-    tokenizer, tasks = parts
-    model = recommender_of(parts).model
-    with pytest.raises(ValueError, match="softmax catalogue, expected one token each"):
-        build_recommender(
-            model,
-            tokenizer,
-            tasks,
-            seed=0,
-            training=LocalTraining(softmax="catalogue"),
-            ranking=RankingConfig(),
-        )
 
 
 def test_processes_that_share_a_client_rank_its_users_between_them(parts):

@@ -28,6 +28,7 @@ from typing import Any
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
 from fedecider.experiment.engine import Callback, kept_data, run_track
+from fedecider.experiment.report import groups
 from fedecider.experiment.track import Track, track_of, track_of_config, tracks
 from fedecider.federation.record import read_records
 from fedecider.running.progress import quiet
@@ -186,7 +187,7 @@ class Result:
     @property
     def clients(self) -> list[str]:
         """Domains or companies; of the embedding track the data set, whose users are scored together."""
-        return [name for name in _groups(self.raw) if name != MACRO]
+        return [name for name in groups(self.raw) if name != MACRO]
 
     @property
     def best_round(self) -> int:
@@ -204,7 +205,7 @@ class Result:
 
         rows = [
             (client, split, entry, metric, *(value.get(name) for name in ("mean", "low", "high")))
-            for client, splits in _groups(self.raw).items()
+            for client, splits in groups(self.raw).items()
             for split, entries in splits.items()
             for entry, found in entries.items()
             for metric, value in found.items()
@@ -214,7 +215,7 @@ class Result:
     @property
     def table(self) -> Any:
         """A frame of test means, a row an entry, the mean over clients where there are several."""
-        client = MACRO if MACRO in _groups(self.raw) else self.clients[0]
+        client = MACRO if MACRO in groups(self.raw) else self.clients[0]
         found = self.metrics[(self.metrics["client"] == client) & (self.metrics["split"] == "test")]
         order = found["entry"].drop_duplicates()
         return found.pivot(index="entry", columns="metric", values="mean").loc[order, list(REPORTED)]
@@ -234,8 +235,8 @@ class Result:
         rows = []
         for record in read_records(self.folder.rounds):
             losses = {log.get("client", 0): log.get("loss") for log in record["clients"]}
-            for view, groups in record["valid"].items():
-                for number, (client, found) in enumerate(zip(self.clients, groups, strict=True)):
+            for view, scores in record["valid"].items():
+                for number, (client, found) in enumerate(zip(self.clients, scores, strict=True)):
                     rows.append({"round": record["round"], "client": client, "view": view, **found})
                     rows[-1]["loss"] = losses.get(number)
         return pd.DataFrame(rows)
@@ -431,19 +432,6 @@ def prepared_words(data: Mapping[str, Domain] | str | Path, cache: Path) -> list
         return [f"--data={data}"]
     folder = kept_data(data, cache)
     return [f"--data={folder}", f"--domains={','.join(data)}"]
-
-
-def _groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Client -> split -> entry -> metric -> mean, low, high, from ``metrics.json`` of any track."""
-    splits = ("test", "valid")
-    if "domains" in metrics:
-        groups = {
-            name: {split: one[split] for split in splits if split in one} for name, one in metrics["domains"].items()
-        }
-        return {**groups, **({MACRO: {"test": metrics[MACRO]["test"]}} if MACRO in metrics else {})}
-    if "dataset" in metrics:
-        return {metrics["dataset"]: {split: metrics[split] for split in splits if split in metrics}}
-    return {name: {split: metrics[split][name] for split in splits} for name in metrics["test"]}
 
 
 def _new(folder: str | Path) -> Path:

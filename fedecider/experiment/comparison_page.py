@@ -12,8 +12,8 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.evaluation.statistics import distinguishable_winners, verdict
 from fedecider.experiment.comparison import SASREC, SASREC_TEXT, Collected, CompareConfig, Cost, RowRuns, shown_as
+from fedecider.experiment.report import EXAMPLES_FILE
 from fedecider.experiment.rows import (
-    EXAMPLES_FILE,
     MEMORY_ROW,
     OWN_MEMORY_ROW,
     STUDENT,

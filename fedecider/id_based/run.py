@@ -21,6 +21,7 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.experiment.engine import Experiment, Rounds, train
+from fedecider.experiment.report import Parts, write_run_page
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import (
@@ -146,14 +147,9 @@ def recorded_settings(run: Path, data: str = "") -> IdSettings:
         return IdSettings(settings, from_plain(METHODS[settings.method].config, config["method"], f"method in {path}"))
 
 
-def no_page(config: Any) -> Path:
-    """ID-based runs have a table and no page.
-
-    Raises:
-        ValueError: always, with the place of the table.
-    """
-    folder = RunFolder(Path(config.run))
-    raise ValueError(f"got {folder.root}, a run of an ID-based method, which has no page: see {folder.results}")
+def page(config: Any) -> Path:
+    """The page of a finished run, made again (`fedecider.experiment.run_page.ReportConfig`)."""
+    return write_run_page(RunFolder(Path(config.run)), lambda files: Parts())
 
 
 Positions = dict[str, dict[str, Tensor]]
@@ -272,4 +268,5 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     title = f"Test of {settings.run.method}, round {state.best_round}"
     console.print(rich_table(table, title=title))
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
+    say(f"report: {write_run_page(folder, lambda files: Parts())}")
     say(f"run: {folder.root}")

@@ -176,7 +176,7 @@ def playground(tmp_path_factory):
     content |= {
         "learning_rate": 0.01,
         "update_shares": "1",
-        "memory": {"kind": "mixture"},
+        "hybrid": {"kind": "mixture"},
     }
     content["pretrain"]["backbone"] |= {"d_model": 24, "d_ff": 32}
     content["pretrain"]["train"] |= {"epochs": 2}
@@ -214,7 +214,7 @@ def test_a_run_without_checkpoints_or_others_is_told(playground, tmp_path, monke
     assert script("audit", "--run", copy) == 2
     assert "no checkpoint in" in capsys.readouterr().err
     record = json.loads((copy / "run.json").read_text())
-    record["config"]["run"]["memory"]["kind"] = "none"
+    record["config"]["run"]["hybrid"]["kind"] = "none"
     (copy / "run.json").write_text(json.dumps(record))
     assert script("audit", "--run", copy) == 2
     assert "got nobody of the catalogue crime" in capsys.readouterr().err

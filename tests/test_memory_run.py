@@ -31,7 +31,7 @@ def main(script: str, *words: str) -> int:
 
 def t5_settings() -> dict:
     pretrain = {**SETTINGS["pretrain"], "text_encoder": "tfidf"}
-    return {**SETTINGS, **SMALL, "pretrain": pretrain, "memory": {"kind": "mixture"}}
+    return {**SETTINGS, **SMALL, "pretrain": pretrain, "hybrid": {"kind": "mixture"}}
 
 
 @pytest.fixture(scope="module", params=["decoder", slow("t5")])
@@ -143,7 +143,7 @@ def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(play
 @pytest.mark.slow
 def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    words = ("--config", "toy.yaml", "--memory.kind", "none", "--output", "runs/plain")
+    words = ("--config", "toy.yaml", "--hybrid.kind", "none", "--output", "runs/plain")
     assert main("federate", *words) == 0
     whole, plain = (read(Path("runs") / name / "metrics.json") for name in ("whole", "plain"))
     assert "memory" not in plain
@@ -163,8 +163,8 @@ def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(pl
 
 BAD_INPUT = {
     "seen items": (("--protocol", "strict/keep_seen"), "expected strict"),
-    "an unknown kind": (("--memory.kind", "knn"), "memory.kind"),
-    "no sources": (("--memory.sources", ""), "expected some of own, public, others"),
+    "an unknown kind": (("--hybrid.kind", "knn"), "hybrid.kind"),
+    "no sources": (("--hybrid.sources", ""), "expected some of own, public, others"),
 }
 
 

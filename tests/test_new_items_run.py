@@ -76,7 +76,7 @@ def playground(tmp_path_factory):
     (folder / "encoder" / "weights").write_text("first")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
-    content |= {"lora_targets": "attention,table", "memory": {"kind": "mixture"}}
+    content |= {"lora_targets": "attention,table", "hybrid": {"kind": "mixture"}}
     content["pretrain"] |= {"text_encoder": "encoder"}
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64, "freeze_item_table": True}
     content["pretrain"]["train"] |= {"max_steps": 10}

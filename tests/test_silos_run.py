@@ -77,7 +77,7 @@ def folder(tmp_path_factory):
     content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
-    content |= {"lora_targets": "attention,feed_forward,table", "memory": {"kind": "none"}, "data": "data"}
+    content |= {"lora_targets": "attention,feed_forward,table", "hybrid": {"kind": "none"}, "data": "data"}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -369,9 +369,9 @@ def test_the_card_of_a_silo_names_the_clients_and_no_pattern(folder, name, other
 def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = ("--config", "toy.yaml", "--domains", "crime.*", "--method", "local", "--num_rounds", "1")
-    words += ("--memory.kind", "mixture")
+    words += ("--hybrid.kind", "mixture")
     assert main("federate", *words, "--output", "runs/summed") == 0
-    assert main("federate", *words, "--memory.sources", "own,public", "--output", "runs/kept") == 0
+    assert main("federate", *words, "--hybrid.sources", "own,public", "--output", "runs/kept") == 0
     summed, kept = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("summed", "kept"))
     for name, domain in kept["domains"].items():
         for split in ("valid", "test"):

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
-from fedecider.deployment.server import Line
+from fedecider.deployment.server import Channel
 from fedecider.experiment.prepare import Foundation
 from fedecider.experiment.rows import own_counts, siblings
 from fedecider.experiment.settings import RunConfig
@@ -36,7 +36,7 @@ from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
 from fedecider.models.counts import Counts, joined, num_parts, of_upper, part_of, part_size, without
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.hybrid import HybridConfig
 from fedecider.running.run_folder import read_object
 
 KEYS, SHARES, PART, UNMASK, SUM = "count_keys", "count_shares", "counts", "count_unmask", "count_sum"
@@ -48,7 +48,7 @@ SCRATCH = "count_parts"
 logger = logging.getLogger(__name__)
 
 
-def sibling_sites(domains: Mapping[str, Domain], config: MemoryConfig) -> dict[str, list[str]]:
+def sibling_sites(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
     """Catalogue -> the sites that add up their counts; none without a memory."""
     return {} if config.kind == "none" else siblings(domains, config)
 
@@ -58,14 +58,14 @@ def fewest(num_siblings: int) -> int:
     return min(num_siblings, 3)
 
 
-def what_siblings_learn(domains: Mapping[str, Domain], config: MemoryConfig) -> list[str]:
+def what_siblings_learn(domains: Mapping[str, Domain], config: HybridConfig) -> list[str]:
     """A sentence for each catalogue, for whoever makes a project."""
     found = []
     for names in sibling_sites(domains, config).values():
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
         found.append(
             f"memories of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
-            "--memory.sources own,public nothing is sent"
+            "--hybrid.sources own,public nothing is sent"
         )
     return found
 
@@ -173,9 +173,9 @@ def site_counts(
 
     ``clients`` are the names of all of them.
     """
-    if run.memory.kind == "none":
+    if run.hybrid.kind == "none":
         return None
-    for catalogue, names in sibling_sites(foundation.everyone, run.memory).items():
+    for catalogue, names in sibling_sites(foundation.everyone, run.hybrid).items():
         if clients[client] in names:
             sums = SiteSums(SecureSums(run.seed), client, _purpose(catalogue))
             domain, numbers = foundation.domains[clients[client]], [clients.index(name) for name in names]
@@ -183,26 +183,26 @@ def site_counts(
     return None
 
 
-def share_counts(line: Line, run: RunConfig, domains: Mapping[str, Domain], round: int, folder: Path) -> None:
+def share_counts(channel: Channel, run: RunConfig, domains: Mapping[str, Domain], round: int, folder: Path) -> None:
     """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
-    for catalogue, names in sibling_sites(domains, run.memory).items():
-        clients, file = [line.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
+    for catalogue, names in sibling_sites(domains, run.hybrid).items():
+        clients, file = [channel.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
         begun = file.with_suffix(".json")
         try:
             if not file.is_file():
-                server = ServerSums(SecureSums(run.seed), line, _purpose(catalogue), (KEYS, SHARES, UNMASK))
+                server = ServerSums(SecureSums(run.seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
                 num_items = len(domains[names[0]].item_keys)
                 write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)
-            told = unpack(file.read_bytes(), line.config.max_bytes)._replace(round=round)
+            told = unpack(file.read_bytes(), channel.config.max_bytes)._replace(round=round)
         except ValueError as error:
             logger.warning("memories of %s count without each other's events: %s", ", ".join(names), error)
             for client in clients:
-                line.refuse(client, f"its memory counts without its siblings: {error}")
+                channel.refuse(client, f"its memory counts without its siblings: {error}")
             continue
-        for client, answer in line.ask(round, dict.fromkeys(clients, told)).items():
+        for client, answer in channel.ask(round, dict.fromkeys(clients, told)).items():
             if answer.kind != SUM:
-                line.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
+                channel.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
 
 
 def _summed(
@@ -222,7 +222,9 @@ def _summed(
         parts, there = range(1, num_parts(num_items) + 1), list(facts)
         place = f"{scratch}/{{}}.{{}}.npy".format
         for part in parts:
-            for client, masked_L in _received(server.line, facts, there, part, part_size(num_items, part), round):
+            for client, masked_L in _received(
+                server.channel, facts, there, part, part_size(num_items, part), round
+            ).items():
                 np.save(place(client, part), masked_L.numpy())
             there = [client for client in there if Path(place(client, part)).is_file()]
         check_survivors(server.rules_of(round, clients), there)
@@ -238,7 +240,7 @@ def _summed(
     place_N = upper_NN.row.astype(np.int64) * num_items + upper_NN.col
     found = {"places": place_N, "pairs": upper_NN.data, "events": total.event_I}
     tensors = {name: torch.from_numpy(value) for name, value in found.items()}
-    return Message(SUM, round, tensors, {"run": server.line.run, "clients": there})
+    return Message(SUM, round, tensors, {"run": server.channel.run, "clients": there})
 
 
 def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[int] | None) -> None:
@@ -267,18 +269,23 @@ def _emptied(scratch: Path) -> Iterator[None]:
 
 
 def _received(
-    line: Line, facts: Mapping[int, Mapping[str, object]], clients: Sequence[int], part: int, size: int, round: int
-) -> list[tuple[int, Tensor]]:
+    channel: Channel,
+    facts: Mapping[int, Mapping[str, object]],
+    clients: Sequence[int],
+    part: int,
+    size: int,
+    round: int,
+) -> dict[int, Tensor]:
     """One part of the masked counts of those who send it."""
-    requests = {one: Message(PART, round, {}, {"run": line.run, "part": part, **facts[one]}) for one in clients}
-    found = []
-    for client, answer in line.ask(round, requests).items():
+    requests = {one: Message(PART, round, {}, {"run": channel.run, "part": part, **facts[one]}) for one in clients}
+
+    def masked(client: int, answer: Message) -> Tensor:
         masked_L = answer.tensors.get("masked")
-        if answer.kind == PART and masked_L is not None and _is_whole(masked_L) and masked_L.shape == (size,):
-            found.append((client, masked_L))
-        else:
-            line.refuse(client, f"got {answer.kind!r}, expected {size:,} masked counts")
-    return found
+        if answer.kind != PART or masked_L is None or not _is_whole(masked_L) or masked_L.shape != (size,):
+            raise ValueError(f"got {answer.kind!r}, expected {size:,} masked counts")
+        return masked_L
+
+    return channel.read(channel.ask(round, requests), masked)
 
 
 def _read_sum(asked: Message, num_items: int) -> Counts:

@@ -168,7 +168,7 @@ def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundat
         "rounds": ROUNDS,
         "choices": [[one.run.lora_targets, as_plain(one.training)] for one in offered],
         "ranking": as_plain(settings.ranking),
-        "memory": as_plain(run.memory),
+        "hybrid": as_plain(run.hybrid),
         **{name: getattr(run, name) for name in ("seed", "lora_rank", "quantize", "protocol")},
         "samples": as_plain(run.pretrain.samples),
         "device": launch.device.type,
@@ -188,7 +188,7 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
                 f"got no user of {name} with two training events, expected one at least: there is nothing to train on. "
                 "Prepare the data with a larger min_length"
             )
-        if settings.run.memory.kind != "none":
+        if settings.run.hybrid.kind != "none":
             try:
                 calibration(domain, settings.run.seed)
             except ValueError as error:

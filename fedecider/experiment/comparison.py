@@ -516,8 +516,8 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
             hashes = _hashes(first)
         settings: Sequence[Setting] = ({},)
         asked = [one for row in (MEMORY_ROW, OWN_MEMORY_ROW) if (one := with_memory(label, row)) in config.against]
-        if asked and first.run.memory.kind == "none":
-            raise ValueError(f"got {asked[0]!r} in against, but {label} is run with memory.kind none")
+        if asked and first.run.hybrid.kind == "none":
+            raise ValueError(f"got {asked[0]!r} in against, but {label} is run with hybrid.kind none")
         if _is_tuned(options):
             search = _search(first)
             check_budget(search, config.tune)

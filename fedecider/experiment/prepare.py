@@ -718,7 +718,7 @@ def training_tasks(
 ) -> list[Task]:
     """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
     tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
-    if settings.run.memory.kind != "none":
+    if settings.run.hybrid.kind != "none":
         tasks = [task.without_users(calibration(foundation.domains[task.name], settings.run.seed)) for task in tasks]
     own = {task.name: task for task in tasks}
 

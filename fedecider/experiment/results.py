@@ -365,7 +365,7 @@ def write_models(
                 load_reported(settings, method, recommender, state, client, shares[name])
                 found[reported][name] = recommender.positions(client, split)
     memories = None
-    if settings.run.memory.kind != "none":
+    if settings.run.hybrid.kind != "none":
         every = every_memory(settings, method, foundation, recommender, state, shares, others)
         memories = every[MEMORY_ROW]
         save_memories(memories, foundation.domains, folder)

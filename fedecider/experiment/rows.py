@@ -45,8 +45,8 @@ from fedecider.models.counts import (
 )
 from fedecider.models.hybrid import (
     Choice,
+    HybridConfig,
     Memory,
-    MemoryConfig,
     ModelScores,
     choose_weights,
     fit_memory,
@@ -166,12 +166,12 @@ def every_memory(
 ) -> dict[str, Memories]:
     """Row of the memory alone -> the memories: those that are handed over, and what clients would have who keep their
     counts, where some get counts of others. ``others``: see `client_counts`."""
-    config, asked = settings.run.memory, (method, foundation, recommender, state, shares)
+    config, asked = settings.run.hybrid, (method, foundation, recommender, state, shares)
     found = {MEMORY_ROW: build_memories(settings, *asked, others)}
     kept = [name for name in config.source_names if name != "others"]
     if kept and (others if others is not None else siblings(foundation.domains, config)):
         alone = dataclasses.replace(config, sources=",".join(kept))
-        own_settings = settings._replace(run=dataclasses.replace(settings.run, memory=alone))
+        own_settings = settings._replace(run=dataclasses.replace(settings.run, hybrid=alone))
         found[OWN_MEMORY_ROW] = build_memories(own_settings, *asked, {})
     return found
 
@@ -189,7 +189,7 @@ def build_memories(
 
     Fitted on users who trained the adapters, nearly all weight would go to the model. ``others``: see `client_counts`.
     """
-    config, domains = settings.run.memory, foundation.domains
+    config, domains = settings.run.hybrid, foundation.domains
     counts, traffic = client_counts(domains, config, settings.run.seed, others)
     vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     clients, choices = {}, {}
@@ -212,7 +212,7 @@ def memory_contexts(domain: Domain, seed: int) -> Contexts:
 
 
 def client_counts(
-    domains: Mapping[str, Domain], config: MemoryConfig, seed: int, others: Mapping[str, Counts] | None = None
+    domains: Mapping[str, Domain], config: HybridConfig, seed: int, others: Mapping[str, Counts] | None = None
 ) -> tuple[dict[str, Counts], dict[str, dict[str, int]]]:
     """What each client counts from the sources of ``config``, and the bytes of the secure sums.
 
@@ -239,7 +239,7 @@ def client_counts(
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
 
 
-def siblings(domains: Mapping[str, Domain], config: MemoryConfig) -> dict[str, list[str]]:
+def siblings(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
     """Catalogue -> the clients that share it and add up their counts, two or more."""
     groups: dict[str, list[str]] = {}
     for name, domain in domains.items():

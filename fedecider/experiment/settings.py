@@ -21,7 +21,7 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.models.adapters import LoraSettings
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.hybrid import HybridConfig
 from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
 from idgen.id_generator import IDGeneratorConfig
@@ -182,7 +182,7 @@ class RunConfig:
             such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
-        memory: The private memory of every client.
+        hybrid: What stands beside the model of every client, its private memory.
         privacy: Bound and noise of what every client sends.
     """
 
@@ -212,7 +212,7 @@ class RunConfig:
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    hybrid: HybridConfig = field(default_factory=HybridConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
@@ -231,9 +231,9 @@ class RunConfig:
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
                 "strict/keep_seen"
             )
-        if self.memory.kind != "none" and not get_protocol(self.protocol).drop_seen:
+        if self.hybrid.kind != "none" and not get_protocol(self.protocol).drop_seen:
             raise ValueError(
-                f"got memory.kind {self.memory.kind} with protocol {self.protocol}, expected strict: a memory knows no "
+                f"got hybrid.kind {self.hybrid.kind} with protocol {self.protocol}, expected strict: a memory knows no "
                 "probability of items that were seen before"
             )
         check_one_mean(self.secure_sum, self.robust_mean)

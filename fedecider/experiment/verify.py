@@ -95,7 +95,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         metrics = mean_metrics(position_U)
         found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
         private = folder.private / task.name
-        if settings.run.memory.kind == "none" or not private.is_dir():
+        if settings.run.hybrid.kind == "none" or not private.is_dir():
             continue  # a run may be shown without what is private in it
         memory = load_memory(private, domains[task.name].item_keys)
         scores = model_scores(model, task, settings.ranking, precision, device)

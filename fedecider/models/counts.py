@@ -60,7 +60,7 @@ def calibration_users(sequences: Sequence[Sequence[int]], share: float, generato
         raise ValueError(
             f"got {len(drawn)} users with two different train events, expected two for a memory, one to fit its "
             "weights on and one to train on: prepare the data with more users or a larger min_length, or set "
-            "memory.kind to none"
+            "hybrid.kind to none"
         )
     order = torch.randperm(len(drawn), generator=generator).tolist()
     return sorted(drawn[place] for place in order[: max(1, round(share * len(drawn)))])

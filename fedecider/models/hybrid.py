@@ -44,7 +44,7 @@ SOURCES = ("own", "public", "others")
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class HybridConfig:
     """The private memory of a client, which ranks beside the model.
 
     Args:
@@ -195,7 +195,7 @@ class Memory(NamedTuple):
     alone: Mixture
     beside_model: Mixture | None
     """None where there was no model."""
-    config: MemoryConfig
+    config: HybridConfig
     num_new: int = 0
     """Items at the end of the catalogue that came after the counts."""
 
@@ -213,7 +213,7 @@ class Ranked(NamedTuple):
 
 
 def fit_memory(
-    counts: Counts, unit_ID: np.ndarray, contexts: Contexts, model: ModelScores | None, config: MemoryConfig
+    counts: Counts, unit_ID: np.ndarray, contexts: Contexts, model: ModelScores | None, config: HybridConfig
 ) -> Memory:
     """The memory of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
 
@@ -229,7 +229,7 @@ def fit_memory(
     if not parts:
         raise ValueError(
             "got no train event with one before it, expected some to fit the weights of the memory: prepare the data "
-            "with a larger min_length, or set memory.kind to none"
+            "with a larger min_length, or set hybrid.kind to none"
         )
     probs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     known_N = np.concatenate(known_parts)
@@ -397,7 +397,7 @@ def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores
     return np.concatenate(found_N)
 
 
-def _batches(contexts: Contexts, num_items: int, config: MemoryConfig) -> Iterator[Contexts]:
+def _batches(contexts: Contexts, num_items: int, config: HybridConfig) -> Iterator[Contexts]:
     """Nobody is left out of counts that nobody's own events are in."""
     own = "own" in config.source_names
     size = max(1, MAX_NUMBERS // num_items)
@@ -549,7 +549,7 @@ def load_memory(folder: Path, item_keys: Sequence[str]) -> Memory:
     with damage_names(tensor_path):
         counts, unit_ID = _checked(load_file(tensor_path), len(item_keys))
     with damage_names(path):
-        config = MemoryConfig(**content["config"])
+        config = HybridConfig(**content["config"])
         alone, beside = (content["mixtures"][name] for name in ("alone", "beside_model"))
         mixture = None if beside is None else _mixture(beside, BESIDE_MODEL)
         return Memory(counts, unit_ID, _mixture(alone, (ALONE,)), mixture, config)

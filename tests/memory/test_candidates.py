@@ -11,7 +11,7 @@ from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models import loaded as asking
 from fedecider.models.counts import count_events, training_contexts
-from fedecider.models.hybrid import MemoryConfig, fit_memory
+from fedecider.models.hybrid import HybridConfig, fit_memory
 from fedecider.models.loaded import mix
 from idgen.ranking import RankingConfig
 
@@ -24,7 +24,7 @@ def test_a_list_has_as_many_items_as_were_asked_for(k, monkeypatch):
     users, model = sequences(12), toy_model(num_beams=2)
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
     unit = experts.unit_vectors(vectors())
-    memory = fit_memory(counts, unit, training_contexts(users, stream(0, "toy")), model, MemoryConfig("mixture"))
+    memory = fit_memory(counts, unit, training_contexts(users, stream(0, "toy")), model, HybridConfig("mixture"))
     for history, found in zip(HISTORIES, mix(memory, model, HISTORIES, k), strict=True):
         items = [one.item for one in found]
         assert len(items) == len(set(items)) == min(k, NUM_ITEMS - len(set(history)))

@@ -9,7 +9,7 @@ from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models.counts import count_events, new_contexts, training_contexts
-from fedecider.models.hybrid import COUNTING, MemoryConfig, ModelScores, alone_probs, fit_memory, rank, with_items
+from fedecider.models.hybrid import COUNTING, HybridConfig, ModelScores, alone_probs, fit_memory, rank, with_items
 
 USERS = sequences(12)
 VECTORS = vectors()
@@ -35,7 +35,7 @@ def fitted():
     """With weights of its own: a toy's texts say nothing."""
     counts = count_events([train_part(sequence) for sequence in USERS], NUM_ITEMS)
     contexts = training_contexts(USERS, stream(0, "toy"))
-    memory = fit_memory(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), MemoryConfig("mixture"))
+    memory = fit_memory(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), HybridConfig("mixture"))
     alone = memory.alone._replace(
         weight_QE=np.array([[0.4, 0.3, 0.1, 0.2], [0.1, 0.4, 0.3, 0.2], [0.2, 0.2, 0.3, 0.3]])
     )

@@ -19,7 +19,7 @@ from fedecider.models.hybrid import (
     NUM_BUCKETS,
     SETTINGS_FILE,
     TENSOR_FILE,
-    MemoryConfig,
+    HybridConfig,
     fit_memory,
     load_memory,
     model_probs,
@@ -36,7 +36,7 @@ KEYS = [f"item{n:02d}" for n in range(NUM_ITEMS)]
 def fitted(users=USERS, model=None):
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
     contexts = training_contexts(users, stream(0, "toy"))
-    return fit_memory(counts, UNIT, contexts, toy_model() if model is None else model, MemoryConfig("mixture"))
+    return fit_memory(counts, UNIT, contexts, toy_model() if model is None else model, HybridConfig("mixture"))
 
 
 MEMORY = fitted()
@@ -171,7 +171,7 @@ def test_what_cannot_be_fitted_or_ranked():
 @pytest.mark.parametrize("sources", ["", "own,own", "own,mine"])
 def test_sources_that_are_none(sources):
     with pytest.raises(ValueError, match="expected some of own, public, others"):
-        MemoryConfig(sources=sources)
+        HybridConfig(sources=sources)
 
 
 @pytest.mark.parametrize("memory", [MEMORY, MEMORY._replace(beside_model=None)], ids=["with a model", "alone"])
@@ -285,7 +285,7 @@ def test_a_memory_of_another_catalogue_is_refused(tmp_path):
 def test_nobody_is_left_out_of_counts_that_nobody_is_in():
     public = count_events(sequences(5, seed=8), NUM_ITEMS)
     contexts = training_contexts(USERS, stream(0, "toy"), 50)
-    config = MemoryConfig(sources="public")
+    config = HybridConfig(sources="public")
     memory = fit_memory(public, UNIT, contexts, None, config)
     kept = fit_memory(public, UNIT, contexts._replace(left_out=[[] for _ in contexts.targets]), None, config)
     assert np.array_equal(memory.alone.weight_QE, kept.alone.weight_QE)

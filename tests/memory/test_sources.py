@@ -13,7 +13,7 @@ from fedecider.experiment import rows as memories
 from fedecider.experiment.prepare import calibration
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models.counts import calibration_users, count_events
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.hybrid import HybridConfig
 
 
 def shop(name: str, seed: int, silo: bool = True) -> Domain:
@@ -38,7 +38,7 @@ def public(name: str):
 
 
 def counted(sources: str, shops=SHOPS):
-    return memories.client_counts(shops, MemoryConfig(sources=sources), seed=1)
+    return memories.client_counts(shops, HybridConfig(sources=sources), seed=1)
 
 
 def same(one, other) -> bool:
@@ -77,7 +77,7 @@ def test_events_held_out_by_siblings_are_not_in_the_sum():
         users = domain.clients
         cut = [[*train_part(sequence), 0, 1] for sequence in users.sequences]
         changed[name] = replace(domain, clients=users._replace(sequences=cut))
-    after = memories.client_counts(changed, MemoryConfig(), seed=1)[0]
+    after = memories.client_counts(changed, HybridConfig(), seed=1)[0]
     assert all(same(before[name], after[name]) for name in SHOPS)
     for name in SHOPS:
         contexts = [memories.memory_contexts(one[name], 3) for one in (SHOPS, changed)]

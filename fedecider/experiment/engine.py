@@ -29,6 +29,7 @@ from fedecider.running.launch import (
     start,
     track_results,
 )
+from fedecider.running.options import write_settings
 from fedecider.running.progress import round_progress
 from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
 
@@ -127,14 +128,18 @@ class Experiment(NamedTuple):
     """Further entries of ``run.json``."""
 
 
-def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = ()) -> Path:
+def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = (), chosen: Mapping[str, Any] = {}) -> Path:
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
     with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
-        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks)
+        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks, chosen)
 
 
-def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = ()) -> Path:
+def run(
+    experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = (), chosen: Mapping[str, Any] = {}
+) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
+
+    ``chosen``: the configuration, where it was chosen for the data; it is kept in the folder.
 
     Raises:
         ValueError: the folder holds another run, or a stage finds settings that cannot be.
@@ -149,6 +154,8 @@ def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = 
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
+            if chosen:
+                write_settings(folder.chosen, chosen)
         try:
             with round_progress(config.num_rounds, launch.is_main) as on_clients:
                 state = train(

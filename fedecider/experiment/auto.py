@@ -340,57 +340,53 @@ def _number(count: int, what: str) -> str:
 # What a run takes: floating-point operations of its parts over what the machine does in a second, with what each part
 # takes beside its products, fitted to runs of ours (benchmarks/results/chosen.md).
 
-ENCODED_S = 1.2e9
-"""Operations of MiniLM for an item text, mostly short titles."""
-BESIDE = 3.0
-"""Seconds of a part over those of its products alone: softmax, AdamW, and what lies between the products."""
-START_S = 60.0
+ENCODED = 0.45e9
+"""Operations of MiniLM for the text of an item, mostly a title."""
+SHARED, LOCAL, RANKED = 0.85, 2.0, 5.0
+"""Time of stages, rounds and rankings over that of their largest products alone; histories of stages are shorter than
+those of users, and a ranking has little but what lies beside its products."""
+START_S = 15.0
 """Libraries, data, tables and page."""
+NUM_VIEWS = 2
+"""How often a user is ranked in the validation of a round."""
+NUM_TEST_ROWS = 8
+"""How often after the last one: rows of the table, shares of the update, both splits, the hybrid."""
+BASE_GB = 1.2
+"""Libraries and MiniLM."""
+SOON = 3
+"""Rounds after which small data were learned (configs/amazon_decoder_cpu.yaml)."""
 
 
 def estimate(facts: DataFacts, settings: Mapping[str, Any], machine: Machine) -> tuple[Estimate, float]:
     """Seconds and gigabytes of a run with a small decoder.
 
     A target costs 2 (D I + L (4 D^2 + 3 D F)) operations forward and three times as many in training, where I is V in
-    the stages that all clients share.
+    the stages that all clients share. Of rounds that may end early the mean of all and of the fewest is expected.
     """
-    backbone, train = settings["pretrain"]["backbone"], settings["pretrain"]["train"]
+    pretrain, rounds = settings["pretrain"], settings["num_rounds"]
+    backbone, train, epochs = pretrain["backbone"], pretrain["train"], settings.get("local_epochs", 5)
     width, layers = int(backbone["d_model"]), int(backbone["num_layers"])
     one_layer = 4 * width**2 + 3 * width * int(backbone.get("d_ff", 4 * width))
     teacher = 2 * (width * facts.num_all_items + layers * one_layer)
     student = 2 * (width * facts.num_items + (layers + 1) // 2 * one_layer)
-    per_row = min(facts.events_per_user, 20.0)
+    length = min(facts.events_per_user, 20.0)
+    if patience := settings.get("patience", 0):
+        rounds = (rounds + min(rounds, SOON + patience)) / 2
 
-    samples = facts.num_all_items if facts.num_public == 0 else facts.num_public * (1 + settings_walks(settings))
+    walks = pretrain["samples"].get("walk_share", 0.0)
+    samples = facts.num_public / (1.0 - walks) if facts.num_public else facts.num_all_items
     steps = train.get("max_steps") or train.get("epochs", 1) * samples / train["batch_size"]
-    shared = 3 * teacher * per_row * steps * train["batch_size"]
-    shared += 3 * teacher * per_row * settings["distill"]["epochs"] * samples
-    encoded = ENCODED_S * facts.num_all_items if machine.encoder == "minilm" else 0.0
-
+    shared = 3 * teacher * length * (steps * train["batch_size"] + settings["distill"]["epochs"] * samples)
+    encoded = ENCODED * facts.num_all_items if machine.encoder == "minilm" else 0.0
     targets = max(facts.num_events - 3 * facts.num_users, facts.num_users)
-    epochs = settings["num_rounds"] * settings.get("local_epochs", 5)
-    tried = 2 * (1 + len(settings.get("alternatives", ()))) if settings.get("alternatives") else 0
-    local = 3 * student * targets * (epochs + tried * settings.get("local_epochs", 5))
-    asked = settings.get("num_eval_users", 0) or facts.num_users
-    ranked = min(asked * len(facts.names), facts.num_users) * settings["num_rounds"] * NUM_VIEWS
-    ranked += facts.num_users * NUM_TEST_ROWS
-    rank = student * per_row * ranked
-    products = (shared + encoded + local + rank) / machine.flops
-    expected = START_S + BESIDE * products
-    table = 4 * width * facts.num_all_items
-    gigabytes = 1.0 + 12 * table / 1e9 + 0.8
-    return Estimate(expected, expected / FACTOR, expected * FACTOR), gigabytes
-
-
-NUM_VIEWS = 2
-NUM_TEST_ROWS = 12
-"""How often every user is ranked after the last round: rows of the table, shares of the update, both splits."""
-
-
-def settings_walks(settings: Mapping[str, Any]) -> float:
-    """Synthetic histories for each public user."""
-    share = float(settings["pretrain"]["samples"].get("walk_share", 0.0))
-    return share / (1.0 - share)
+    blocks = len(settings.get("alternatives", ()))
+    tried = 2 * (1 + blocks) if blocks else 0  # rounds of every client alone
+    local = 3 * student * targets * epochs * (rounds + tried)
+    in_round = min(facts.num_users, settings.get("num_eval_users", 0) * len(facts.names) or facts.num_users)
+    ranked = student * length * (in_round * (rounds + tried) * NUM_VIEWS + facts.num_users * NUM_TEST_ROWS)
+    expected = START_S + (encoded + SHARED * shared + LOCAL * local + RANKED * ranked) / machine.flops
+    table = 4 * width * facts.num_all_items  # teacher and student, each with gradients and two moments
+    return Estimate(expected, expected / FACTOR, expected * FACTOR), BASE_GB + 8 * table / 1e9
 
 
 def _measured_flops(device: str, threads: int) -> float:

@@ -21,14 +21,11 @@ class OwnTables:
     """Own tables in place of prepared data.
 
     Args:
-        events: Tables of events (.csv, .tsv or .parquet), a company each, separated by commas; north.csv is the company
-            north. One table is a single client. They are prepared in cache, in place of --data.
-        items: The table of the items' texts, which all companies share; if empty, the texts are in events, and every
-            company has a catalogue of its own.
-        columns: What columns are called where it cannot be guessed, such as user=customer,item=sku,time=bought_at.
-        public: Whose events everybody may see: a column of events, a table of customers' keys, or a share; if empty,
-            nobody's.
-        yes: If true, settings that are chosen for own data may take over an hour on this machine.
+        events: Tables of events, such as north.csv,south.csv: a company each, in place of data.
+        items: The table of item texts; if empty, they are in events.
+        columns: The columns' names, user=customer,item=sku, if unusual.
+        public: The public customers: a column, a file of keys, a share.
+        yes: If true, what is chosen may take over an hour.
     """
 
     events: str = ""

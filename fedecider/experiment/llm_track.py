@@ -27,6 +27,7 @@ TRACK = Track(
     recorded="fedecider.experiment.command_line:recorded_settings",
     load="fedecider.experiment.federate:load",
     page="fedecider.experiment.run_page:report",
+    choose="fedecider.experiment.auto:chosen_settings",
     opening="fedecider.experiment.run_page:opening_of",
     tune="fedecider.experiment.tune:tune_llm",
     audit="fedecider.experiment.audit:audit_llm",

@@ -43,6 +43,9 @@ class Track(NamedTuple):
     """(settings, launch) -> `fedecider.experiment.engine.Experiment`."""
     page: str
     """`fedecider.experiment.run_page.ReportConfig` -> path of the page, made again."""
+    choose: str = ""
+    """(words of ``federate``, whether hours are allowed) -> settings for the data they name; empty where they
+    are chosen already."""
     opening: str = ""
     """`RunFolder` of a finished run -> `fedecider.report.page.Opening`: the verdict in sentences."""
     data_words: str = ""

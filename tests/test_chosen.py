@@ -76,6 +76,8 @@ def test_the_width_is_what_the_texts_span():
     ):
         found = choose(facts, machine).settings
         assert (found["pretrain"]["backbone"]["d_model"], found["lora_rank"]) == (width, width)
+    asked = choose(COMPANIES, CPU, {"pretrain": {"text_encoder": "tfidf"}}).settings["pretrain"]
+    assert (asked["backbone"]["d_model"], asked["text_encoder"]) == (128, "tfidf")
     few = choose(COMPANIES._replace(num_texts=300), CPU)
     assert "give titles" in reason(few, "pretrain.backbone.d_model")
 
@@ -203,7 +205,7 @@ def test_three_tables_on_the_command_line_and_the_same_run_by_its_file(tmp_path,
     assert "chosen: method fedavg: " in printed
     assert "estimate: " in printed
     chosen = yaml.safe_load(Path("first/chosen.yaml").read_text())
-    assert (chosen["domains"], chosen["num_rounds"]) == ("north,south,east", 1)
+    assert (chosen["domains"], chosen["num_rounds"]) == ("east,north,south", 1)
     assert main(["federate", "--config", "first/chosen.yaml", "--output", "again"]) == 0
     assert read_json(Path("again/metrics.json"))["domains"] == read_json(Path("first/metrics.json"))["domains"]
     capsys.readouterr()

@@ -161,6 +161,8 @@ def choose(facts: DataFacts, machine: Machine, asked: Mapping[str, Any] = {}) ->
     """
     if not facts.names:
         raise ValueError("got data without client users, expected some: nobody would be trained for")
+    if (reader := _asked(asked, "pretrain.text_encoder") or "auto") != "auto":
+        machine = machine._replace(encoder="tfidf" if reader == "tfidf" else "minilm")
     base, why = _base(facts)
     found = {"domains": ",".join(facts.names), **deepcopy(dict(load_yaml(base)))}
     found |= {"domains": ",".join(facts.names), "method": _method(facts)[0], "teacher_row": False}

@@ -189,9 +189,9 @@ def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, mo
             "num_history": 1,
             "held_out": "Wanted",
             "position": 0,
-            "recommended": [{"title": f"From {row.label}", "held_out": False}],
+            "recommended": [{"title": f"From {row.entry.label}", "held_out": False}],
         }
-        (row.runs[0].folder.root / "examples.json").write_text(json.dumps({"crime": [example]}))
+        (row.cells[0].folder / "examples.json").write_text(json.dumps({"crime": [example]}))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "compare").mkdir(parents=True)
     write_table(table_of(config, methods))

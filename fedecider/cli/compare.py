@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from fedecider.cli.federate import DEFAULT
 from fedecider.experiment.track import Track, track_of
@@ -13,9 +13,7 @@ DESCRIPTION = """Methods x seeds x domains of the LLM track in one table, with e
 intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several processes may share it."""
 
 
-def made_table(
-    track: Track, description: str, command: str, words: Sequence[str], common: Collection[str] = ()
-) -> None:
+def made_table(track: Track, description: str, command: str, words: Sequence[str], common: Sequence[str] = ()) -> None:
     """Make the table of a track that a command line describes, and write its files."""
     part = track.part("comparison")
     planned = part.plan(*parse(build_parser(description, *part.configs, common=common), words, *part.configs))

@@ -340,7 +340,8 @@ def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Ro
     standing: dict[str, Positions] = {}
     entries: dict[str, Row] = {}
     for row in (*rows, *beside):
-        for label, position in positions_of(row, protocol).items():
+        for label, found in positions_of(row, protocol).items():
+            position = {name: found[name] for name in plan.users}  # files keep no order
             if label in row.labels and row.entry.label not in plan.baselines:
                 own[label] = position
                 entries[label] = row
@@ -350,7 +351,7 @@ def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Ro
                 standing.setdefault(label, position)  # in every cell that has it it is the same
     baselines = {label: standing[label] for label in plan.baselines if label in standing}
     persons = shared_persons(plan.users)
-    shown = result_rows(own, baselines, persons) if own else []
+    shown = result_rows(own, baselines, persons) if own or baselines else []
     if plan.against is None:
         scope = shown_domains(shown)[-1] if shown else ""
         shown.sort(key=lambda row: -row.values[scope]["ndcg@10"].mean)
@@ -417,12 +418,9 @@ def _cost(courses: Sequence[Course]) -> Cost:
         sums = [getattr(course, name) for course in courses]
         return sum(total for total, _ in sums) / sum(num for _, num in sums)
 
-    return Cost(
-        *(mean(name) for name in ("seconds", "up", "down")),
-        [course.best_round for course in courses],
-        [course.last_round for course in courses],
-        [near_round([{"round": round, "score": score} for round, score in course.curve]) for course in courses],
-    )
+    near = [near_round([{"round": round, "score": score} for round, score in course.curve]) for course in courses]
+    best, last = [course.best_round for course in courses], [course.last_round for course in courses]
+    return Cost(mean("seconds"), mean("up"), mean("down"), best, last, near)
 
 
 def _curve(courses: Sequence[Course]) -> list[list[float]]:

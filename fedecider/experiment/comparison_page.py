@@ -189,8 +189,8 @@ def _sections(table: Table, heading: Sequence[str], marks: bool = False) -> list
     if costs := _distinct(table, "costs"):
         header = ["row", _words(table).seconds, *COST_HEADER]
         tables = [PageTable(header, _cost_cells(of), name if several else "") for name, of in costs.items()]
-        cells = ([name, label, *cost] for name, of in costs.items() for label, cost in of.items())
-        download = Download("costs.csv", csv_text(["protocol", "row", *Cost._fields], cells))
+        lines = ([name, label, *cost] for name, of in costs.items() for label, cost in of.items())
+        download = Download("costs.csv", csv_text(["protocol", "row", *Cost._fields], lines))
         sections.append(Section("What it costs", [COST_NOTE], tables, downloads=[download]))
     cells = []
     for row in table.rows:
@@ -360,6 +360,7 @@ def _data(table: Table) -> dict[str, Any]:
             "row": row.entry.label,
             "method": row.entry.method,
             "protocols": list(row.entry.protocols),
+            "setting": row.entry.said(row.setting),
             "options": as_plain(row.setting),
             "tried": [{"options": as_plain(one.setting), "valid": one.valid} for one in row.tried],
             "runs": [{"seed": seed, "folder": cell.folder.name} for seed, cell in enumerate(row.cells)],

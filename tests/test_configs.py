@@ -123,13 +123,11 @@ def test_goodreads_holds_what_the_papers_fix():
         "normalized",
     )
     assert pretrain.backbone.name_or_path == "google-t5/t5-small"
-    assert pretrain.tokenizer == ""  # the backbone's own, which the ID generator shares
-    assert pretrain.id_source == "generator"
-    assert pretrain.id_generator.source == "nandakishormpai/t5-small-machine-articles-tag-generation"
-    assert pretrain.id_generator.max_text_tokens == 256
-    assert (pretrain.id_generator.num_groups, pretrain.alternating.num_phases) == (10, 3)
+    assert pretrain.ids == "generator"
+    assert pretrain.id_generator == "nandakishormpai/t5-small-machine-articles-tag-generation"
+    assert (pretrain.alternating_phases, pretrain.train.epochs) == (3, 30)
     samples = pretrain.samples
-    assert (samples.templates, samples.user_wording, samples.separator) == ("natural", "prefix", ";")
+    assert (samples.templates, samples.user_wording) == ("natural", "prefix")
     assert (samples.max_history, samples.shown_history, samples.max_source_tokens) == (20, 20, 512)
     assert not samples.newest_first
     assert (pretrain.train.learning_rate, pretrain.train.batch_size) == (1e-3, 64)
@@ -151,7 +149,6 @@ def test_paper_scale_is_bf16_and_the_header_prepares_its_data(path):
     run = found.run
     precisions = (found.training.precision, run.pretrain.train.precision, run.distill.precision)
     assert precisions == ("bf16", "bf16", "bf16")
-    assert run.pretrain.id_generator.bf16
     prepared = preparation(path)
     assert prepared.source == path.stem
     assert prepared.domain_names == run.domain_names

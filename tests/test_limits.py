@@ -18,8 +18,7 @@ from fedecider.running import machine as memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BILLION = 10**9
-WORDS = ["--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", 2000]
-WORDS += ["--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", 1]
+WORDS = ["--pretrain.ids", "keywords", "--pretrain.train.table_rate", 1]
 SEVERAL_TOKENS = [*WORDS, "--softmax", "vocabulary"]
 """Item IDs that are searched with beams."""
 
@@ -52,14 +51,11 @@ def rows() -> str:
         (["--lora_rank", 4000], "got lora_rank 4000, expected at most 48, the width of the backbone"),
         (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
         (["--num_beams", 9999, *SEVERAL_TOKENS], "got num_beams 9999, expected at most"),
-        (["--softmax", "catalogue", *WORDS], "got softmax catalogue with tokenizer_kind word and samples"),
+        (["--softmax", "catalogue", *WORDS], "got softmax catalogue with ids keywords and samples"),
         (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
         (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2000000000"),
         (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),
         (["--pretrain.backbone.num_layers", BILLION], "got num_layers 1000000000, expected 1 to 1000"),
-        (["--pretrain.vocab_size", BILLION], "got vocab_size 1000000000, expected 0 to 1000000"),
-        (["--pretrain.id_generator.num_groups", BILLION], "got num_groups 1000000000, expected 1 to 1000"),
-        (["--pretrain.samples.samples_per_position", BILLION], "got samples_per_position 1000000000, expected 1 to"),
     ],
 )
 def test_sizes_of_the_llm_track(federate, words, message):

@@ -202,8 +202,8 @@ def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:
     several = not pretrain.has_one_token_ids and not pretrain.tokenizer_source  # else the tokenizer may have phrases
     if several and any(choice.training.softmax == "catalogue" for choice in choices(settings)):
         raise ValueError(
-            f"got softmax catalogue with tokenizer_kind {pretrain.tokenizer_kind} and samples.templates "
-            f"{pretrain.samples.templates}, expected phrase and history: item IDs are one token each there. Set "
+            f"got softmax catalogue with ids {pretrain.ids} and samples.templates "
+            f"{pretrain.samples.templates}, expected phrases and history: item IDs are one token each there. Set "
             "softmax to vocabulary"
         )
     if not settings.run.pretrain.has_one_token_ids:

@@ -5,7 +5,8 @@
 #     --volume "$PWD/runs/first:/run-folder:ro" --env FEDECIDER_API_KEY fedecider-serve
 FROM python:3.12-slim AS build
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml setup.py README.md LICENSE constraints.txt ./
+COPY configs configs
 COPY fedecider fedecider
 COPY idgen idgen
 COPY distill distill

@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 venv: $(VENV)/.installed
 
 # torch first and pinned: a range, or a bare "torch", may pull another build with several gigabytes of CUDA.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -1,6 +1,6 @@
 """What makes a small T5 from scratch generalise: variants of one config, compared on the clients' validation items.
 
-Every variant changes configs/amazon_cpu.yaml in the way its row says, at an equal number of training samples.
+Every variant changes benchmarks/configs/amazon_t5.yaml in the way its row says, at an equal number of training samples.
 Finished variants are reused from --cache, so an interrupted call goes on where it stopped. The test set is not read.
 
     PYTHONPATH=. python benchmarks/backbone.py --data data/amazon_cpu --max_steps 400 --output FILE.md
@@ -42,7 +42,7 @@ METRICS = ("hit@10", "ndcg@10")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/amazon_cpu.yaml")
+    parser.add_argument("--config", default=str(Path(__file__).resolve().parent / "configs" / "amazon_t5.yaml"))
     parser.add_argument("--data", required=True)
     parser.add_argument("--cache", default=".cache")
     parser.add_argument("--max_steps", type=int, default=400, help="training steps of every variant")

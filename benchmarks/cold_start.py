@@ -3,7 +3,7 @@
     python benchmarks/cold_start.py --data <prepared> [--seeds 0,1,2] [--output FILE] [--set --pretrain.train.epochs 2]
 
 A share of each catalogue's items is hidden: they leave the catalogue of stage 1, and their events leave the histories
-of public users and clients. The decoder of ``configs/amazon_decoder_cpu.yaml`` is trained on what is left (catalogue
+of public users and clients. The decoder of ``amazon_decoder.yaml`` is trained on what is left (catalogue
 walks, public users and train parts of the clients in one place), once with its item table and once with the table
 frozen. Then the hidden items are added, and every client user whose test item is one of them is asked for it among all
 items; the history is what is left of the events before. Users whose test item was always there show what the frozen
@@ -51,7 +51,7 @@ from idgen.ranking import rank_task
 from idgen.samples import catalogue_task
 from idgen.tokenizer import encode_ids, known_phrases, with_phrases
 
-CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_decoder_cpu.yaml"
+CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_decoder.yaml"
 TRAINED = "decoder, table trained"
 TABLES = {
     TRAINED: [],

@@ -24,8 +24,7 @@ from provenance import heading
 
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.setup import EmbeddingSettings, Setup, set_up, train
-from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.rows import write_rows
 from fedecider.running.options import run

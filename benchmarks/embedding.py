@@ -31,8 +31,7 @@ from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train
 from embedding_fr.testing.loop import reference_clients, run_reference
 from embedding_fr.testing.reference import REFERENCES
-from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.protocols import STRICT
 from fedecider.report.analyses import total_bytes
 from fedecider.running.options import run

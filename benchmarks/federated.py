@@ -3,7 +3,8 @@
 Runs are made by scripts/federate.py with --output RUNS/<label>-<seed>; this script trains nothing:
 
     for seed in 0 1 2; do
-      python scripts/federate.py --config configs/amazon_cpu.yaml --seed $seed --method local --output runs/local-$seed
+      python scripts/federate.py --config benchmarks/configs/amazon_t5.yaml --seed $seed --method local \\
+        --output runs/local-$seed
     done
     PYTHONPATH=. python benchmarks/federated.py --runs runs --labels local,fedavg,paper --output FILE.md
 """

@@ -430,7 +430,7 @@ def deepspeed_runs() -> Iterator[Row]:
     launcher += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("plain", "zero2", "zero3"):
-            config = str(REPOSITORY / "fedecider" / "configs" / "deepspeed" / f"{name}.json")
+            config = str(REPOSITORY / "configs" / "deepspeed" / f"{name}.json")
             words = [] if name == "plain" else ["--use_deepspeed", "--deepspeed_config_file", config]
             run = ["--num_rounds", "1", "--output", f"{folder}/{name}", "--cache", f"{folder}/cache"]
             done = call([*launcher, *words, script, "--domains", "crime,comics", *run], RUN_S)

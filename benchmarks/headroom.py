@@ -1,6 +1,6 @@
 """Is there anything to gain from the clients' data? Counts and fine-tuning with and without them.
 
-    PYTHONPATH=. python benchmarks/headroom.py --config configs/compare/amazon_cpu_runs.yaml --data <prepared>
+    PYTHONPATH=. python benchmarks/headroom.py --config benchmarks/configs/compare/amazon_t5_runs.yaml --data <prepared>
 
 Counts: co-occurrence of the last ten items from the public pool, from the clients' train parts, from both. Training:
 the student's adapters, or all of its weights, on each client's data alone (local) or on all of them (pooled), with the

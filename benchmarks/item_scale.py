@@ -30,8 +30,7 @@ from embedding_fr.methods import METHODS
 from embedding_fr.setup import check_server_memory
 from fedecider.baselines import ease
 from fedecider.baselines.ease import BLOCK, invert
-from fedecider.data.interactions import load_interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload

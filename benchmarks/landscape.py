@@ -22,8 +22,7 @@ from embedding_fr.blocks import Federation
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.setup import set_up, train, user_positions
-from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
 from fedecider.running.options import run

@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--domains", default="", help="all of the data without it")
-    parser.add_argument("--config", default="configs/amazon_decoder_cpu.yaml")
+    parser.add_argument("--config", default=str(Path(__file__).resolve().parent / "configs" / "amazon_decoder.yaml"))
     parser.add_argument("--share", type=float, default=0.1, help="of the items of each catalogue that are hidden")
     parser.add_argument("--encoder", default="auto")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])

@@ -6,7 +6,7 @@
 One model for all domains (SASRec: one a domain). ``public`` trains on item texts and public users, ``pooled`` also on
 the train parts of all clients, which no federation could beat and no silo could do. Seconds are CPU seconds of forward,
 backward and optimiser (of SASRec: of whole epochs). Every curve is a file below --folder that a later call takes up, so
-that a long table can be made in pieces. Rows are settings files of ``configs/`` with the changes below. Validation
+that a long table can be made in pieces. Rows are files of ``benchmarks/configs`` with the changes below. Validation
 items choose the point whose test metrics are shown.
 """
 
@@ -49,12 +49,12 @@ from idgen.training import (
     stage_one_course,
 )
 
-CONFIGS = Path(__file__).resolve().parents[1] / "fedecider" / "configs"
+CONFIGS = Path(__file__).resolve().parent / "configs"
 ROWS: dict[str, tuple[str, list[str]]] = {
-    "decoder": ("amazon_decoder_cpu.yaml", []),
-    "t5": ("amazon_cpu.yaml", []),
+    "decoder": ("amazon_decoder.yaml", []),
+    "t5": ("amazon_t5.yaml", []),
     "t5_text": (
-        "amazon_cpu.yaml",
+        "amazon_t5.yaml",
         ["--pretrain.backbone.embedding_init", "text", "--pretrain.samples.walk_share", "0.5"],
     ),
 }

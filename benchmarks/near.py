@@ -22,8 +22,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train, user_positions
 from fedecider.baselines.counts import decayed_cooccurrence
-from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
 from fedecider.evaluation.statistics import bootstrap_interval, paired_permutation_test
 from fedecider.federation.privacy import PrivacyConfig

@@ -18,8 +18,7 @@ from provenance import heading
 
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.setup import set_up, train, user_positions
-from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.running.options import run
 

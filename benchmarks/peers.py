@@ -204,8 +204,7 @@ def row(python: str, engine: str, clients: int, folder: str, num_items: int, lim
 
 def write_users(folder: Path, clients: int) -> int:
     """The examples of each user -> the number of items."""
-    from fedecider.data.interactions import load_interactions
-    from fedecider.data.rating_sets import InteractionsConfig
+    from fedecider.data.interactions import InteractionsConfig, load_interactions
     from fedecider.evaluation.protocols import train_part
 
     interactions = load_interactions(InteractionsConfig())

@@ -3,7 +3,7 @@
     python benchmarks/pretrained_decoder.py --data <prepared> --model <folder> --folder pieces [--rows prompt,trained]
       [--output benchmarks/results/DATE-pretrained-decoder.md]
 
-Settings are those of ``configs/amazon_causal_cpu.yaml``. Rows: "prompt", nothing trained; "trained", all weights on
+Settings: ``benchmarks/configs/amazon_smollm2.yaml``. Rows: "prompt", nothing trained; "trained", all weights on
 catalogue walks and public users; "half", its student of half depth. Every row is ranked by
 likelihood and, with --weights, by log p(ID | history) - w log p(ID | nothing); valid and test items of all clients.
 Every row and every model is kept below --folder, so that a long table can be made in pieces.
@@ -38,7 +38,7 @@ from idgen.ranking import node_priors
 from idgen.samples import Split, Task, empty_prompt, eval_batches
 from idgen.tokenizer import load_tokenizer
 
-CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_causal_cpu.yaml"
+CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_smollm2.yaml"
 CPU = torch.device("cpu")
 Scores = dict[str, Any]
 

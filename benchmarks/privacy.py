@@ -36,8 +36,8 @@ from fedecider.methods import METHODS
 from fedecider.running.launch import Launch, start
 from fedecider.running.options import run
 
-CONFIG = Path(__file__).resolve().parents[1] / "fedecider" / "configs" / "amazon_small_pool.yaml"
-USERS, UPLOADS = ("--user_privacy.clip", "0.1", "--user_privacy.delta", "1e-4"), ("--privacy.delta", "1e-4")
+CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_small_pool.yaml"
+USERS, UPLOADS = ("--user_privacy.clip", "0.1", "--privacy.delta", "1e-4"), ("--privacy.delta", "1e-4")
 ROWS: dict[str, Sequence[str]] = {
     "student": (),
     "trained": (),
@@ -55,7 +55,7 @@ Positions = dict[str, Tensor]
 
 def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
     words = ["--config", args.config, "--data", args.data, "--cache", args.cache, "--method", args.method]
-    words += ["--memory.kind", "none", "--num_rounds", "4", "--alternatives", "[]", "--seed", str(seed)]
+    words += ["--hybrid.kind", "none", "--num_rounds", "4", "--alternatives", "[]", "--seed", str(seed)]
     words += [*args.set, *ROWS[row]]
     settings = parse_settings("", words)
     check_privacy(settings)

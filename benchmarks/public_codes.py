@@ -178,8 +178,7 @@ def ours(method: str) -> Round:
     from compiled_clients import Side
 
     from embedding_fr.methods import METHODS
-    from fedecider.data.interactions import load_interactions
-    from fedecider.data.rating_sets import InteractionsConfig
+    from fedecider.data.interactions import InteractionsConfig, load_interactions
 
     name = f"{method}/code" if METHODS[method].code else method
     side = Side(name, load_interactions(InteractionsConfig()), compiled=True)
@@ -275,8 +274,7 @@ def main() -> None:
     if args.child:
         child(args.child, args.clone, args.events)
         return
-    from fedecider.data.interactions import load_interactions
-    from fedecider.data.rating_sets import InteractionsConfig
+    from fedecider.data.interactions import InteractionsConfig, load_interactions
 
     interactions = load_interactions(InteractionsConfig())
     pairs = [(user, item) for user, items in enumerate(interactions.sequences) for item in items]

@@ -9,10 +9,10 @@ from typing import Any
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
-from fedecider.running.run_folder import check_output, damage_names
+from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_run
 
 COMMON = (
     "help",
@@ -38,13 +38,12 @@ def parse_embedding_settings(description: str, words: Sequence[str], method: str
     Raises:
         ValueError: an option of the LLM track, or a setting that cannot be.
     """
-    return parse_embedding_settings_and(description, words, method)[0]
+    return parse_settings_and(description, [*words, "--method", method])[0]
 
 
-def parse_embedding_settings_and(
-    description: str, words: Sequence[str], method: str, *beside: type
-) -> tuple[EmbeddingSettings, list[Any]]:
-    """The same, with what the same command line says of the dataclasses ``beside``."""
+def parse_settings_and(description: str, words: Sequence[str], *beside: type) -> tuple[EmbeddingSettings, list[Any]]:
+    """The same for the method that ``words`` name, with what they say of the dataclasses ``beside``."""
+    method = peek(words, "method", EmbeddingRunConfig.method)
     foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
     if foreign:
         raise ValueError(f"got {foreign[0]} with the method {method} of the embedding track, expected --dataset")
@@ -60,6 +59,11 @@ def parse_embedding_settings_and(
     if run.output:
         check_output(Path(run.output))  # before a large data set is read
     return EmbeddingSettings(run, data, training, hidden[0] if hidden else PrivacyConfig(), own), others
+
+
+def settings_of_run(run: Path, data: str = "") -> EmbeddingSettings:
+    """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the raw files."""
+    return recorded_settings(read_run(run)["config"], str(RunFolder(run).record), data)
 
 
 def recorded_settings(config: Mapping[str, Any], source: str, data: str = "") -> EmbeddingSettings:

@@ -27,8 +27,7 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, tr
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, check
-from fedecider.data.interactions import Interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol, rank_held_out, stamp

@@ -34,7 +34,7 @@ from fedecider.report.analyses import (
 )
 from fedecider.report.analysis_sections import INTERVALS, group_rows, span
 from fedecider.report.figures import validation_curves
-from fedecider.report.page import Download, PageTable, Section, write_page
+from fedecider.report.page import Download, Opening, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
     COMPARED,
@@ -62,6 +62,13 @@ from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_o
 
 SIMPLE = ("popularity",)
 """Rows of a run that need no training."""
+
+
+def report(config: Any) -> Path:
+    """The page of a finished run, made again (`fedecider.experiment.run_page.ReportConfig`)."""
+    if config.data:
+        raise ValueError(f"got --data for {config.run}, a run of the embedding track, expected none: leave it out")
+    return embedding_run_page(RunFolder(Path(config.run)))
 
 
 def embedding_run_page(folder: RunFolder) -> Path:
@@ -92,6 +99,13 @@ def embedding_run_page(folder: RunFolder) -> Path:
         subtitle = f"{metrics['method']} on {metrics['dataset']}; {metrics['stamp']}"
     title = f"Run {folder.root.resolve().name}"
     return write_page(folder.root / "report.html", title, subtitle, sections, opening=first)
+
+
+def opening_of(folder: RunFolder) -> Opening:
+    """The first words of the page of a finished run."""
+    metrics = read_object(folder.metrics)
+    with damage_names(folder.metrics):
+        return opening(run_evidence(read_run(folder.root), metrics), [_about(metrics)])
 
 
 def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> Evidence:

@@ -1,45 +1,68 @@
-"""A run of the embedding track, from its settings to its folder."""
+"""A run of the embedding track for the engine: every user of a rating data set is a client."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from embedding_fr.results import privacy_text, write_embedding_results
-from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, set_up, train
-from fedecider.data.interactions import load_interactions
-from fedecider.data.readers.files import to_stderr
-from fedecider.running.launch import Launch, checked_run, opened_together, round_recorder, round_teller, track_results
-from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import fingerprint, forget_unstarted
+from embedding_fr.setup import (
+    EmbeddingSettings,
+    check_server_memory,
+    faults_and_hashes,
+    rounds_of,
+    set_up,
+)
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.data.readers.raw import to_stderr
+from fedecider.experiment.engine import Experiment, Rounds, kept_data
+from fedecider.federation.faults import Fault
+from fedecider.federation.state import RunState
+from fedecider.running.launch import Launch
+from fedecider.running.run_folder import RunFolder
 
 
-def federate_embedding(settings: EmbeddingSettings, launch: Launch) -> Path:
-    """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
-    run = settings.run
-    interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda _: None)
-    faults, hashes = faults_and_hashes(run, interactions)
-    root, record = checked_run(settings.as_record(), hashes, [interactions.name], card=interactions.card)
+def data_words(data: Any, cache: Path) -> list[str]:
+    """Options that name data of the Python API: a rating data set by its name, or one prepared domain.
+
+    Raises:
+        ValueError: several domains: every user is a client here, of one data set.
+    """
+    if isinstance(data, str) and not Path(data).is_dir():
+        return [f"--dataset={data}"]
+    names = list(data) if isinstance(data, Mapping) else sorted(path.name for path in Path(data).iterdir())
+    if len(names) != 1:
+        raise ValueError(
+            f"got the domains {', '.join(names)} for the embedding track, expected one: every user is a client here"
+        )
+    folder = kept_data(data, cache) if isinstance(data, Mapping) else Path(data)
+    return [f"--dataset={names[0]}", "--source=prepared", f"--raw={folder}"]
+
+
+def load(settings: EmbeddingSettings, launch: Launch) -> Experiment:
+    """The data of a run, and everything checked that can be before the method is built."""
+    tell = to_stderr if launch.is_main else lambda text: None
+    interactions = load_interactions(settings.data, tell=tell)
+    faults, hashes = faults_and_hashes(settings.run, interactions)
+    prepare = partial(_prepare, settings, interactions, faults)
+    return Experiment(settings, hashes, [interactions.name], prepare, {"card": interactions.card})
+
+
+def _prepare(
+    settings: EmbeddingSettings,
+    interactions: Interactions,
+    faults: list[Fault],
+    launch: Launch,
+    resumed: RunFolder | None,
+) -> Rounds:
     setup = set_up(settings, interactions, launch.device)
     privacy_text(settings, interactions.num_users)  # what cannot be accounted for is told before the first round
-    with opened_together(root, record, launch) as folder:
-        try:
-            with round_progress(run.num_rounds, launch.is_main) as on_clients:
-                state = train(
-                    settings,
-                    setup,
-                    recorder=round_recorder(folder, launch, run.tracker, record),
-                    checkpoints=folder.checkpoints,
-                    key=fingerprint(record),
-                    processes=launch.processes,
-                    on_round=round_teller(launch, run.num_rounds),
-                    on_clients=on_clients,
-                    faults=faults,
-                    tell=to_stderr if launch.is_main else lambda text: None,
-                )
-        except ValueError:
-            if launch.is_main:
-                forget_unstarted(folder)
-            raise
+    tell = to_stderr if launch.is_main else lambda text: None
+    check_server_memory(settings.run.method, settings.method, interactions.num_items, tell)
+
+    def finish(state: RunState, folder: RunFolder) -> None:
         write_embedding_results(settings, setup, interactions, state, folder, launch)
-        track_results(folder, launch, state.round)
-    return root
+
+    return rounds_of(settings, setup, launch.processes, faults, finish)

@@ -19,23 +19,24 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
 from embedding_fr.tables import personal_rows, personal_table
 from fedecider.bounds import NotNegative, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, check
-from fedecider.data.interactions import Interactions
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import Interactions, InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.experiment.engine import Rounds
+from fedecider.experiment.engine import train as train_rounds
 from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundSettings, evaluate, run_rounds, silent
+from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings, evaluate
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.running.machine import available_bytes, check_memory, has_room
 from fedecider.running.options import load_yaml
-from fedecider.running.run_folder import as_plain, content_key
+from fedecider.running.run_folder import RunFolder, as_plain, content_key
 
 # The memory of a server's step against what is available, before the first round.
 
@@ -448,62 +449,62 @@ def table_bytes(run: EmbeddingRunConfig, device: torch.device) -> int:
     return device_bytes(device) // 8
 
 
-def train(
+def rounds_of(
     settings: EmbeddingSettings,
     setup: Setup,
-    *,
-    recorder: Recorder | None = None,
-    checkpoints: Path | None = None,
-    key: str = "",
-    processes: Processes | None = None,
-    on_round: Callable[[dict], None] = lambda record: None,
-    on_clients: OnClients = silent,
+    processes: Processes,
     faults: Sequence[Fault] = (),
-    tell: Callable[[str], None] = lambda text: None,
-) -> RunState:
-    """All rounds; each one, or each ``eval_every``-th, is scored on the validation items of all users together, or of
-    those drawn for it.
-
-    ``faults`` are played, as `fedecider.federation.faults.scenario` says. ``tell`` hears what memory the server takes,
-    where that is much.
-
-    Raises:
-        ValueError: that memory is not available, told before the first round.
-    """
+    finish: Callable[[RunState, RunFolder], None] = lambda state, folder: None,
+) -> Rounds:
+    """The rounds of a run; each one, or each ``eval_every``-th, is scored on the validation items of all users
+    together, or of those drawn for it. ``faults`` are played, as `fedecider.federation.faults.scenario` says."""
     run = settings.run
-    check_server_memory(run.method, settings.method, setup.federation.num_items, tell)
     goes_wrong = scenario(faults, run.seed)
 
     def protect(upload, download, round, cohort_size):
         return protect_upload(upload, download, settings.privacy, run.seed, round, cohort_size)
 
-    return run_rounds(
+    return Rounds(
         setup.method,
         setup.blocks,
         RoundSettings(
             run.num_rounds,
             run.seed,
             run.participation,
-            fingerprint=key,
             checkpoint_every=run.checkpoint_every,
             patience=run.patience,
             eval_every=run.eval_every,
         ),
         metrics_over_clients,
-        pack=setup.pack,
-        protect=protect,
-        attend=goes_wrong.attend,
-        deliver=goes_wrong.deliver,
-        gathering=setup.gathering,
-        summarise_logs=mean_logs,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        resume=run.resume,
-        processes=processes,
-        on_round=on_round,
-        on_clients=on_clients,
-        validated=setup.validated,
+        processes,
+        finish,
+        options={
+            "pack": setup.pack,
+            "protect": protect,
+            "attend": goes_wrong.attend,
+            "deliver": goes_wrong.deliver,
+            "gathering": setup.gathering,
+            "summarise_logs": mean_logs,
+            "validated": setup.validated,
+        },
     )
+
+
+def train(
+    settings: EmbeddingSettings,
+    setup: Setup,
+    *,
+    recorder: Recorder | None = None,
+    on_round: Callable[[dict], None] = lambda record: None,
+    faults: Sequence[Fault] = (),
+) -> RunState:
+    """All rounds in this process, with nothing written.
+
+    Raises:
+        ValueError: the server's memory does not suffice, told before the first round.
+    """
+    check_server_memory(settings.run.method, settings.method, setup.federation.num_items, lambda text: None)
+    return train_rounds(rounds_of(settings, setup, Processes(), faults), recorder=recorder, on_round=on_round)
 
 
 def mean_logs(logs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, set_up, train
+from embedding_fr.setup import EmbeddingSettings, faults_and_hashes, rounds_of, set_up
 from fedecider.data.interactions import load_interactions
-from fedecider.data.readers.files import to_stderr
+from fedecider.data.readers.raw import to_stderr
+from fedecider.experiment.engine import train
 from fedecider.experiment.tuning import Outcome, Track, TrialPlace, TuneConfig, tune
 from fedecider.running.launch import Launch
 from fedecider.running.progress import round_progress
@@ -33,14 +34,12 @@ def tune_embedding(settings: EmbeddingSettings, config: TuneConfig, fixed: Seque
         setup = set_up(own, interactions, launch.device)
         with round_progress(own.run.num_rounds, launch.is_main) as on_clients:
             state = train(
-                own,
-                setup,
+                rounds_of(own, setup, launch.processes, faults),
                 recorder=place.recorder,
                 checkpoints=place.checkpoints,
                 key=fingerprint({"config": own.as_record(), "data": hashes}),
-                processes=launch.processes,
+                resume=True,
                 on_clients=on_clients,
-                faults=faults,
             )
         return Outcome(state.best_score, state.best_round, state.round)
 

@@ -1,25 +1,40 @@
 """Federated recommendation with language models.
 
->>> import fedecider
->>> rec = fedecider.Recommender.from_pretrained("runs/demo", "crime")
+>>> import fedecider as fd
+>>> result = fd.federate(num_rounds=5)
+>>> result.recommender("crime").recommend(["A title that was read"], k=10)
 
-Importing the package loads nothing else; `Recommender` loads torch, transformers and peft when it is first named.
+Importing the package loads nothing else; what is named below loads torch, transformers and peft when it is first asked
+for.
 """
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["Recommender", "__version__"]
+_PLACES = {
+    "from_events": "fedecider.data.frames",
+    "FederatedData": "fedecider.data.federated",
+    "open_prepared": "fedecider.data.federated",
+    "sample": "fedecider.data.federated",
+    "federate": "fedecider.api",
+    "compare": "fedecider.api",
+    "load": "fedecider.api",
+    "Result": "fedecider.api",
+    "EarlyStopping": "fedecider.experiment.engine",
+    "Recommender": "fedecider.models.recommender",
+}
+"""Public name -> module."""
+
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Recommender":
-        from fedecider.models.recommender import Recommender
-
-        return Recommender
     if name == "__version__":
         from importlib.metadata import version
 
         return version("fedecider")
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

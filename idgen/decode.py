@@ -37,26 +37,23 @@ def constrained_beam_search(
     attention_mask_BS: Tensor,
     trie: Trie,
     num_beams: int,
-    length_penalty: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The best ``num_beams`` items of the catalogue for each user by beam search: (item_BK, score_BK), best first.
 
-    score = (sum of token log-probabilities, end token included) / (number of tokens) ** length_penalty; 0 ranks
-    by likelihood, 1 is the setting of IDGenRec (SIGIR 2024). With fewer items than beams the list ends with
-    item -1, score -inf. With at least as many beams as items the ranking is that of `score_catalogue`. Probabilities
+    score = sum of token log-probabilities, end token included. With fewer items than beams the list ends with item -1,
+    score -inf. With at least as many beams as items the ranking is that of `score_catalogue`. Probabilities
     are those over the whole vocabulary, not renormalised over the catalogue. Equal scores: the lower item first.
     Scores of the trie's nodes are added to the sum of a beam (`idgen.ranking.with_prior`). A finished ID enters the
     list when it is among the ``num_beams`` best candidates of its step, as in the ``generate`` of transformers; a
     user's search stops when no running beam can enter the list any more, with scores of nodes when no beam runs.
-    Differs from the paper: batched, and that stopping rule is exact where the default of ``generate`` guesses.
+    Differs from IDGenRec (SIGIR 2024): likelihood in place of its mean per token, batched, and that stopping rule is
+    exact where the default of ``generate`` guesses.
     """
     if num_beams < 1:
         raise ValueError(f"num_beams is {num_beams}; expected at least 1, and at least the largest k of hit@k")
-    if length_penalty < 0:
-        raise ValueError(f"length_penalty is {length_penalty}; expected 0.0 (likelihood) or more (1.0: mean per token)")
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
     with evaluating(model):
-        return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams, length_penalty)
+        return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams)
 
 
 def _search(
@@ -65,7 +62,6 @@ def _search(
     attention_mask_BS: Tensor,
     trie: Trie,
     num_beams: int,
-    length_penalty: float,
 ) -> tuple[Tensor, Tensor]:
     num_users, device, family = len(input_ids_BS), input_ids_BS.device, family_of(model)
     state = family.start(model, input_ids_BS, attention_mask_BS)
@@ -81,13 +77,12 @@ def _search(
         ended_BM = leaf_BM & (found.score_BK > -torch.inf)
         ended_BM[:, num_beams:] = False
         new_item_BM = torch.where(ended_BM, trie.item_N[found.node_BK], -1)
-        new_score_BM = (found.score_BK / (step + 1) ** length_penalty).masked_fill(~ended_BM, -torch.inf)
+        new_score_BM = found.score_BK.masked_fill(~ended_BM, -torch.inf)
         item_BK, score_BK = _merge(
             torch.cat([item_BK, new_item_BM], 1), torch.cat([score_BK, new_score_BM], 1), num_beams
         )
         beams = _running(found, leaf_BM, num_beams)
-        reachable_BK = beams.score_BK / trie.longest_N[beams.node_BK] ** length_penalty
-        done_B = (reachable_BK <= score_BK[:, -1:]).all(1) & (trie.score_N is None)
+        done_B = (beams.score_BK <= score_BK[:, -1:]).all(1) & (trie.score_N is None)
         num_live = int(((beams.score_BK > -torch.inf).sum(1) * ~done_B).max())
         if num_live == 0:
             break
@@ -172,7 +167,6 @@ def score_catalogue(
     input_ids_BS: Tensor,
     attention_mask_BS: Tensor,
     trie: Trie,
-    length_penalty: float = 0.0,
     chunk: int = 256,
 ) -> Tensor:
     """Exact score of every item for every user, (B, I): the oracle of `constrained_beam_search`.
@@ -190,7 +184,7 @@ def score_catalogue(
                 given_IT = label_IT.clamp(min=0)  # what stands behind the ID has no influence on the score
                 log_prob_IT = torch.log_softmax(logits(user, given_IT), -1).gather(2, given_IT[..., None]).squeeze(2)
                 score_BI[user, start : start + chunk] = log_prob_IT.masked_fill(label_IT < 0, 0.0).sum(1)
-    return score_BI / trie.length_I**length_penalty
+    return score_BI
 
 
 def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:

@@ -149,7 +149,8 @@ class SampleConfig:
             newest item alone is shown. For small T5 models.
         item_dropout: The probability that an item of a training history is left out (one always stays).
         walk_share: The share of all training samples that are catalogue walks, which come on top of the others: a
-            history of items whose texts stand near the target's, drawn from the published catalogue alone.
+            history of items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody
+            is public, an epoch is one walk for each item, whatever the share.
     """
 
     templates: TemplateSet = "natural"

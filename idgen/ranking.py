@@ -40,7 +40,6 @@ class RankingConfig:
         num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
             history take beams too before they are dropped. A run needs at least 20, since it reports hit@20, or as many
             as the largest catalogue has items. Where item IDs are one token each, every item is ranked without beams.
-        length_penalty: The score is log-probability / length ** length_penalty; 0 ranks by likelihood, 1 is IDGenRec's.
         prior_weight: The share of what a title has of probability whoever asks that is taken off its score; above 0 it
             keeps a pretrained model from recommending the titles that are common in general. The paper has 0.
         num_eval_users: The number of users of a client in the validation of every round, drawn once; 0 takes all. The
@@ -49,7 +48,6 @@ class RankingConfig:
     """
 
     num_beams: Annotated[int, at_least(1, most=10_000)] = 20
-    length_penalty: Annotated[float, at_least(0, hint="0 ranks by likelihood")] = 0.0
     prior_weight: Annotated[float, at_least(0, most=2)] = 0.0
     num_eval_users: ZeroOrMore = 0
     eval_batch_size: OneOrMore = 32
@@ -74,15 +72,10 @@ def score_candidates(
     attention_mask_BS: Tensor,
     trie: Trie,
     candidate_BM: Tensor,
-    length_penalty: float = 0.0,
 ) -> Tensor:
-    """Exact scores of given items, (B, M), as `idgen.decode.score_catalogue` gives them; -inf for a candidate of -1.
-
-    score = (sum of token log-probabilities, end token included) / (number of tokens) ** length_penalty.
-    """
+    """Exact scores of given items, (B, M), as `idgen.decode.score_catalogue` gives them; -inf for a candidate of -1."""
     log_prob_BMT = token_log_probs(model, input_ids_BS, attention_mask_BS, trie, candidate_BM)
-    length_BM = trie.to(log_prob_BMT.device).length_I[candidate_BM.to(log_prob_BMT.device).clamp(min=0)]
-    score_BM = log_prob_BMT.sum(2) / length_BM**length_penalty
+    score_BM = log_prob_BMT.sum(2)
     return score_BM.masked_fill(candidate_BM.to(score_BM.device) < 0, -torch.inf)
 
 
@@ -147,16 +140,11 @@ def with_prior(task: Task, model: Any, weight: float, device: torch.device, prec
 
 
 def trie_log_probs(
-    model: Any,
-    input_ids_BS: Tensor,
-    attention_mask_BS: Tensor,
-    trie: Trie,
-    candidate_BM: Tensor,
-    temperature: float = 1.0,
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, candidate_BM: Tensor
 ) -> Tensor:
     """Log-probabilities of given items among all items of the catalogue, (B, M) float64; -inf for a candidate of -1.
 
-    log p(ID) = sum of log softmax(logits / temperature + scores of the trie's nodes) over the tokens that may follow in
+    log p(ID) = sum of log softmax(logits + scores of the trie's nodes) over the tokens that may follow in
     the trie: a distribution over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
     model gives to tokens outside the trie. Cost: a user's candidates read the beginnings that they share once, and
     nothing behind the last place where the trie leaves a choice; where IDs are one token long, one step for any number
@@ -172,7 +160,7 @@ def trie_log_probs(
     with evaluating(model):
         state = family.start(model, input_ids_BS, attention_mask_BS)
         hidden_BKD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
-        log_prob_BC = _root_log_probs(model, hidden_BKD[:, 0], trie, temperature)
+        log_prob_BC = _root_log_probs(model, hidden_BKD[:, 0], trie)
         score_BM += log_prob_BC.gather(1, path.after_IT[item_BM, 0] - 1)
         for number in range(1, trie.max_length):
             open_BM = path.open_IT[item_BM, number] & asked_BM
@@ -181,7 +169,7 @@ def trie_log_probs(
             node_BM = path.after_IT[item_BM, number - 1]
             node_BK, parent_BK, place_BM = _distinct(node_BM, open_BM, place_BM, len(trie.token_N) - 1)
             hidden_BKD, state = family.step(model, state, trie.token_N[node_BK], parent_BK, number)
-            log_prob_C, first_BK = _child_log_probs(model, hidden_BKD, node_BK, trie, temperature)
+            log_prob_C, first_BK = _child_log_probs(model, hidden_BKD, node_BK, trie)
             first_BM = first_BK.gather(1, place_BM.clamp(max=node_BK.shape[1] - 1))
             child_BM = first_BM + path.after_IT[item_BM, number] - trie.first_child_N1[node_BM]
             score_BM[open_BM] += log_prob_C[child_BM[open_BM]]
@@ -240,20 +228,18 @@ def _distinct(node_BM: Tensor, open_BM: Tensor, parent_BM: Tensor, padding: int)
     return node_BK, parent_BK, place_BM
 
 
-def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie, temperature: float) -> Tensor:
+def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie) -> Tensor:
     """Log-probabilities of the root's children, (B, C) float64."""
     token_C = trie.token_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
     score_C = 0.0 if trie.score_N is None else trie.score_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
     parts = [
-        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double() / temperature + score_C, 1)
+        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double() + score_C, 1)
         for part_BD in hidden_BD.split(max(1, MAX_LOGITS // len(token_C)))
     ]
     return torch.cat(parts)
 
 
-def _child_log_probs(
-    model: Any, hidden_BKD: Tensor, node_BK: Tensor, trie: Trie, temperature: float
-) -> tuple[Tensor, Tensor]:
+def _child_log_probs(model: Any, hidden_BKD: Tensor, node_BK: Tensor, trie: Trie) -> tuple[Tensor, Tensor]:
     """log p(child | node) for the children of all nodes, (C,) float64, and the place of each node's first, (B, K)."""
     node_R, parts = node_BK.flatten(), []
     count_R = trie.num_children(node_R)
@@ -262,7 +248,7 @@ def _child_log_probs(
     for part_R, hidden_RD in zip(node_R.split(rows_at_once), hidden_BKD.flatten(0, 1).split(rows_at_once), strict=True):
         child = trie.children(part_R)
         logit_RU = family_of(model).token_logits(model, hidden_RD, token_U)
-        logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)].double() / temperature
+        logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)].double()
         logit_C += 0.0 if trie.score_N is None else trie.score_N[child.node_C]
         largest_R = logit_C.new_full((len(part_R),), -torch.inf).scatter_reduce(0, child.row_C, logit_C, "amax")
         total_R = torch.zeros_like(largest_R).index_add(0, child.row_C, (logit_C - largest_R[child.row_C]).exp())
@@ -300,9 +286,7 @@ def rank_task(
                 item_BI = torch.arange(len(trie), device=device).expand(len(user_B), -1)
                 found_B = _exact_positions(trie_log_probs(model, *prompt, item_BI).cpu(), target_B.cpu(), seen)
             else:
-                item_BK, _ = constrained_beam_search(
-                    model, *prompt, num_beams=ranking.num_beams, length_penalty=ranking.length_penalty
-                )
+                item_BK, _ = constrained_beam_search(model, *prompt, num_beams=ranking.num_beams)
                 found_B = item_positions(item_BK.cpu(), target_B.cpu(), seen).double()
         position_U[user_B] = found_B
     return position_U if users is None else position_U[users]

@@ -220,12 +220,8 @@ class Task(NamedTuple):
         return [list(train_part(sequence)) if self.hold_out else sequence for sequence in self.sequences]
 
     def one_token_catalogue(self) -> Tensor:
-        """(I,) the tokens of all items, rising. ``ValueError`` when an ID, with its end token, has several."""
-        if self.trie.max_length > 1:
-            raise ValueError(
-                f"got item IDs of up to {self.trie.max_length} tokens for {self.name} with softmax catalogue, expected "
-                "one token each (ids phrases, samples.templates history). Set softmax to vocabulary"
-            )
+        """(I,) the tokens of all items, rising, where every ID is one token that nothing closes."""
+        assert self.trie.max_length == 1, self.name
         return torch.tensor(sorted(tokens[0] for tokens in self.item_ids.token_ids))
 
     def wording_tokens(self) -> Tensor:
@@ -304,7 +300,7 @@ def num_samples(tasks: Task | Sequence[Task]) -> int:
     """Training samples of one epoch: every position of the training parts but the first of each user, or every window
     where all its positions are targets; and the catalogue walks."""
     tasks = _as_list(tasks)
-    return sum(map(len, sampled_events(*merge_tasks(tasks), tasks[0].config))) if tasks else 0
+    return sum(map(len, _epoch(tasks, *merge_tasks(tasks)))) if tasks else 0
 
 
 def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
@@ -326,7 +322,9 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     parts, events = merge_tasks(tasks)
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     config = tasks[0].config
-    order = np.concatenate(sampled_events(parts, events, config))
+    order = np.concatenate(_epoch(tasks, parts, events))
+    if len(events.item_E) == 0:  # walks alone: they stand in the place of an event, whatever it is
+        events = event_table([[0]], False, np.zeros(1, bool), config.user_wording)
     if len(order) == 0:
         raise ValueError(
             f"no training samples in {[task.name for task in tasks]}; expected users with two training events. "
@@ -464,6 +462,14 @@ def prompts_of(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
 def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) -> np.ndarray:
     """(B, T) tokens of the targets' item IDs and the end token, if any, -100 as padding."""
     return _labels(parts, item_segments(parts, events, target_B), events.task_E[target_B])
+
+
+def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tuple[np.ndarray, np.ndarray]:
+    """As `sampled_events`; of public pools without a single user, one walk for each item of their catalogues."""
+    config = tasks[0].config
+    if len(events.item_E) or config.walk_share == 0.0 or any(task.hold_out for task in tasks):
+        return sampled_events(parts, events, config)
+    return np.zeros(0, np.int64), np.full(sum(len(task.trie) for task in tasks), A_WALK)
 
 
 def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:

@@ -38,10 +38,8 @@ class Trie:
     first_child_N1: Tensor  # (N + 1,) offsets of the children
     token_N: Tensor  # token that leads into the node; -1 for the root
     item_N: Tensor  # item number of a leaf (the node after the last token); -1 for inner nodes
-    longest_N: Tensor  # length in tokens (with the end token, if any) of the longest ID through the node
     key_N: Tensor  # parent * stride + token: rises with the node number, so a child is found by bisection
     label_IT: Tensor  # the IDs as labels: tokens, end token if any, then -100
-    length_I: Tensor  # tokens with the end token, if any
     stride: int
     eos_token_id: int | None  # None: IDs have no end token
     score_N: Tensor | None = None  # added to log p(node | its parent) wherever items are ranked; None: nothing
@@ -67,28 +65,21 @@ class Trie:
         parents, tokens, items = _levels(sorted_IT, new_IT, order_I, length_I[order_I])
         parent_N, token_N, item_N = (np.concatenate([[-1], *parts]) for parts in (parents, tokens, items))
         num_nodes = len(token_N)
-        longest_N = np.where(item_N >= 0, length_I[item_N], 0)
-        end = num_nodes
-        for parent_L in reversed(parents):  # from the deepest level up
-            np.maximum.at(longest_N, parent_L, longest_N[end - len(parent_L) : end])
-            end -= len(parent_L)
         stride = int(token_N.max()) + 1
         first_child_N1 = 1 + np.cumsum(np.bincount(parent_N[1:] + 1, minlength=num_nodes + 1))
         return cls(
             first_child_N1=torch.from_numpy(first_child_N1),
             token_N=torch.from_numpy(token_N),
             item_N=torch.from_numpy(item_N),
-            longest_N=torch.from_numpy(longest_N),
             key_N=torch.from_numpy(parent_N * stride + token_N),
             label_IT=torch.from_numpy(np.where(token_IT < 0, IGNORED_LABEL, token_IT)),
-            length_I=torch.from_numpy(length_I),
             stride=stride,
             eos_token_id=eos_token_id,
         )
 
     def __len__(self) -> int:
         """Number of items."""
-        return len(self.length_I)
+        return len(self.label_IT)
 
     @property
     def max_length(self) -> int:

@@ -1,4 +1,4 @@
-"""A whole table of federated runs: python scripts/compare.py --config configs/compare/amazon_cpu.yaml."""
+"""A whole table of federated runs: python scripts/compare.py --config benchmarks/configs/compare/amazon_t5.yaml."""
 
 import sys
 

@@ -32,14 +32,14 @@ def data_root() -> Path:
 @pytest.fixture(scope="session")
 def decoder_run(tmp_path_factory) -> Path:
     """The folder of a finished run of a decoder with memories; whoever changes something takes a copy."""
-    memory = {"kind": "mixture", "max_contexts": 300}
-    return finished(tmp_path_factory.mktemp("decoder"), {**decoder_settings(), "memory": memory})
+    memory = {"kind": "mixture"}
+    return finished(tmp_path_factory.mktemp("decoder"), {**decoder_settings(), "hybrid": memory})
 
 
 @pytest.fixture(scope="session")
 def two_clients_run(tmp_path_factory) -> Path:
     """The same with two clients."""
-    changed = {"domains": "crime,comics", "memory": {"kind": "mixture", "max_contexts": 200}}
+    changed = {"domains": "crime,comics", "hybrid": {"kind": "mixture"}}
     return finished(tmp_path_factory.mktemp("two_clients"), {**decoder_settings(), **changed})
 
 

@@ -15,7 +15,7 @@ from fedecider.data.store import save_domains
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-TINY: dict[str, Any] = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 10, "encoder": "tfidf", "num_threads": 1}
+TINY: dict[str, Any] = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 10, "num_threads": 1}
 TINY_PRETRAIN: dict[str, Any] = {
     "backbone": {"d_model": 16, "num_layers": 2},
     "train": {"max_steps": 5},
@@ -59,8 +59,9 @@ def short(script: str, words: list[str]) -> list[str]:
 
 def toy_world(folder: Path) -> None:
     """The configs, made tiny, and every data set that README.md names, as small files of the real formats."""
-    for path in sorted((REPOSITORY / "fedecider" / "configs").rglob("*.yaml")):
-        target = folder / path.relative_to(REPOSITORY / "fedecider")
+    files = [path for place in ("configs", "benchmarks/configs") for path in (REPOSITORY / place).rglob("*.yaml")]
+    for path in sorted(files):
+        target = folder / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(yaml.safe_dump(_shrunk(yaml.safe_load(path.read_text())), sort_keys=False))
     domains = list(sample_domains(["crime", "comics", "children"], 0).values())
@@ -93,6 +94,8 @@ def _shrunk(content: dict[str, Any]) -> dict[str, Any]:
     if "rows" in content:  # a table of methods: few rows
         kept = dict(list(content["rows"].items())[:2])
         return {**content, "rows": kept, "against": list(kept)[:1], "analysed": list(kept)}
+    if "pretrain" not in content:  # a scenario
+        return content
     pretrain = content["pretrain"]
     for block, values in TINY_PRETRAIN.items():
         pretrain = {**pretrain, block: {**pretrain.get(block, {}), **values}}

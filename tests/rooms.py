@@ -10,7 +10,14 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("fedecider", "idgen", "distill", "embedding_fr")
 SPLIT = "fedecider"
-"""The package whose folders are rooms of their own; every other package is one room."""
+"""The package whose folders are rooms of their own; every other package is one room, its tests for others left out."""
+
+NOT_YET = {
+    ("fedecider.experiment", "fedecider.id_based"): "a comparison knows methods by their tracks",
+    ("fedecider.cli", "embedding_fr"): "one leaderboard serves every track",
+    ("fedecider.deployment", "embedding_fr"): "a deployed run knows what it trains by its track",
+}
+"""Arrow (room, room that it imports) that has to go -> what is true without it. Figures and rules leave these out."""
 
 Graph = Mapping[str, set[str]]
 """Name -> names that it imports, itself not among them."""
@@ -59,9 +66,9 @@ def module_graph(files: Mapping[str, Path]) -> Graph:
 
 
 def room_of(module: str) -> str:
-    """``fedecider.models.adapters`` -> ``fedecider.lora``; ``idgen.trie`` -> ``idgen``."""
+    """``fedecider.models.adapters`` -> ``fedecider.models``; ``idgen.trie`` -> ``idgen``."""
     parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == SPLIT else parts[0]
+    return ".".join(parts[:2]) if parts[0] == SPLIT or parts[1:2] == ["testing"] else parts[0]
 
 
 def room_graph(graph: Graph) -> dict[str, set[str]]:
@@ -69,8 +76,13 @@ def room_graph(graph: Graph) -> dict[str, set[str]]:
     rooms: dict[str, set[str]] = {room_of(module): set() for module in graph}
     for module, imported in graph.items():
         rooms[room_of(module)] |= {room_of(name) for name in imported} - {room_of(module)}
-    rooms.pop(SPLIT, None)  # the empty package itself
+    rooms.pop(SPLIT, None)  # the package itself, which imports what it offers when it is asked for
     return rooms
+
+
+def ruled(rooms: Graph) -> dict[str, set[str]]:
+    """The graph of rooms without the arrows of `NOT_YET`."""
+    return {room: {other for other in imported if (room, other) not in NOT_YET} for room, imported in rooms.items()}
 
 
 def ordered(graph: Graph) -> list[str]:
@@ -93,7 +105,7 @@ def mermaid(rooms: Graph) -> str:
 
 def main() -> None:
     graph = module_graph(modules())
-    rooms = room_graph(graph)
+    rooms = ruled(room_graph(graph))
     ordered(graph)
     for room in ordered(rooms):
         print(f"{room} imports {', '.join(sorted(rooms[room])) or 'no other room'}")

@@ -171,22 +171,23 @@ def test_what_cannot_be_audited_is_told(data, ratings, tmp_path, capsys):
 def playground(tmp_path_factory):
     """A run of the sample whose memory keeps users out of the training, and that trains too long."""
     folder = tmp_path_factory.mktemp("audited")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 30, "num_eval_users": 20, "lora_rank": 24}
     content |= {
-        "encoder": "tfidf",
         "learning_rate": 0.01,
         "update_shares": "1",
-        "memory": {"kind": "mixture", "calibration_share": 0.5},
+        "hybrid": {"kind": "mixture"},
     }
     content["pretrain"]["backbone"] |= {"d_model": 24}
     content["pretrain"]["train"] |= {"epochs": 2}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert script("federate", "--config", "toy.yaml", "--output", "runs/audited") == 0
-    return folder
+    with pytest.MonkeyPatch.context() as half:
+        half.setattr("fedecider.experiment.prepare.CALIBRATION_SHARE", 0.5)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            assert script("federate", "--config", "toy.yaml", "--output", "runs/audited") == 0
+        yield folder
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_a_run_without_checkpoints_or_others_is_told(playground, tmp_path, monke
     assert script("audit", "--run", copy) == 2
     assert "no checkpoint in" in capsys.readouterr().err
     record = json.loads((copy / "run.json").read_text())
-    record["config"]["run"]["memory"]["kind"] = "none"
+    record["config"]["run"]["hybrid"]["kind"] = "none"
     (copy / "run.json").write_text(json.dumps(record))
     assert script("audit", "--run", copy) == 2
     assert "got nobody of the catalogue crime" in capsys.readouterr().err

@@ -45,7 +45,6 @@ TINY = {
     "num_beams": 20,
     "num_eval_users": 5,
     "eval_batch_size": 60,
-    "encoder": "tfidf",
     "pretrain": {
         "text_encoder": "tfidf",
         "ids": "keywords",
@@ -358,40 +357,23 @@ def test_a_quantised_run_without_bitsandbytes_is_told_before_the_stages(inside, 
     refused(capsys, "quantize", "federate", *words[:-1], "fp4")
 
 
-def test_an_encoder_that_is_not_there_is_told_before_the_stages(inside, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("encoder", ["auto", "minilm"])
+def test_an_encoder_that_is_not_there_is_told_before_the_stages(encoder, inside, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda package: None)
     cache, run = tmp_path / "cache", tmp_path / "run"
-    words = ("--config", "tiny.yaml", "--cache", str(cache), "--output", str(run), "--pretrain.text_encoder", "minilm")
-    assert "or choose tfidf" in refused(capsys, "got encoder minilm", "federate", *words)
+    words = ("--config", "tiny.yaml", "--cache", str(cache), "--output", str(run), "--pretrain.text_encoder", encoder)
+    assert "or choose tfidf" in refused(capsys, f"got encoder {encoder}", "federate", *words)
     assert not files(cache)
     assert not run.exists()
 
 
-@pytest.mark.parametrize(("encoder", "warned"), [("auto", True), ("tfidf", False)])
-def test_a_run_that_reads_texts_by_tfidf_for_want_of_an_encoder_says_so_first(
-    encoder, warned, inside, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda package: None)
-
-    def enough(*_, **options):
-        raise ValueError("got to the first stage")
-
-    monkeypatch.setattr("fedecider.experiment.prepare.pretrain_stage", enough)
-    words = ("--config", "tiny.yaml", "--cache", str(tmp_path), "--output", "new", "--pretrain.text_encoder", encoder)
-    assert main("federate", *words) == 2
-    told = capsys.readouterr().err
-    assert ("warning: no sentence encoder is installed" in told) is warned
-    assert "got to the first stage" in told
-
-
-def test_a_run_does_not_go_on_with_another_reader_of_texts(copy, capsys, monkeypatch):
-    """What ``auto`` stands for changes when an encoder is installed."""
+def test_a_run_does_not_go_on_with_another_reader_of_texts(copy, capsys):
+    """``auto`` stood for TF-IDF in older versions where no encoder was installed."""
     words = ["--config", "tiny.yaml", "--pretrain.text_encoder", "auto", "--output", str(copy), "--resume", "true"]
     record = json.loads((copy / "run.json").read_text())
     of_auto = changed(record, "config", "run", "pretrain", "text_encoder", to="auto")
     (copy / "run.json").write_text(json.dumps(of_auto))
     assert record["data"]["text encoder"] == "tfidf"
-    monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda package: package)
     refused(capsys, "holds a run of another configuration: the data", "federate", *words)
 
 

@@ -11,7 +11,7 @@ from fedecider.cli import completion, doctor
 from fedecider.cli.main import COMMANDS, main
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.run_page import ReportConfig
-from fedecider.running.options import PACKAGE, build_parser, settings_file
+from fedecider.running.options import CONFIGS, PACKAGE, build_parser, settings_file
 
 pytestmark = pytest.mark.whole
 
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def test_every_command_has_a_module_and_every_module_a_command():
-    modules = {path.stem for path in (PACKAGE / "commands").glob("[a-z]*.py")} - {"main"}
+    modules = {path.stem for path in (PACKAGE / "cli").glob("[a-z]*.py")} - {"main"}
     assert modules == set(COMMANDS)
     for name in COMMANDS:
         assert callable(import_module(f"fedecider.cli.{name}").main)
@@ -63,10 +63,12 @@ def test_a_parser_is_built_once_and_a_caller_s_own(monkeypatch):
 
 def test_files_of_settings_come_with_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert settings_file("configs/demo.yaml") == PACKAGE / "configs" / "demo.yaml"
-    settings = parse_settings("", ["--config", "configs/amazon_small_pool.yaml"])
-    assert settings.run.domain_names == ["movies_tv", "cds_vinyl", "video_games"]
-    assert parse_settings("", ["--config=configs/amazon_small_pool.yaml"]) == settings
+    assert CONFIGS == REPOSITORY / "configs"
+    assert settings_file("configs/demo.yaml") == CONFIGS / "demo.yaml"
+    assert settings_file("configs/scenarios/nan.yaml") == CONFIGS / "scenarios" / "nan.yaml"
+    settings = parse_settings("", ["--config", "configs/companies.yaml"])
+    assert (settings.run.domain_names, settings.run.num_rounds) == (["*"], 20)
+    assert parse_settings("", ["--config=configs/companies.yaml"]) == settings
     own = tmp_path / "configs" / "demo.yaml"
     own.parent.mkdir()
     own.write_text("num_rounds: 7\n")

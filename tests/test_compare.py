@@ -217,8 +217,9 @@ def test_runs_are_kept_by_what_reads_their_texts_and_what_their_scenario_says(pl
         return {run.folder.root for settings in planned.values() for runs in settings for run in runs}
 
     found = []
-    for package, kind in ((True, "late"), (None, "late"), (None, "away")):
-        monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda name, package=package: package)
+    for encoder, kind in (("auto", "late"), ("tfidf", "late"), ("tfidf", "away")):
+        pretrain = {**RUNS["pretrain"], "text_encoder": encoder}
+        Path("runs.yaml").write_text(yaml.safe_dump({**RUNS, "pretrain": pretrain}))
         Path("faults.yaml").write_text(f"faults: [{{client: crime, kind: {kind}}}]")
         found.append(folders())
         assert found[-1] == folders()

@@ -53,7 +53,7 @@ def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: f
     record = {"round": 1, "clients": [0, 1], "train_s": 1.0, "score": 0.3, "traffic": [sent]}
     folder.rounds.write_text(json.dumps(record) + "\n")
     words = ["--data", str(tmp_path), "--domains", "crime,comics", "--method", method]
-    words += ["--memory.kind", "none" if memory == "none" else "mixture"]
+    words += ["--hybrid.kind", "none" if memory == "none" else "mixture"]
     return Run(label, seed, {}, parse_settings("", words), folder)
 
 
@@ -181,12 +181,12 @@ def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, do
 def test_a_test_against_a_memory_that_no_row_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"domains": "crime,comics", "num_rounds": 1}))
-    rows = {"fedavg": {"memory.kind": "none"}, "local": {}}
+    rows = {"fedavg": {"hybrid.kind": "none"}, "local": {}}
     config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + memory"])
-    with pytest.raises(ValueError, match=r"got 'fedavg \+ memory' in against, but fedavg is run with memory.kind none"):
+    with pytest.raises(ValueError, match=r"got 'fedavg \+ memory' in against, but fedavg is run with hybrid.kind none"):
         plan(config)
     config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + own memory"])
-    with pytest.raises(ValueError, match=r"got 'fedavg \+ own memory' in against, but fedavg is run with memory.kind"):
+    with pytest.raises(ValueError, match=r"got 'fedavg \+ own memory' in against, but fedavg is run with hybrid.kind"):
         plan(config)
     with pytest.raises(ValueError, match="got against"):
         CompareConfig(rows=rows, seeds=1, against=["other + memory"])

@@ -12,13 +12,13 @@ from fedecider.experiment import comparison as plan
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.comparison import CompareConfig
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.running.options import build_parser, parse
+from fedecider.running.options import build_parser, load_yaml, parse
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-FOLDER = REPOSITORY / "fedecider" / "configs"
-TABLES = sorted(path for path in (FOLDER / "compare").glob("*.yaml") if not path.stem.endswith("_runs"))
-CONFIGS = sorted([*FOLDER.glob("*.yaml"), *(FOLDER / "compare").glob("*_runs.yaml")])
-PAPER = [path for path in CONFIGS if path.stem in ("goodreads", "amazon")]
+FOLDER, OURS = REPOSITORY / "configs", REPOSITORY / "benchmarks" / "configs"
+TABLES = sorted(path for path in (OURS / "compare").glob("*.yaml") if not path.stem.endswith("_runs"))
+CONFIGS = sorted([*FOLDER.glob("*.yaml"), *OURS.glob("*.yaml"), *(OURS / "compare").glob("*_runs.yaml")])
+PAPER = [OURS / "goodreads.yaml", FOLDER / "pretrained_t5.yaml"]
 
 
 def settings(path, *words):
@@ -45,7 +45,7 @@ def pairs():
         own = yaml.safe_load(path.read_text()).get("method", "fedecider")
         for method in METHODS:
             fast = method == own or (path == PAPER[0] and method in ("fdlora", "fellrec"))
-            yield (pytest.param if fast else slow)(path, method, id=f"{path.stem}-{method}")
+            yield (pytest.param if fast else slow)(path, method, id=f"{path.parent.name}/{path.stem}-{method}")
 
 
 @pytest.mark.parametrize(("path", "method"), pairs())
@@ -66,7 +66,7 @@ def test_every_config_parses_for_every_method(path, method):
 )
 def test_every_line_of_a_table_parses(path, monkeypatch):
     """All but the data: they need not be prepared."""
-    monkeypatch.chdir(FOLDER.parent)
+    monkeypatch.chdir(REPOSITORY)
     (config,) = parse(build_parser("", CompareConfig), ["--config", str(path)], CompareConfig)
     monkeypatch.setattr(plan, "load_data", lambda run: {})
     planned = plan.plan(config)
@@ -111,8 +111,77 @@ def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong, capsys):
     assert name in capsys.readouterr().err + str(stop.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ("num_round: 3", (), "got num_round in FILE, expected the name of an option; the nearest is num_rounds"),
+        ("pretrain: {backbone: {d_modell: 3}}", (), "the nearest is pretrain.backbone.d_model."),
+        ("pretrain: {bakbone: {d_model: 3}}", (), "got pretrain.bakbone in FILE, .*nearest is pretrain.backbone."),
+        ("d_model: 3", (), "got d_model in FILE, .*nearest is pretrain.backbone.d_model."),
+        ("fedecider: {alpha_strt: 1.0}", (), "got alpha_strt in fedecider in FILE, .*; the nearest is alpha_"),
+        ("fedvag: {weighting: examples}", (), "got fedvag in FILE, .*nearest is fedavg"),
+        ("xyzzy: 3", (), "got xyzzy in FILE, expected the name of an option. All options: --help"),
+        ("", ("--domainz", "crime"), "got --domainz, expected .*nearest is --domains"),
+        (
+            "",
+            ("--pretrain.backbone.d_modell=3",),
+            "got --pretrain.backbone.d_modell, .*nearest is --pretrain.backbone.d_mo",
+        ),
+        ("", ("--memory", "{knd: none}"), "got memory.knd in --memory, .*nearest is memory.kind"),
+        ("", ("--memory", "{kind: none, kind: mixture}"), "got kind twice in the value of --memory"),
+        ("", ("--alternatives", "[{schedule: cosine, schedule: linear}]"), "got schedule twice in the value of --alt"),
+    ],
+    ids=str,
+)
+def test_the_nearest_name_is_told(text, words, told, tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(f"seed: 3\n{text}\n")
+    with pytest.raises(ValueError, match=told.replace("FILE", re.escape(str(path)))):
+        settings(path, *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("seed: 1\n# again\nseed: 2", "got seed twice in FILE, in lines 1 and 3, expected it once"),
+        ("fedavg: {weighting: uniform, weighting: examples}", "got fedavg.weighting twice in FILE, in lines 1 and 1"),
+        (
+            "pretrain:\n  train:\n    epochs: 1\n    'epochs': 2",
+            "got pretrain.train.epochs twice in FILE, in lines 3 and 4",
+        ),
+        (
+            "alternatives:\n- {schedule: cosine}\n- {schedule: cosine, schedule: linear}",
+            "alternatives.schedule twice .*3 and 3",
+        ),
+        ("? [a]\n: {b: 1, b: 2}", "got b twice"),
+    ],
+)
+def test_a_name_that_stands_twice_is_an_error_with_its_lines(text, told, tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    for read in (load_yaml, settings):
+        with pytest.raises(ValueError, match=told.replace("FILE", re.escape(str(path)))):
+            read(path)
+
+
+def test_a_name_may_stand_in_several_blocks_and_over_what_it_merges(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: *a\nd: [*a, *a, {x: 1}]\n1: one\n'1': text\n")
+    one = {"x": 1, "y": 2}
+    assert load_yaml(path) == {
+        "a": one,
+        "b": {"x": 3, "y": 2},
+        "c": one,
+        "d": [one, one, {"x": 1}],
+        1: "one",
+        "1": "text",
+    }
+    path.write_text("")
+    assert load_yaml(path) is None
+
+
 def test_goodreads_holds_what_the_papers_fix():
-    found = settings(next(path for path in PAPER if path.stem == "goodreads"))
+    found = settings(OURS / "goodreads.yaml")
     run, pretrain = found.run, found.run.pretrain
     assert run.domain_names == ["crime", "comics", "children"]
     assert (run.num_rounds, run.lora_rank, run.participation) == (20, 8, 1.0)
@@ -133,30 +202,59 @@ def test_goodreads_holds_what_the_papers_fix():
     assert (pretrain.train.learning_rate, pretrain.train.batch_size) == (1e-3, 64)
 
 
-def test_amazon_differs_from_goodreads_in_domains_and_rounds_only():
-    amazon, goodreads = (yaml.safe_load(path.read_text()) for path in PAPER)
-    assert amazon["domains"] == "beauty,clothing"
-    assert amazon["num_rounds"] == 25
-    for content in (amazon, goodreads):
-        for name in ("domains", "data", "num_rounds"):
-            del content[name]
-    assert amazon == goodreads
+SAME = {
+    "goodreads": ("pretrained_t5", {"num_rounds": 20}),
+    "amazon_decoder": ("domains", {}),
+    "amazon_small_pool": ("domains", {"num_eval_users": 0}),
+    "amazon_silos": ("companies", {}),
+}
+"""Ours -> the one of which it is, and what else it changes beside the data."""
+
+
+@pytest.mark.parametrize("ours", SAME)
+def test_what_we_measured_is_what_comes_with_the_package(ours):
+    name, changes = SAME[ours]
+    measured, shipped = (yaml.safe_load(path.read_text()) for path in (OURS / f"{ours}.yaml", FOLDER / f"{name}.yaml"))
+    assert shipped["domains"] == "*"
+    assert "data" not in shipped
+    for own in ("domains", "data"):
+        del measured[own]
+    del shipped["domains"]
+    assert measured == {**shipped, **changes}
+    assert measured != {**shipped, "num_rounds": 99}
+
+
+def test_few_files_come_with_the_package_and_none_names_data_of_ours():
+    shipped = sorted(FOLDER.glob("*.yaml"))
+    assert {path.stem for path in shipped} == {
+        "demo",
+        "demo_causal",
+        "companies",
+        "domains",
+        "pretrained_t5",
+        "pretrained_decoder",
+    }
+    for path in shipped:
+        assert "data" not in yaml.safe_load(path.read_text())
+    assert {path.suffix for path in FOLDER.rglob("*.*")} == {".yaml", ".json"}  # what pyproject.toml packs
 
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_paper_scale_is_bf16_and_the_header_prepares_its_data(path):
-    found = settings(path)
+    amazon = path.stem == "pretrained_t5"
+    found = settings(path, *(("--domains", "beauty,clothing", "--data", "data/amazon") if amazon else ()))
     run = found.run
+    assert run.num_rounds == (25 if amazon else 20)
     precisions = (found.training.precision, run.pretrain.train.precision, run.distill.precision)
     assert precisions == ("bf16", "bf16", "bf16")
     prepared = preparation(path)
-    assert prepared.source == path.stem
+    assert prepared.source == ("amazon" if amazon else "goodreads")
     assert prepared.domain_names == run.domain_names
     assert prepared.output == run.data
-    assert prepared.users_per_domain == {"goodreads": 5000, "amazon": 4000}[path.stem]
+    assert prepared.users_per_domain == (4000 if amazon else 5000)
     pool = prepared.public_interactions_per_domain
     assert pool is not None
-    assert pool * len(run.domain_names) == {"goodreads": 3000, "amazon": 2000}[path.stem]
+    assert pool * len(run.domain_names) == (2000 if amazon else 3000)
 
 
 def test_extras_hold_only_what_some_module_imports():
@@ -181,5 +279,5 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_the_small_model_on_real_domains_does_not_start_at_the_papers_fusion_weights():
-    chosen = settings(FOLDER / "amazon_cpu.yaml")
+    chosen = settings(OURS / "amazon_t5.yaml")
     assert chosen.method.alpha_init == 0.4

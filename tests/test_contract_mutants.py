@@ -9,9 +9,11 @@ from settings_mutants import wrong_settings
 from slow import slow
 
 from embedding_fr.methods import BUILT_IN
+from embedding_fr.testing import EMBEDDING_CONTRACT
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
-from fedecider.testing import EMBEDDING_CONTRACT, LLM_CONTRACT, bench_of, check_method
+from fedecider.testing import bench_of, check_method
+from fedecider.testing.llm_contract import LLM_CONTRACT
 
 sys.path.insert(0, str(EXAMPLE))
 from fedecider_interpolated import fedbias, interpolated

@@ -20,7 +20,7 @@ from embedding_fr.local_training import check_finite
 from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import EmbeddingRunConfig, eval_users
 from fedecider.baselines import BASELINES
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream

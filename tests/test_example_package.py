@@ -16,7 +16,7 @@ from fedecider.cli import doctor
 from fedecider.cli.main import main
 from fedecider.federation.record import read_json
 from fedecider.methods import METHODS as LLM
-from fedecider.running.options import PACKAGE
+from fedecider.running.options import CONFIGS
 
 pytestmark = pytest.mark.whole
 
@@ -177,7 +177,7 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
 
 @pytest.mark.usefixtures("installed")
 def test_the_documented_file_of_settings_is_read(tmp_path, capsys):
-    settings = (PACKAGE / "configs" / "demo.yaml").read_text() + (EXAMPLE / "interpolated.yaml").read_text()
+    settings = (CONFIGS / "demo.yaml").read_text() + (EXAMPLE / "interpolated.yaml").read_text()
     (tmp_path / "interpolated.yaml").write_text(settings)
     text = shown(capsys, "federate", "--config", str(tmp_path / "interpolated.yaml"), "--print_config")
     assert yaml.safe_load((EXAMPLE / "interpolated.yaml").read_text())["interpolated"] == {"share": 0.3}

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedecider.federation.secure_rounds import SecureSums
+
 pytestmark = pytest.mark.whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -19,9 +21,9 @@ def federate(*words: str) -> int:
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
-    content |= {"num_rounds": 3, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "encoder": "tfidf"}
-    content |= {"memory": {"kind": "none"}}
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {"num_rounds": 3, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2}
+    content |= {"hybrid": {"kind": "none"}}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 4}
@@ -34,7 +36,7 @@ def playground(tmp_path_factory):
 @pytest.mark.slow
 def test_a_scenario_is_played_told_and_part_of_the_run(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    scenario = str(REPOSITORY / "fedecider" / "configs" / "scenarios" / "absences.yaml")
+    scenario = str(REPOSITORY / "configs" / "scenarios" / "absences.yaml")
     assert federate("--config", "toy.yaml", "--faults", scenario, "--output", "runs/faulty") == 0
     records = [json.loads(line) for line in Path("runs/faulty/rounds.jsonl").read_text().splitlines()]
     away = {"client": 1, "reason": "away"}
@@ -59,7 +61,8 @@ def test_a_secure_sum_survives_a_straggler_and_counts_its_messages(playground, m
     capsys.readouterr()
     (group, *_) = json.loads(Path("runs/late/communication.json").read_text())["tensors"]["1"]
     assert group["up"]["secure:keys"] == 96
-    words = ("--config", "toy.yaml", "--method", "fedavg", "--secure_sum", "true", "--secure_threshold", "0.9")
+    words = ("--config", "toy.yaml", "--method", "fedavg", "--secure_sum", "true")
+    monkeypatch.setattr(SecureSums.__new__, "__defaults__", (0.9, None, {}))
     assert federate(*words, "--faults", "late.yaml", "--output", "runs/few") == 2
     assert "2 of 3 uploads for the secure sum of round 1, expected 3 at least" in capsys.readouterr().err
 

@@ -42,7 +42,7 @@ def save_like_the_hub(folder: Path, seed: int) -> int:
 def pretrain(*words: str) -> int:
     script = runpy.run_path(str(REPOSITORY / "scripts" / "pretrain.py"))
     try:
-        return script["main"](["--config", "configs/goodreads.yaml", "--data", "", *words])
+        return script["main"](["--config", str(REPOSITORY / "configs" / "pretrained_t5.yaml"), *words])
     except SystemExit as stop:
         return int(stop.code)
 

@@ -31,7 +31,7 @@ def main(script: str, *words: str) -> int:
 
 def t5_settings() -> dict:
     pretrain = {**SETTINGS["pretrain"], "text_encoder": "tfidf"}
-    return {**SETTINGS, **SMALL, "pretrain": pretrain, "memory": {"kind": "mixture", "max_contexts": 300}}
+    return {**SETTINGS, **SMALL, "pretrain": pretrain, "hybrid": {"kind": "mixture"}}
 
 
 @pytest.fixture(scope="module", params=["decoder", slow("t5")])
@@ -66,7 +66,7 @@ def test_rows_weights_and_files(playground):
         assert weights["experts"] == names
         assert torch.tensor(weights["weight_QE"]).shape == (3, len(names))
         assert sum(weights["mean_E"]) == pytest.approx(1.0)
-        assert 20 < weights["num_contexts"] <= 300
+        assert 20 < weights["num_contexts"] <= 2000
         assert sorted(path.name for path in (run / "private" / name).iterdir()) == [SETTINGS_FILE, TENSOR_FILE]
     assert metrics["reported"] == "fedecider (post_broadcast)"
     assert read(run / "communication.json")["memory"] == {}  # every catalogue has one client
@@ -143,7 +143,7 @@ def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(play
 @pytest.mark.slow
 def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    words = ("--config", "toy.yaml", "--memory.kind", "none", "--output", "runs/plain")
+    words = ("--config", "toy.yaml", "--hybrid.kind", "none", "--output", "runs/plain")
     assert main("federate", *words) == 0
     whole, plain = (read(Path("runs") / name / "metrics.json") for name in ("whole", "plain"))
     assert "memory" not in plain
@@ -163,10 +163,8 @@ def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(pl
 
 BAD_INPUT = {
     "seen items": (("--protocol", "strict/keep_seen"), "expected strict"),
-    "cut adapters": (("--export_rank", "1"), "expected one of the two"),
-    "an unknown kind": (("--memory.kind", "knn"), "memory.kind"),
-    "nobody left to train on": (("--memory.calibration_share", "0.6"), "calibration_share 0.6"),
-    "no sources": (("--memory.sources", ""), "expected some of own, public, others"),
+    "an unknown kind": (("--hybrid.kind", "knn"), "hybrid.kind"),
+    "no sources": (("--hybrid.sources", ""), "expected some of own, public, others"),
 }
 
 

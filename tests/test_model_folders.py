@@ -41,7 +41,6 @@ TINY = {
     "lora_targets": "attention,output",
     "num_eval_users": 5,
     "eval_batch_size": 60,
-    "encoder": "tfidf",
     "pretrain": {
         "text_encoder": "tfidf",
         "ids": "keywords",

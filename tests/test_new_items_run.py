@@ -30,7 +30,7 @@ from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_pr
 from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
 from idgen.backbone import BackboneConfig
-from idgen.item_ids import KeywordConfig
+from idgen.item_ids import TITLE_WORDS
 from idgen.text_vectors import text_projection, token_vectors
 from idgen.tokenizer import train_tokenizer
 from idgen.training import BackboneTraining
@@ -73,9 +73,9 @@ def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cold")
     (folder / "encoder").mkdir()
     (folder / "encoder" / "weights").write_text("first")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
-    content |= {"lora_targets": "attention,table", "encoder": "tfidf", "memory": {"kind": "mixture"}}
+    content |= {"lora_targets": "attention,table", "hybrid": {"kind": "mixture"}}
     content["pretrain"] |= {"text_encoder": "encoder"}
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 10}
@@ -246,14 +246,14 @@ def test_another_encoder_than_that_of_the_run_is_refused(there, monkeypatch):
 
 def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
     """Else its row would stand in every prompt, and move the scores of all items."""
-    tokenizer = train_tokenizer(["old", "one customer bought"], 300, "word", ["old"])
+    tokenizer = train_tokenizer(["old", "one customer bought"], 300, ["old"])
     path, item = tmp_path / PROJECTION_FILE, [NewItem("new", "New", "title: one customer")]
     save_projection(path, text_projection({"shop": word_sums(["old", "other", "third"])}, 2), encoder_digest("encoder"))
 
     def phrase(*prompts):
         sizes = {"vocab_size": len(tokenizer), "hidden_size": 2, "intermediate_size": 4, "tie_word_embeddings": True}
         model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1))
-        texts = NewTexts(path, "encoder", KeywordConfig(), prompts)
+        texts = NewTexts(path, "encoder", TITLE_WORDS, prompts)
         table = ItemTable(["old"], ["Old"], ["old"], [[3]])
         longer = add_items(model, tokenizer, table, "shop", item, texts).tokenizer
         return longer.convert_ids_to_tokens(len(longer) - 1)
@@ -263,8 +263,8 @@ def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
 
 def test_models_without_a_place_for_new_items_are_refused(tmp_path):
     item, path = [NewItem("new", "New", "title: new")], tmp_path / PROJECTION_FILE
-    texts = NewTexts(path, "tfidf", KeywordConfig())
-    tokenizer = train_tokenizer(["old"], 0, "word", ["old"])
+    texts = NewTexts(path, "tfidf", TITLE_WORDS)
+    tokenizer = train_tokenizer(["old"], 0, ["old"])
 
     def add(*tokens):
         return add_items(None, tokenizer, ItemTable(["old"], ["Old"], ["old"], [list(tokens)]), "shop", item, texts)

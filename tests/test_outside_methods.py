@@ -12,7 +12,7 @@ from fedecider.cli.main import main
 from fedecider.experiment.command_line import parse_settings
 from fedecider.methods import BUILT_IN
 from fedecider.methods import METHODS as LLM
-from fedecider.running.options import PACKAGE
+from fedecider.running.options import CONFIGS
 
 pytestmark = pytest.mark.whole
 
@@ -101,9 +101,7 @@ def test_a_block_of_a_method_that_is_out_of_order_disturbs_no_other_one(site, mo
     write_package(site, "acme-fl", GOOD_LLM, llm={"acme": "acme_fl:METHOD"})
     use(monkeypatch, site)
     path = site / "settings.yaml"
-    path.write_text(
-        (PACKAGE / "configs" / "demo.yaml").read_text() + "raises: {speed: 9}\nacme: {weighting: examples}\n"
-    )
+    path.write_text((CONFIGS / "demo.yaml").read_text() + "raises: {speed: 9}\nacme: {weighting: examples}\n")
     assert parse_settings("", ["--config", str(path), "--method", "fedavg"]).method.weighting == "uniform"
     assert parse_settings("", ["--config", str(path), "--method", "acme"]).method.weighting == "examples"
     path.write_text(path.read_text().replace("weighting: examples", "weighting: mine"))
@@ -141,14 +139,14 @@ def test_one_name_in_both_tracks_is_refused(site, monkeypatch, capsys):
         with pytest.raises(ValueError, match=message):
             registry["mine"]
     with pytest.raises(ValueError, match=r"method fedmf from acme-fl 1\.0 and from fedecider itself"):
-        federate.track_of(["--method", "fedmf"])
+        federate.chosen_track(["--method", "fedmf"])
     with pytest.raises(ValueError, match=r"method fedavg from other-fl 1\.0 and from fedecider itself"):
-        federate.track_of(["--method", "fedavg"])
+        federate.chosen_track(["--method", "fedavg"])
     for command in ("federate", "deploy simulate"):
         assert main([*command.split(), "--method", "fedmf"]) == 2
         assert "from acme-fl 1.0 and from fedecider itself" in capsys.readouterr().err
-    assert federate.track_of(["--method", "local"]) == "llm"
-    assert federate.track_of(["--method", "pfedrec"]) == "embedding"
+    assert federate.chosen_track(["--method", "local"]).name == "llm"
+    assert federate.chosen_track(["--method", "pfedrec"]).name == "embedding"
     told = {one.what: one.missing for one in doctor.examined()}
     assert all("expected different names" in told[f"method {name}"] for name in ("mine", "fedmf", "fedavg"))
 
@@ -175,7 +173,7 @@ def test_an_unlucky_name_disturbs_no_command(name, site, monkeypatch, capsys):
     use(monkeypatch, site)
     assert parse_settings("", ["--method", "local", "--seed", "3"]).run.seed == 3
     path = site / "settings.yaml"
-    path.write_text((PACKAGE / "configs" / "demo.yaml").read_text() + "seed: 4\n")
+    path.write_text((CONFIGS / "demo.yaml").read_text() + "seed: 4\n")
     assert parse_settings("", ["--config", str(path), "--method", "local"]).run.seed == 4
     for words in (["federate", "--help"], ["federate", "--print_config"], ["tune", "--help", "--method", "fedavg"]):
         with pytest.raises(SystemExit) as stop:

@@ -1,9 +1,11 @@
 """The wheel and the source archive: what is in them, and the wheel used from another folder."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
@@ -14,6 +16,8 @@ pytestmark = pytest.mark.whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("fedecider", "idgen", "distill", "embedding_fr")
+FOLDERS = (*PACKAGES, "configs")
+"""What a checkout has; the wheel has ``configs`` as fedecider/configs."""
 BESIDE = {
     "CHANGELOG.md",
     "CITATION.cff",
@@ -22,6 +26,7 @@ BESIDE = {
     "README.md",
     "constraints.txt",
     "pyproject.toml",
+    "setup.py",
 }
 """Files of the root that the source archive holds."""
 WRITTEN = {"PKG-INFO", "setup.cfg", "fedecider.egg-info"}
@@ -46,7 +51,7 @@ LITTER = (
 def source(tmp_path_factory):
     """A copy of what git would ship, with litter in it, so that nothing is written into the repository."""
     copy = tmp_path_factory.mktemp("source")
-    for name in (*PACKAGES, *BESIDE):
+    for name in (*FOLDERS, *BESIDE):
         path = REPOSITORY / name
         if path.is_dir():
             shutil.copytree(path, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -86,8 +91,10 @@ def test_the_wheel_holds_packages_settings_and_types_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names} - set(PACKAGES) == {f"{wheel.name.split('-py3')[0]}.dist-info"}
     assert {"fedecider/py.typed", "fedecider/configs/demo_causal.yaml"} <= set(names)
     shipped = {name for name in names if name.startswith("fedecider/configs/")}
-    own = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "fedecider" / "configs").rglob("*.*")}
+    own = {f"fedecider/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "configs").rglob("*.*")}
     assert shipped == own
+    modules = {str(path.relative_to(REPOSITORY)) for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == modules
     page = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "fedecider" / "serve" / "static").iterdir()}
     assert page <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".parquet"))]
@@ -106,12 +113,12 @@ def test_the_archive_holds_what_the_wheel_is_built_from_and_nothing_else(source,
     names = set(in_archive(archive))
     own = {
         str(path.relative_to(REPOSITORY))
-        for package in PACKAGES
+        for package in FOLDERS
         for path in (REPOSITORY / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in names if PurePosixPath(name).parts[0] in PACKAGES} == own
-    assert {PurePosixPath(name).parts[0] for name in names} - set(PACKAGES) == BESIDE | WRITTEN
+    assert {name for name in names if PurePosixPath(name).parts[0] in FOLDERS} == own
+    assert {PurePosixPath(name).parts[0] for name in names} - set(FOLDERS) == BESIDE | WRITTEN
     assert all((source / name).is_file() for name in LITTER)
     assert not names & set(LITTER)
 
@@ -130,29 +137,52 @@ def test_a_wheel_from_the_archive_is_the_wheel_from_the_tree(archive, wheel, tmp
     assert contents(again) == contents(wheel)
 
 
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Programs of a fresh environment with the wheel; other packages are those of this one, without the repository."""
+    place = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, capture_output=True)
+    python = place / "bin" / "python"
+    words = ["--no-deps", "--quiet", "--ignore-installed", str(wheel)]
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *words]
+    subprocess.run(command, check=True, capture_output=True)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)}))
+    (own / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # its .pth files are not read again
+    return place / "bin"
+
+
+def ran(program: Path, *words: str, folder: Path) -> str:
+    keep = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "FEDECIDER_DATA")}
+    done = subprocess.run(
+        [str(program), *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**keep, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
-def test_the_wheel_runs_from_another_folder(wheel, tmp_path):
-    place, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    words = ["--no-deps", "--quiet", "--target", str(place), str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *words], check=True, capture_output=True)
+def test_the_wheel_runs_from_another_folder(installed, tmp_path):
+    program = "import fedecider, idgen, distill, embedding_fr, sys; print(fedecider.__file__); print(sys.path)"
+    where, paths = ran(installed / "python", "-c", program, folder=tmp_path).splitlines()
+    assert where.startswith(str(installed.parent))
+    assert f"'{REPOSITORY}'" not in paths
+    command = installed / "fedecider"
+    assert "recommend" in ran(command, "--help", folder=tmp_path)
+    printed = ran(command, "federate", "--config", "configs/companies.yaml", "--print_config", folder=tmp_path)
+    assert "num_rounds: 20" in printed
+    assert "--domains" in ran(command, "federate", "--help", folder=tmp_path)
+    assert not list(tmp_path.iterdir())
 
-    def ran(*command):
-        done = subprocess.run(
-            command,
-            cwd=elsewhere,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(place)},
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    where = ran(sys.executable, "-c", "import fedecider, idgen, distill; print(fedecider.__file__, distill.__file__)")
-    assert where.split() == [str(place / name / "__init__.py") for name in ("fedecider", "distill")]
-    command = str(place / "bin" / "fedecider")
-    assert "recommend" in ran(sys.executable, command, "--help")
-    printed = ran(sys.executable, command, "federate", "--config", "configs/amazon_small_pool.yaml", "--print_config")
-    assert "domains: movies_tv,cds_vinyl,video_games" in printed
-    assert not list(elsewhere.iterdir())
+@pytest.mark.slow
+def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed, tmp_path):
+    words = ("--num_rounds", "1", "--faults", "configs/scenarios/sign_flip.yaml", "--output", "run")
+    ran(installed / "fedecider", "federate", "--domains", "crime,comics,children", *words, folder=tmp_path)
+    assert (tmp_path / "run" / "report.html").is_file()
+    content = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert content["config"]["run"]["pretrain"]["text_encoder"] == "tfidf"  # of configs/demo_causal.yaml

@@ -36,7 +36,6 @@ SETTINGS = {
     "num_beams": 20,
     "num_eval_users": 40,
     "eval_batch_size": 40,
-    "encoder": "tfidf",
     "pretrain": {
         "ids": "keywords",
         "samples": {"templates": "compact", "max_history": 3, "max_source_tokens": 64},
@@ -171,17 +170,6 @@ def test_the_program_of_a_model_card_gives_our_recommendations(playground, tmp_p
 def test_plain_peft_finds_the_backbone_from_the_adapter_folder(playground, monkeypatch):
     monkeypatch.chdir(playground / "runs" / "whole" / "adapters" / "crime")
     assert AutoPeftModelForSeq2SeqLM.from_pretrained(".").get_base_model().config.d_model == 32
-
-
-@pytest.mark.slow
-def test_a_finished_run_may_be_handed_over_under_a_hub_name(playground, monkeypatch):
-    monkeypatch.chdir(playground)
-    shutil.copytree(playground / "runs" / "whole", playground / "runs" / "named")
-    words = ("--config", "toy.yaml", "--output", "runs/named", "--resume", "true", "--backbone_name", "us/books")
-    assert main("federate", *words) == 0
-    adapter = playground / "runs" / "named" / "adapters" / "crime"
-    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "us/books"
-    assert 'base_model: "us/books"' in (adapter / "README.md").read_text()
 
 
 def test_evaluate_confirms_the_metrics(playground, monkeypatch):

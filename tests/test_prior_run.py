@@ -9,7 +9,7 @@ from test_pipeline import SETTINGS
 from fedecider.cli.main import main
 from fedecider.models.recommender import Recommender
 
-SMALL = {"num_rounds": 1, "memory": {"kind": "mixture", "sources": "own"}, "domains": "crime,comics"}
+SMALL = {"num_rounds": 1, "hybrid": {"kind": "mixture", "sources": "own"}, "domains": "crime,comics"}
 
 
 @pytest.fixture(scope="module")

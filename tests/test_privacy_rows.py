@@ -15,8 +15,7 @@ def table():
 
 
 def test_every_row_can_be_run(table, tmp_path):
-    config = "fedecider/configs/amazon_small_pool.yaml"
-    args = Namespace(config=config, data=str(tmp_path), cache=str(tmp_path), method="fedavg", set=SET)
+    args = Namespace(config=str(table.CONFIG), data=str(tmp_path), cache=str(tmp_path), method="fedavg", set=SET)
     seen = {row: table.settings_of(row, 0, args) for row in table.ROWS}
     for row, settings in seen.items():
         users, uploads = settings.training.user_privacy, settings.run.privacy

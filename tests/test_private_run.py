@@ -22,39 +22,38 @@ USERS = ("--user_privacy.clip", "0.1", "--user_privacy.noise_scale", "1")
 
 
 def settings(*words):
-    return parse_settings("", ["--memory.kind", "none", "--num_rounds", "4", *words])
+    return parse_settings("", ["--hybrid.kind", "none", "--num_rounds", "4", *words])
 
 
 @pytest.mark.slow
 def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {
         "domains": "crime,comics",
         "num_rounds": 1,
         "local_epochs": 1,
         "num_eval_users": 20,
         "lora_rank": 2,
-        "encoder": "tfidf",
     }
-    content |= {"memory": {"kind": "none"}, "lora_targets": "attention,table", "update_shares": "1"}
+    content |= {"hybrid": {"kind": "none"}, "lora_targets": "attention,table", "update_shares": "1"}
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
     content |= {"privacy": {"clip": 2.0, "noise_scale": 0.001, "delta": 1e-3}}
-    content |= {"user_privacy": {"clip": 0.1, "noise_scale": 2.0, "sample_rate": 0.5, "delta": 1e-3}}
+    content |= {"user_privacy": {"clip": 0.1, "noise_scale": 2.0}}
     Path("toy.yaml").write_text(yaml.safe_dump(content))
     main = runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"]
-    assert main(["--config", "toy.yaml", "--normalize_at", "client", "--output", "run"]) == 0
+    assert main(["--config", "toy.yaml", "--output", "run"]) == 0
     metrics = json.loads(Path("run/metrics.json").read_text())
-    assert metrics["privacy"]["users"]["epsilon"] == pytest.approx(1.36, abs=0.01)
+    assert metrics["privacy"]["users"]["epsilon"] == pytest.approx(0.987, abs=0.001)
     assert metrics["privacy"]["uploads"]["epsilon"] > 1e5  # z = 0.001: next to nothing, and told so
     results, printed = Path("run/results.md").read_text(), " ".join(capsys.readouterr().out.split())
     for text in (results, printed):
-        assert "privacy of users: epsilon 1.36 at delta 0.001: one user of one client there or not" in text
+        assert "privacy of users: epsilon 0.987 at delta 0.001: one user of one client there or not" in text
         assert "privacy of uploads: epsilon 5.04e+05 at delta 0.001 over 1 round(s)" in text
     rounds = [json.loads(line) for line in Path("run/rounds.jsonl").read_text().splitlines()]
-    assert [log["steps"] for record in rounds for log in record["clients"]] == [2] * 2
+    assert [log["steps"] for record in rounds for log in record["clients"]] == [4] * 2
 
 
 def test_epsilon_is_told_only_where_bound_and_noise_both_hold():
@@ -80,7 +79,6 @@ def test_cohorts_count_as_they_are_drawn_and_not_where_the_server_sees_them(monk
 
 REFUSED = {
     "no upload": (("--method", "local", *NOISE), "privacy.clip with local, expected none: no upload leaves"),
-    "flags": (("--skip_below", "0.1", *NOISE), "skip_below 0.1, expected 0: flags"),
     "numbers of samples": (("--method", "fedavg", "--weighting", "examples", *NOISE), "weighting examples with noise"),
     "numbers of samples of hidden users": (("--method", "fedavg", "--weighting", "examples", *USERS), "weighting exam"),
     "a robust mean of shares": (
@@ -89,14 +87,10 @@ REFUSED = {
     ),
     "a loss that is sent": (("--method", "fellrec", *USERS), "fellrec, expected another method: the training loss"),
     "a proximal term": (("--method", "fedprox", *USERS), "expected another method: a proximal term"),
-    "processes that share users": (
-        ("--method", "fedavg", "--placement", "data", *USERS),
-        "placement data, expected clients",
-    ),
     "pooled data": (("--method", "centralised", *USERS), "expected another method: the data"),
     "a search on samples": (("--method", "fdlora", *USERS), "expected another method: fusion weights"),
     "texts of users": (
-        ("--config", str(REPOSITORY / "fedecider" / "configs" / "demo.yaml"), "--method", "fedavg", *USERS),
+        ("--config", str(REPOSITORY / "configs" / "demo.yaml"), "--method", "fedavg", *USERS),
         "expected 0 and none: a sample has to be of one user alone",
     ),
 }

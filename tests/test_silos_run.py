@@ -71,12 +71,12 @@ def folder(tmp_path_factory):
     """A folder with small settings and prepared data: silos of crime and comics, and whole domains."""
     folder = tmp_path_factory.mktemp("silos")
     save_domains({**SILOS, **WHOLE}, folder / "data")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
-    content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2, "encoder": "tfidf"}
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
-    content |= {"lora_targets": "attention,feed_forward,table", "memory": {"kind": "none"}, "data": "data"}
+    content |= {"lora_targets": "attention,feed_forward,table", "hybrid": {"kind": "none"}, "data": "data"}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -296,7 +296,7 @@ def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
     made = foundation.begin(config, SILOS, CPU)
     tasks = foundation.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
-    training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01, softmax="catalogue")
+    training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01)
     model = attach_lora(made.model, LoraSettings(4, ("table", "attention")))
     recommender = build_recommender(
         model, made.tokenizer, tasks, seed=0, training=training, ranking=RankingConfig(num_beams=5)
@@ -359,9 +359,9 @@ def test_the_card_of_a_silo_names_the_clients_and_no_pattern(folder, name, other
 def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = ("--config", "toy.yaml", "--domains", "crime.*", "--method", "local", "--num_rounds", "1")
-    words += ("--memory.kind", "mixture", "--memory.max_contexts", "200")
+    words += ("--hybrid.kind", "mixture")
     assert main("federate", *words, "--output", "runs/summed") == 0
-    assert main("federate", *words, "--memory.sources", "own,public", "--output", "runs/kept") == 0
+    assert main("federate", *words, "--hybrid.sources", "own,public", "--output", "runs/kept") == 0
     summed, kept = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("summed", "kept"))
     for name, domain in kept["domains"].items():
         for split in ("valid", "test"):

@@ -18,11 +18,11 @@ from fedecider.cli.tune import main
 from fedecider.experiment import tune as llm_tune
 from fedecider.experiment.command_line import parse_settings
 from fedecider.federation.record import Recorder, read_json, read_records
-from fedecider.running.options import PACKAGE
+from fedecider.running.options import CONFIGS
 
 pytestmark = pytest.mark.whole
 
-DEMO = PACKAGE / "configs" / "demo_causal.yaml"
+DEMO = CONFIGS / "demo_causal.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +250,8 @@ def llm(tmp_path_factory):
     """A folder with small settings of the LLM track and a cache of its stages."""
     folder = tmp_path_factory.mktemp("llm")
     content = yaml.safe_load(DEMO.read_text())
-    content |= {"num_rounds": 2, "local_epochs": 1, "lora_rank": 2, "encoder": "tfidf", "domains": "crime,comics"}
-    content |= {"lora_targets": "attention", "memory": {"kind": "none"}, "teacher_row": False, "num_threads": 1}
+    content |= {"num_rounds": 2, "local_epochs": 1, "lora_rank": 2, "domains": "crime,comics"}
+    content |= {"lora_targets": "attention", "hybrid": {"kind": "none"}, "teacher_row": False, "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 5}

@@ -14,7 +14,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import Method
 from embedding_fr.setup import EmbeddingRunConfig, local_only
 from embedding_fr.testing.loop import Reference, run_reference
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, Protocol
 from fedecider.federation.method import Block, FederatedMethod
@@ -218,6 +218,11 @@ EMBEDDING_CONTRACT: tuple[Callable[[EmbeddingBench], None], ...] = (
     equal_weights,
     federation_off,
 )
+
+
+def bench_of(entry: Any, config: Any = None) -> tuple[EmbeddingBench, Sequence[Callable[[EmbeddingBench], None]]]:
+    """A method of the embedding track over tiny users, and the contract."""
+    return EmbeddingBench(entry, config), EMBEDDING_CONTRACT
 
 
 def check_reference(

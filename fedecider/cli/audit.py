@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedecider.experiment.attacks import AuditConfig
-from fedecider.id_based import METHODS as ID_METHODS
+from fedecider.experiment.track import track_of_config
 from fedecider.running.options import build_parser, parse, run
 
 DESCRIPTION = """Attack a finished run as the server or another client could. Embedding track: which items did a client
@@ -32,17 +32,9 @@ def audit(config: AuditConfig) -> None:
     from fedecider.running.progress import console
 
     folder, record, _ = finished(Path(config.run))
-    if record["config"]["run"].get("method") in ID_METHODS:
-        raise ValueError(f"got {config.run}, a run of an ID-based method, expected one of both tracks")
+    attack = track_of_config(record["config"]).part("audit")
     with start(int(record["config"]["run"].get("num_threads", 0))) as launch:
-        if "ranking" in record["config"]:
-            from fedecider.experiment.audit import audit_llm
-
-            outcome = audit_llm(config, launch)
-        else:
-            from embedding_fr.audit import audit_embedding
-
-            outcome = audit_embedding(config, launch)
+        outcome = attack(config, launch)
     write_outcome(folder, outcome)
     console.print(outcome_table(outcome))
     print(f"written: {folder.audit}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from fedecider.cli.federate import taken_name
+from fedecider.experiment.track import taken_name
 from fedecider.running.options import peek, run
 
 COMMANDS = {
@@ -36,7 +36,7 @@ def work_of(words: Sequence[str]) -> Callable[[], None]:
     command, *options = words
     if command not in COMMANDS:
         raise ValueError(f"got the command {command!r}, expected one of {', '.join(COMMANDS)}")
-    if reason := taken_name(peek(options, "method")):
+    if reason := taken_name(peek(options, "method", "")):
         raise ValueError(reason)
     if command in OF_TABLES:
         from fedecider.deployment import tables

@@ -14,13 +14,11 @@ from packaging.requirements import Requirement
 from rich.markup import escape
 from rich.table import Table
 
-from fedecider.cli.federate import taken_name
-from fedecider.federation.registry import TRACKS, outside_methods
+from fedecider.experiment.track import taken_name, tracks
 from fedecider.running.options import run
 
 DESCRIPTION = "Say what is installed, which devices and data are there, what is missing and how to get it."
 EXTRAS = {
-    "embed": "sentence vectors of item texts (else TF-IDF, from which models start much lower)",
     "deploy": "runs between machines on NVIDIA FLARE",
     "dp": "guarantees of integer sums and of Laplace noise",
     "track": "settings, curves and results in TensorBoard, MLflow, W&B and trackio",
@@ -113,23 +111,19 @@ def _devices() -> Iterator[Finding]:
 
 def _methods() -> Iterator[Finding]:
     """Methods that installed packages bring, and why one of them cannot be used."""
-    if not any(outside_methods(group) for group in TRACKS):
-        return  # what is built in takes seconds to import
-    from embedding_fr.methods import METHODS as EMBEDDING
-    from fedecider.methods import METHODS as LLM
-
-    for registry in (LLM, EMBEDDING):
+    for track in tracks():
+        if track.method_names == list(track.built_in):
+            continue  # what is built in takes seconds to import
+        registry = track.part("methods")
         for name in registry.outside:
-            found = f"{registry.package(name)}, of {TRACKS[registry.group]}"
+            found = f"{registry.package(name)}, of {track.title}"
             yield Finding(f"method {name}", found, registry.problem(name) or taken_name(name))
 
 
 def _data() -> Iterator[Finding]:
-    from fedecider.data.encoders import chosen_encoder
-    from fedecider.data.rating_sets import data_root
+    from fedecider.data.interactions import data_root
 
     yield Finding("sample", "embedded: fedecider federate --domains crime,comics,children")
-    yield Finding("text encoder", chosen_encoder("auto"))
     root = data_root()
     sets = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     missing = "" if sets else "set FEDECIDER_DATA to the folder of the data sets you fetched (docs/data.md)"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedding_fr.leaderboard import LeaderboardConfig
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.running.options import build_parser, parse, run
 
 DESCRIPTION = """Run and rank all methods of the embedding track on one data set, with equal tuning budgets on

@@ -1,10 +1,16 @@
 """Readers, prepared domains and the embedded sample; own tables come in by :func:`from_events`, or where every party
-prepares its own, by :func:`publish` and :func:`own_users`."""
+prepares its own, by :func:`publish` and :func:`own_users`; :func:`open_prepared` reads what was saved."""
 
 from importlib import import_module
 from typing import Any
 
-_TABLES = {"from_events": "frames", "publish": "sites", "own_users": "sites"}
+_TABLES = {
+    "from_events": "frames",
+    "FederatedData": "federated",
+    "open_prepared": "federated",
+    "publish": "sites",
+    "own_users": "sites",
+}
 
 
 def __getattr__(name: str) -> Any:

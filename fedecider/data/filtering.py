@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Events
-from fedecider.data.dropped import Size
-from fedecider.data.readers.table import RawEvents
+from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Events, Size
+from fedecider.data.readers.raw import RawEvents
 
 
 class Sequences(NamedTuple):

@@ -1,95 +1,330 @@
-"""Own data in three lines: tables of events and items, wherever they are, become prepared domains.
+"""Own data in one line: tables of events and items, wherever they are, become prepared domains.
 
->>> domains = from_events("orders.parquet", "products.csv", "data/shop", user="customer", item="sku", time="bought_at")
+>>> data = from_events({"north": "north.parquet", "south": "south.parquet"}, "products.csv")
+>>> data = from_events(orders, products, user="customer", item="sku", time="bought_at", public="consents")
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedecider.data.domain import Domain
-from fedecider.data.given import Given, company_of, event_tables, given_items, item_records
-from fedecider.data.prepare import PrepareConfig, prepare_domains
-from fedecider.data.readers.files import RawFile
-from fedecider.data.readers.table import Catalogue, ItemFields, RawDomain, ReadOptions, collect_items
+from fedecider.data.consent import Consent
+from fedecider.data.domain import Domain, Dropped, by_catalogue
+from fedecider.data.federated import FederatedData
+from fedecider.data.given import (
+    NAME,
+    Consents,
+    Given,
+    company_of,
+    event_tables,
+    item_records,
+    key_within_company,
+    keys_of,
+    needed_column,
+    plain_keys,
+    text_columns,
+    usual_column,
+)
+from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
+from fedecider.data.readers.raw import Catalogue, ItemFields, RawDomain, RawEvents, RawFile, ReadOptions, collect_items
 from fedecider.data.silos import share_by
-from fedecider.data.store import check_folder, save_domains
+
+DEFAULTS = {"k_core": 0}
+"""Of own data, which are small, everybody with enough events to be split is kept."""
 
 
 def from_events(
     events: Any,
-    items: Any,
-    output: str | Path | None = None,
+    items: Any = None,
     *,
     name: str = "shop",
-    user: str = "user",
-    item: str = "item",
+    user: str | None = None,
+    item: str | None = None,
     time: str | None = None,
     rating: str | None = None,
     domain: str | None = None,
     company: str | None = None,
+    public: Any = None,
     texts: Mapping[str, str] | None = None,
     **settings: Any,
-) -> dict[str, Domain]:
-    """Prepared domains, written to ``output`` where one is given; domain name -> domain.
+) -> FederatedData:
+    """Prepared domains from own tables: domain name -> domain, with notes on what was guessed and left out.
+
+    A table is a pandas or polars frame, a pyarrow table, a Hugging Face `Dataset` or `IterableDataset`, a list of
+    dicts, or the path of a .parquet, .csv or .tsv file, which is streamed.
 
     Args:
-        events: One row an event, oldest first where there is no ``time``: a pandas or polars frame, a pyarrow table, a
-            Hugging Face dataset, a list of dicts, or the path of a .parquet, .csv or .tsv file, which is streamed.
-        items: One row an item, in any of these.
-        name: What the only domain is called.
-        user: The column of users' keys in ``events``; as text, so that 7 and "7" are one user.
-        item: The column of items' keys, in both tables.
-        time: The column of times: Unix seconds, or dates and times (UTC where they name no zone). None: by row.
+        events: A table with a row for each event, oldest first where there are no times; or a dict company -> table,
+            each company a client of the federation with customers of its own, who are called ``north:17``.
+        items: A table with a row for each item. With several companies, one table is their common catalogue, and a dict
+            company -> table gives each its own. None: the texts are in ``events``.
+        name: What the only domain, or the common catalogue of companies, is called.
+        user: The column of customers' keys; as text, so that 7 and "7" are one customer. None: the one that is called
+            as such columns usually are.
+        item: The column of items' keys. None: as for ``user``.
+        time: The column of times: Unix seconds, or dates and times (UTC where they name no zone). None: as for
+            ``user``; where there is none, rows are oldest first.
         rating: The column of ratings, which ``min_rating`` looks at.
-        domain: The column, in both tables, that shares them out into several domains.
-        company: The column of ``events`` that says whose customer a user is. The companies of a domain become clients
-            with one catalogue and one public pool: ``shop.north``, ``shop.south``. A key is one person's within a
-            company alone, so users are called ``north:17``.
+        domain: The column, in both tables, that shares them out into several domains. A customer with the same key in
+            two of them is one person.
+        company: The column of ``events`` that says whose customer a user is, as if each company had a table of its own.
+        public: Who is public: everybody may see their events, and the backbone learns from them. None: nobody. A
+            number: this share of customers, chosen by a hash of ``seed`` and key. The name of a column of ``events``:
+            customers whose rows say true. Else customers' keys: a list, set or series, a table or a path; a dict
+            company -> keys where companies use the same keys.
         texts: Text field (title, author, brand, series, categories, genres, keywords, description, ...) -> its column.
             None: columns of these names.
-        settings: Fields of `PrepareConfig`, such as ``k_core``, ``users_per_domain``, ``silos``, ``seed``.
+        settings: Fields of `PrepareConfig`, such as ``k_core`` (here 0), ``users_per_domain``, ``keep_split`` and
+            ``seed``.
 
     Raises:
-        ValueError: a table, a column or a value that cannot be read; or what is left is too little.
+        ValueError: a table, a column or a value that cannot be read, with row and column; or too little is left.
     """
-    check_folder(output)
+    _check_settings(settings, public, rating)
+    settings = {**DEFAULTS, **settings}
+    notes: list[str] = []
+    sources = _sources(events, items, name.strip(), domain, company, settings)
+    columns = {"user": user, "item": item, "time": time, "rating": rating, "domain": domain, "company": company}
+    column = public if isinstance(public, str) and all(public in one.column_names for one in sources.events) else None
+    givens = [_with_columns(one, {**columns, "consents": column}, notes) for one in sources.events]
+    things = _item_tables(sources, givens, columns, texts, notes)
+    consents = Consents() if column else None
+    raw = {one: table.build() for one, table in event_tables(givens, settings.get("min_rating"), consents).items()}
+    consent = _consent(public, consents, raw, bool(sources.companies or company), user, settings.get("seed", 0), notes)
+    pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
+    if pool - set(raw):
+        raise ValueError(f"got public_domains {sorted(pool - set(raw))}, expected some of {', '.join(sorted(raw))}")
+    config = PrepareConfig(source="packed", raw="", domains=_order(raw, pool, sources), **settings)
+    catalogues: dict[str, list[tuple[str, ItemFields]]] = {}
+    for one in things:
+        catalogues.update(item_records(one, config.duplicate_items, once=items is None))
+
+    def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
+        tables = [table for table in (*givens, *things) if domain or table.domain == one]
+        files = {table.path: RawFile(table.path, 0) for table in tables if table.path}
+        texts_of = catalogues.get(one, [])
+        return RawDomain(raw[one], lambda wanted: _wanted(texts_of, wanted, options), list(files.values()))
+
+    share = partial(share_by, company_of=company_of) if sources.shared else None
+    domains = prepare_domains(config, read=read, share=share, consent=consent)
+    notes += _facts(domains)
+    for found in domains.values():
+        found.card["settings"]["source"] = "tables"
+        found.card["notes"] = list(notes)
+    return FederatedData(domains, notes)
+
+
+class _Sources(NamedTuple):
+    """The tables, without the names of their columns."""
+
+    events: list[Given]
+    items: list[Given]
+    """One for all, one for each of the events, or none where texts are in the events."""
+    companies: list[str]
+    """In the order in which they were given; empty where they have no tables of their own."""
+    shared: bool
+    """Whether companies share one catalogue."""
+
+
+def _check_settings(settings: Mapping[str, Any], public: Any, rating: str | None) -> None:
     for option in ("source", "raw", "domains"):
         if option in settings:
             raise ValueError(f"got the setting {option}, expected the tables, and a name or a domain column")
-    keys = {"item": item, **({"domain": domain} if domain else {})}
-    optional = {our: their for our, their in (("time", time), ("rating", rating), ("company", company)) if their}
-    given = Given("events", events, {"user": user, **keys, **optional}), given_items(items, keys, texts)
+    if "output" in settings:
+        raise ValueError("got the setting output, expected none: write the result with .save(folder)")
+    if "public_share" in settings:
+        raise ValueError(f"got the setting public_share, expected public={settings['public_share']}")
     unknown = sorted(set(settings) - set(PrepareConfig.__dataclass_fields__))
     if unknown:
         raise ValueError(f"got the settings {', '.join(unknown)}, expected fields of PrepareConfig, such as k_core")
-    if company and settings.get("silos", 1) != 1:
-        raise ValueError(f"got silos {settings['silos']} beside a company column, which shares users out already")
     if settings.get("min_rating") is not None and not rating:
         raise ValueError("got min_rating without a rating column, expected rating='...': the column it looks at")
-    tables = event_tables(given[0], name.strip(), settings.get("min_rating"))
-    pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
-    if pool - set(tables):
+    if public is not None and settings.get("users_per_domain") is not None:
         raise ValueError(
-            f"got public_domains {sorted(pool - set(tables))}, expected some of {', '.join(sorted(tables))}"
+            "got public beside users_per_domain, which samples private users and makes all others public, expected one"
         )
-    config = PrepareConfig(source="packed", raw="", domains=sorted(set(tables) - pool), **settings)
-    catalogues = item_records(given[1], name.strip())
 
-    def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
-        files = [RawFile(table.path, 0) for table in given if table.path]
-        texts_of = catalogues.get(one, [])
-        return RawDomain(tables[one].build(), lambda wanted: _wanted(texts_of, wanted, options), files)
 
-    domains = prepare_domains(config, read=read, share=partial(share_by, company_of=company_of) if company else None)
-    for one in domains.values():
-        one.card["settings"]["source"] = "tables"
-    if output is not None:
-        save_domains(domains, output)
-    return domains
+def _sources(
+    events: Any, items: Any, name: str, domain: str | None, company: str | None, settings: Mapping[str, Any]
+) -> _Sources:
+    if not _is_by_name(events):
+        if _is_by_name(items):
+            raise ValueError("got items by company with one table of events, expected events by company too")
+        if company and settings.get("silos", 1) != 1:
+            raise ValueError(f"got silos {settings['silos']} beside a company column, which shares users out already")
+        given = [] if items is None else [Given("items", items, {}, name)]
+        return _Sources([Given("events", events, {}, name)], given, [], bool(company))
+    companies = list(events)
+    odd = [one for one in companies if not isinstance(one, str) or not NAME.fullmatch(one)]
+    if odd or not companies:
+        raise ValueError(
+            f"got {odd[0] if odd else 'no company'!r} as the name of a company, expected letters, digits, '_', '-' and "
+            "'.' only (it names a folder)"
+        )
+    if domain or company:
+        raise ValueError("got a domain or company column beside events by company, expected one of them")
+    own = items is None or _is_by_name(items)
+    if _is_by_name(items) and set(items) != set(companies):
+        raise ValueError(f"got items of {', '.join(items)} and events of {', '.join(companies)}, expected the same")
+    if not own and settings.get("silos", 1) != 1:
+        raise ValueError(f"got silos {settings['silos']} beside companies, which share users out already")
+    if not own and name in companies:
+        raise ValueError(f"got a company and the catalogue of all called {name!r}, expected another name='...'")
+    tables = [Given(f"events of {one}", events[one], {}, one if own else name, one) for one in companies]
+    if items is None:
+        return _Sources(tables, [], companies, shared=False)
+    if own:
+        things = [Given(f"items of {one}", items[one], {}, one) for one in companies]
+        return _Sources(tables, things, companies, shared=False)
+    return _Sources(tables, [Given("items", items, {}, name)], companies, shared=True)
+
+
+def _is_by_name(tables: Any) -> bool:
+    """Whether these are several tables by name; the splits of a Hugging Face data set are not."""
+    return isinstance(tables, Mapping) and not hasattr(tables, "with_format")
+
+
+def _with_columns(given: Given, columns: Mapping[str, str | None], notes: list[str]) -> Given:
+    """``given`` with the columns that are asked for, and those of users, items and times that have usual names."""
+    found = {what: their for what, their in columns.items() if their}
+    guessed = {what: needed_column(given, what) for what in ("user", "item") if what not in found}
+    if "time" not in found:
+        if their := usual_column(given, "time"):
+            guessed["time"] = their
+        else:
+            notes.append(f"{given.what}: no column of times, rows are taken as oldest first")
+    if guessed:
+        notes.append(f"{given.what}: {_listed(guessed)}")
+    return given._replace(columns={**found, **guessed})
+
+
+def _listed(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{what} is column {their!r}" for what, their in columns.items())
+
+
+def _item_tables(
+    sources: _Sources,
+    givens: Sequence[Given],
+    columns: Mapping[str, str | None],
+    texts: Mapping[str, str] | None,
+    notes: list[str],
+) -> list[Given]:
+    """The tables of items, or those of events in their place, with their columns."""
+    of_domain = {"domain": columns["domain"]} if columns["domain"] else {}
+    found = []
+    for number, things in enumerate(sources.items or givens):
+        names, key = things.column_names, givens[number].columns["item"]
+        chosen = key if key in names or columns["item"] else (usual_column(things, "item") or _item_number(things))
+        fields = text_columns(things, texts)
+        guessed = {what: their for what, their in {"item": chosen, **fields}.items() if their not in (what, key)}
+        if guessed and texts is None and sources.items:
+            notes.append(f"{things.what}: {_listed(guessed)}")
+        what = things.what if sources.items else f"{things.what}, as items"
+        found.append(things._replace(what=what, columns={"item": chosen, **of_domain, **fields}))
+    return found
+
+
+def _item_number(things: Given) -> str:
+    return "id" if "id" in things.column_names else needed_column(things, "item")
+
+
+def _consent(
+    public: Any,
+    consents: Consents | None,
+    raw: Mapping[str, RawEvents],
+    by_company: bool,
+    user: str | None,
+    seed: int,
+    notes: list[str],
+) -> Consent:
+    nobody = Consent(seed=seed)
+    if by_company:
+        nobody = nobody._replace(plain_key=key_within_company)
+    if public is None:
+        return nobody
+    if isinstance(public, int | float):
+        if isinstance(public, bool) or not 0.0 <= public < 1.0:
+            raise ValueError(f"got public {public}, expected a share of customers, at least 0 and below 1")
+        return nobody._replace(share=float(public))
+    if consents is not None:
+        return nobody._replace(named=consents.public)
+    known = {key for events in raw.values() for key in events.users}
+    if _is_by_name(public):
+        if not by_company:
+            raise ValueError("got public by company without companies, expected the keys of customers")
+        wanted = [f"{one}:{key}" for one, keys in public.items() for key in _keys(keys, user)]
+    else:
+        wanted = _with_companies(_keys(public, user), known) if by_company else _keys(public, user)
+    missing = sorted(set(wanted) - known)
+    if wanted and len(missing) == len(set(wanted)):
+        raise ValueError(
+            f"got {len(missing)} public customers such as {missing[0]!r}, of whom none has an event, expected keys as "
+            f"in the events, such as {min(known, default='')!r}"
+        )
+    if missing:
+        notes.append(f"{len(missing)} of {len(set(wanted))} public customers have no event, such as {missing[0]!r}")
+    return nobody._replace(named=frozenset(wanted))
+
+
+def _with_companies(keys: Sequence[str], known: Collection[str]) -> list[str]:
+    """``17`` as ``north:17``, where north alone has a customer of this key."""
+    full = defaultdict(list)
+    for one in known:
+        full[key_within_company(one)].append(one)
+    for key in keys:
+        if key not in known and len(full[key]) > 1:
+            raise ValueError(
+                f"got the public customer {key!r}, who may be {' or '.join(sorted(full[key]))}, expected one of these: "
+                "two companies' customers of the same key are two persons. Give a dict company -> keys"
+            )
+    return [full[key][0] if key not in known and full[key] else key for key in keys]
+
+
+def _keys(public: Any, user: str | None) -> list[str]:
+    """The customers' keys in a collection, a table or a file."""
+    is_list = any(hasattr(public, name) for name in ("tolist", "to_list"))  # an array or a series
+    is_list |= isinstance(public, Collection) and not isinstance(public, str | Mapping)
+    is_table = isinstance(public, list) and bool(public) and isinstance(public[0], Mapping)
+    is_table |= hasattr(public, "columns") or hasattr(public, "column_names")
+    if is_list and not is_table:
+        return plain_keys(public, "public customers")
+    given = Given("public customers", public, {})
+    if isinstance(public, str) and not Path(public).suffix:
+        raise ValueError(
+            f"got public {public!r}, which is no column of the events (of every company), expected one of their "
+            "columns, a file of customers' keys, the keys themselves, or a share"
+        )
+    names = given.column_names
+    column = user if user in names else names[0] if len(names) == 1 else needed_column(given, "user")
+    return keys_of(given._replace(columns={"user": column}))
+
+
+def _order(raw: Mapping[str, Any], pool: Collection[str], sources: _Sources) -> list[str]:
+    """The domains of the clients: companies as they were given, others by name."""
+    return [one for one in (sources.companies if not sources.shared else None) or sorted(raw) if one not in pool]
+
+
+def _facts(domains: Mapping[str, Domain]) -> list[str]:
+    """What was left out, and who is public."""
+    facts, catalogues = [], by_catalogue(domains)
+    for name, domain in catalogues.items():
+        lost = {why: counts for why, counts in domain.card["dropped"].items() if why != NOT_CHOSEN}
+        if any(any(counts.values()) for counts in lost.values()):
+            facts.append(f"{name}: {Dropped(lost)}")
+    num_public = len({user for domain in catalogues.values() for user in domain.public.users})
+    num_private = len({user for domain in domains.values() for user in domain.clients.users})
+    if num_public:
+        return [*facts, f"{num_public:,} of {num_public + num_private:,} customers are public"]
+    return [
+        *facts,
+        "nobody is public: the backbone learns from item texts and from histories drawn along them "
+        "(pretrain.samples.walk_share above 0)",
+    ]
 
 
 def _wanted(records: list[tuple[str, ItemFields]], wanted: Collection[str], options: ReadOptions) -> Catalogue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     BELOW_RATING,
     DEFAULT_TEXT_FIELDS,
     OTHER_TEXT_FIELDS,
@@ -27,62 +27,162 @@ from fedecider.data.readers.table import (
 )
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
+USUAL = {
+    "user": "user userid customer customerid client clientid buyer buyerid member memberid visitor visitorid account "
+    "accountid reviewer reviewerid uid",
+    "item": "item itemid sku product productid article articleid asin parentasin isbn movie movieid book bookid track "
+    "trackid song songid",
+    "time": "time timestamp ts date datetime day boughtat orderedat purchasedat createdat eventtime ordertime "
+    "orderdate purchasedate orderedon boughton unixreviewtime",
+    "title": "title name label itemname itemtitle productname producttitle",
+}
+"""What columns are called by others, in small letters, without spaces, dots, dashes and underscores."""
 EXACT = 2**53
 """From here on floats leave whole numbers out, so that two keys could become one."""
+STREAMED_ROWS = 10_000
+"""Rows of a streamed data set that are held at a time."""
 NAME = re.compile(r"\w[\w.-]*")
 _NUMBER = re.compile(r"\d{1,10}(\.\d*)?")
 
 
 class Given(NamedTuple):
-    """One of the two tables, and what its columns are called."""
+    """One of the tables, and what its columns are called."""
 
     what: str
-    """``events`` or ``items``."""
+    """For messages: ``events``, ``items``, ``events of north``."""
     table: Any
     columns: dict[str, str]
     """Ours -> theirs, of the columns that are read."""
+    domain: str = "shop"
+    """Where rows belong that have no column of domains."""
+    company: str = ""
+    """Whose customers the users are, where all of them are one company's."""
 
     @property
     def path(self) -> Path | None:
         return Path(self.table) if isinstance(self.table, str | Path) else None
+
+    @property
+    def column_names(self) -> list[str]:
+        """Of the whole table. ``ValueError`` where it cannot be read."""
+        return _schema(self)
+
+    def place(self, what: str, number: int) -> str:
+        """``in row 3 of the events (column 'sku')``."""
+        return f"in row {number} of the {self.what} (column {self.columns[what]!r})"
 
 
 FROM_2001 = 10**9
 """Unix seconds in September 2001; ten times as many are in the year 2286."""
 
 
-def given_items(items: Any, keys: Mapping[str, str], texts: Mapping[str, str] | None) -> Given:
+def usual_column(given: Given, what: str) -> str | None:
+    """The one column that is called as ``what`` usually is; None where there is none.
+
+    Raises:
+        ValueError: there are several.
+    """
+    found = [name for name in given.column_names if re.sub(r"[\s._-]", "", name).lower() in USUAL[what].split()]
+    if len(found) > 1:
+        raise ValueError(
+            f"got {given.what} with the columns {', '.join(found)}, which could all be the {what}, expected one: name "
+            f"yours with {_option(what)}"
+        )
+    return found[0] if found else None
+
+
+def _option(what: str) -> str:
+    return "texts={'title': '...'}" if what == "title" else f"{what}='...'"
+
+
+def needed_column(given: Given, what: str) -> str:
+    """As :func:`usual_column`; ``ValueError`` where there is none too."""
+    found = usual_column(given, what)
+    if found is None:
+        raise ValueError(
+            f"got {given.what} with the columns {', '.join(given.column_names)[:300]}, of which none is called as the "
+            f"{what} usually is: name yours with {_option(what)}"
+        )
+    return found
+
+
+def text_columns(given: Given, texts: Mapping[str, str] | None) -> dict[str, str]:
+    """Text field -> its column, by ``texts`` or else by names. ``ValueError`` where there is none."""
     odd = sorted(set(texts or ()) - set(TEXT_COLUMNS))
     if odd:
         raise ValueError(f"got the text field {odd[0]!r}, expected some of {', '.join(TEXT_COLUMNS)}")
-    chosen = texts
-    if chosen is None:
-        names = set(_schema(Given("items", items, {})))
+    chosen = dict(texts or {})
+    if texts is None:
+        names = set(given.column_names)
         chosen = {field: field for field in TEXT_COLUMNS if field in names}
+        if "title" not in names and (title := usual_column(given, "title")):
+            chosen["title"] = title
     if not chosen:
         raise ValueError(
-            f"got items without a column of texts, expected one at least of {', '.join(TEXT_COLUMNS)}: name yours with "
-            "texts={'title': '...'}"
+            f"got {given.what} without a column of texts, expected one at least of {', '.join(TEXT_COLUMNS)}: name "
+            "yours with texts={'title': '...'}"
         )
-    return Given("items", items, {**keys, **chosen})
+    return chosen
 
 
-def event_tables(given: Given, name: str, min_rating: float | None) -> dict[str, EventTable]:
-    """Domain -> its events, in one pass; with a column ``company`` users are called ``company:key``."""
+class Consents:
+    """What a column says about whose events everybody may see: user -> answer."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[bool, Given, int]] = {}
+
+    def add(self, user: str, value: Any, given: Given, number: int) -> None:
+        """One row's answer. ``ValueError`` for one that is none, or differs from the user's others."""
+        answer = _truth(value)
+        if answer is None:
+            raise ValueError(f"got {value!r} {given.place('consents', number)}, expected true or false in every row")
+        before, table, row = self._found.setdefault(user, (answer, given, number))
+        if before != answer:
+            raise ValueError(
+                f"got {answer} for the customer {user!r} {given.place('consents', number)}, but {before} "
+                f"{table.place('consents', row)}, expected the same in all rows of a customer"
+            )
+
+    @property
+    def public(self) -> frozenset[str]:
+        """The users whose answer is yes."""
+        return frozenset(user for user, (answer, _, _) in self._found.items() if answer)
+
+
+def _truth(value: Any) -> bool | None:
+    """True, 1 and their texts; False, 0 and theirs; else None."""
+    if isinstance(value, float) and value in (0.0, 1.0):
+        value = int(value)
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
+
+
+def event_tables(
+    givens: Sequence[Given], min_rating: float | None, consents: Consents | None = None
+) -> dict[str, EventTable]:
+    """Domain -> its events, in one pass over each table; users of companies are called ``company:key``.
+
+    ``consents`` takes what a column of this name says.
+    """
     tables: dict[str, EventTable] = {}
-    options = ReadOptions(min_rating)
-    for number, row in enumerate(_rows(given), 1):
-        of = _key(row["domain"], "domain", given, number) if "domain" in row else name
-        table = tables.setdefault(of, EventTable(with_order="time" in row))
-        user, item = (_key(row[one], one, given, number) for one in ("user", "item"))
-        if "company" in row:
-            user = f"{_company(row['company'], given, number)}:{user}"
-        if "rating" in row and not keep_rating(_rating(row["rating"], given, number), options):
-            table.skip(BELOW_RATING)
-            continue
-        table.add(user, item, *(_time(row["time"], given, number) if "time" in row else ()))
-    if not tables:
-        raise ValueError("got no events, expected one row for each")
+    options, with_order = ReadOptions(min_rating), any("time" in given.columns for given in givens)
+    for given in givens:
+        has_rows = False
+        for number, row in enumerate(_rows(given), 1):
+            has_rows = True
+            of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
+            table = tables.setdefault(of, EventTable(with_order))
+            user, item = (_key(row[one], one, given, number) for one in ("user", "item"))
+            company = _company(row["company"], given, number) if "company" in row else given.company
+            if company:
+                user = f"{company}:{user}"
+            if consents is not None:
+                consents.add(user, row["consents"], given, number)
+            if "rating" in row and not keep_rating(_rating(row["rating"], given, number), options):
+                table.skip(BELOW_RATING)
+                continue
+            table.add(user, item, *(_time(row["time"], given, number) if "time" in row else ()))
+        if not has_rows:
+            raise ValueError(f"got no {given.what}, expected one row for each")
     return tables
 
 
@@ -91,15 +191,53 @@ def company_of(user: str) -> str:
     return user.partition(":")[0]
 
 
-def item_records(given: Given, name: str) -> dict[str, list[tuple[str, ItemFields]]]:
-    """Domain -> keys and texts of its items."""
+def key_within_company(user: str) -> str:
+    """The key behind the company, as it was given."""
+    return user.partition(":")[2]
+
+
+def item_records(
+    given: Given, duplicate_items: str = "error", once: bool = False
+) -> dict[str, list[tuple[str, ItemFields]]]:
+    """Domain -> keys and texts of its items.
+
+    Args:
+        given: The table.
+        duplicate_items: What an item in two rows with other texts is: ``error``, or ``first`` leaves it to others.
+        once: The rows are events, of which the first one of an item has its texts.
+
+    Raises:
+        ValueError: an item is in two rows with other texts, and may not.
+    """
     found: dict[str, list[tuple[str, ItemFields]]] = {}
+    first: dict[tuple[str, str], tuple[ItemFields, int]] = {}
     fields = [one for one in given.columns if one in TEXT_COLUMNS]
     for number, row in enumerate(_rows(given), 1):
-        of = _key(row["domain"], "domain", given, number) if "domain" in row else name
+        of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
+        key = _key(row["item"], "item", given, number)
+        if once and (of, key) in first:
+            continue
         texts = {one: "" if _is_nothing(row[one]) else clean(row[one]) for one in fields}
-        found.setdefault(of, []).append((_key(row["item"], "item", given, number), texts))
+        before, where = first.setdefault((of, key), (texts, number))
+        if before != texts and duplicate_items == "error":
+            raise ValueError(
+                f"got the duplicate item key {key!r} {given.place('item', number)}, with other texts than in row "
+                f"{where}, expected each item once: correct the table, or keep the first one (duplicate_items='first')"
+            )
+        found.setdefault(of, []).append((key, texts))
     return found
+
+
+def keys_of(given: Given) -> list[str]:
+    """The users of a table, in its order."""
+    return [_key(row["user"], "user", given, number) for number, row in enumerate(_rows(given), 1)]
+
+
+def plain_keys(values: Iterable[Any], what: str) -> list[str]:
+    """Keys from a list, set, array or series as texts. ``ValueError`` for one that is none."""
+    given = Given(what, None, {"user": "key"})
+    tolist = getattr(values, "tolist", None) or getattr(values, "to_list", None)
+    return [_key(value, "user", given, number) for number, value in enumerate(tolist() if tolist else values, 1)]
 
 
 def _rows(given: Given) -> Iterator[dict[str, Any]]:
@@ -122,8 +260,11 @@ def _rows(given: Given) -> Iterator[dict[str, Any]]:
 
 def _schema(given: Given) -> list[str]:
     path = given.path
+    if path is None and _is_stream(given.table):
+        names = given.table.column_names or list(next(iter(given.table), {}))
+        return [str(name) for name in names]
     if path is None:
-        return [str(name) for name in _table(given._replace(columns={})).column_names]
+        return [str(name) for name in _names_in_memory(given)]
     try:
         if _is_parquet(path):
             return list(pyarrow.parquet.read_schema(path).names)
@@ -137,8 +278,22 @@ def _schema(given: Given) -> list[str]:
         ) from error
 
 
+def _names_in_memory(given: Given) -> Iterable[Any]:
+    """The columns of a table in memory, which is not converted for them where it says so itself."""
+    table = given.table
+    if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+        return dict.fromkeys(name for row in table for name in row)
+    known = None if isinstance(table, Mapping) else getattr(table, "column_names", None)
+    return known if isinstance(known, list) else _table(given._replace(columns={})).column_names
+
+
 def _batches(given: Given) -> Iterator[pa.RecordBatch]:
     path = given.path
+    if path is None and _is_stream(given.table):
+        wanted = list(dict.fromkeys(given.columns.values()))
+        for part in given.table.select_columns(wanted).with_format("arrow").iter(batch_size=STREAMED_ROWS):
+            yield from part.to_batches()
+        return
     if path is None:
         table = _table(given)
         odd = [one.name for one in table.schema if one.name in given.columns.values() and _is_extension(one.type)]
@@ -200,12 +355,36 @@ def _table(given: Given) -> pa.Table:
             return pa.Table.from_pandas(table[known] if wanted else table.iloc[:0], preserve_index=False)
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(
-            f"got {given.what} with a column of mixed or too large values ({error}), expected one kind in a column"
+            f"got {given.what} with a column of mixed or too large values ({_odd_value(table, wanted) or error}), "
+            "expected one kind in a column"
         ) from error
     raise ValueError(
         f"got {type(table).__name__} as {given.what}, expected a pandas or polars frame, a pyarrow table, a Hugging "
-        "Face dataset, a list of dicts, or the path of a .parquet, .csv or .tsv file"
+        "Face data set (one split), a list of dicts, or the path of a .parquet, .csv or .tsv file"
     )
+
+
+def _is_stream(table: Any) -> bool:
+    """Whether this is a Hugging Face `IterableDataset`."""
+    known = all(hasattr(table, name) for name in ("column_names", "select_columns", "with_format", "iter"))
+    return known and not hasattr(table, "num_rows") and not isinstance(table, Mapping)
+
+
+def _odd_value(table: Any, wanted: Sequence[str]) -> str:
+    """The first value of another kind than those before it, or too large, with its row and column; else nothing."""
+    is_rows = isinstance(table, list)
+    for name in wanted or (dict.fromkeys(name for row in table for name in row) if is_rows else table.columns):
+        kind: Any = None
+        for number, value in enumerate((row.get(name) for row in table) if is_rows else table[name], 1):
+            if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
+                continue
+            if value is None or value != value:
+                continue
+            found = "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+            kind = kind or found
+            if found != kind or (isinstance(value, int) and abs(value) >= 2**63):
+                return f"{value!r} in row {number}, column {name!r}"
+    return ""
 
 
 def _is_extension(kind: pa.DataType) -> bool:
@@ -218,15 +397,13 @@ def _is_nothing(value: Any) -> bool:
 
 def _key(value: Any, what: str, given: Given, number: int) -> str:
     if _is_nothing(value):
-        raise ValueError(f"got no {what} in row {number} of the {given.what}, expected one in every row")
+        raise ValueError(f"got no {what} {given.place(what, number)}, expected one in every row")
     if what in ("domain", "company") and isinstance(value, str) and not (value := value.strip()):
-        raise ValueError(f"got an empty {what} in row {number} of the {given.what}, expected a name in every row")
+        raise ValueError(f"got an empty {what} {given.place(what, number)}, expected a name in every row")
     if isinstance(value, float | Decimal) and abs(float(value)) < EXACT and value == int(value):
         value = int(value)  # a column of whole numbers that a gap has made floats
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise ValueError(
-            f"got the {what} {value!r} in row {number} of the {given.what}, expected text or a whole number"
-        )
+        raise ValueError(f"got the {what} {value!r} {given.place(what, number)}, expected text or a whole number")
     return str(value)
 
 
@@ -234,7 +411,7 @@ def _company(value: Any, given: Given, number: int) -> str:
     company = _key(value, "company", given, number)
     if not NAME.fullmatch(company):
         raise ValueError(
-            f"got the company {company!r} in row {number} of the {given.what}, expected letters, digits, '_', '-' and "
+            f"got the company {company!r} {given.place('company', number)}, expected letters, digits, '_', '-' and "
             "'.' only (it names a folder)"
         )
     return company
@@ -246,7 +423,7 @@ def _rating(value: Any, given: Given, number: int) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
-        raise ValueError(f"got the rating {value!r} in row {number} of the {given.what}, expected a number")
+        raise ValueError(f"got the rating {value!r} {given.place('rating', number)}, expected a number")
     return found
 
 
@@ -254,7 +431,7 @@ def _time(value: Any, given: Given, number: int) -> tuple[int, int]:
     """Unix seconds and microseconds; times without a zone are taken as UTC."""
     if _is_nothing(value):
         raise ValueError(
-            f"got no time in row {number} of the {given.what}, expected one in every row: leave such rows out, or the "
+            f"got no time {given.place('time', number)}, expected one in every row: leave such rows out, or the "
             "column where rows are in order"
         )
     try:
@@ -267,7 +444,7 @@ def _time(value: Any, given: Given, number: int) -> tuple[int, int]:
         return moment(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(
-            f"got the time {value!r} in row {number} of the {given.what}, expected Unix seconds, or a date and time"
+            f"got the time {value!r} {given.place('time', number)}, expected Unix seconds, or a date and time"
             f"{_finer(value)}"
         ) from error
 

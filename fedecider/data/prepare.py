@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from bisect import bisect_left
@@ -16,8 +15,8 @@ import numpy as np
 
 from fedecider.bounds import Seed, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
-from fedecider.data.domain import Domain, check_public_disjoint
-from fedecider.data.dropped import Dropped, Size
+from fedecider.data.consent import Consent, user_order
+from fedecider.data.domain import Domain, Dropped, Size, check_public_disjoint
 from fedecider.data.filtering import (
     Sequences,
     compress,
@@ -31,14 +30,16 @@ from fedecider.data.filtering import (
     take,
 )
 from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions
-from fedecider.data.readers.files import Tell, describe_bad_lines, to_stderr
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     DEFAULT_TEXT_FIELDS,
     OTHER_TEXT_FIELDS,
     Catalogue,
     ItemFields,
+    Tell,
+    describe_bad_lines,
     display_title,
     item_text,
+    to_stderr,
 )
 from fedecider.data.store import file_sha256, save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS
@@ -83,8 +84,12 @@ class PrepareConfig:
     """The number of public users sampled in each domain among those who are no client anywhere. If not given, all."""
     public_interactions_per_domain: ZeroOrMore | None = None
     """Public users are added to a domain until they have this many events. If not given, there is no such limit."""
-    public_share: ShareBelow1 = 0.2
-    """The share of all users that is public; used only when users_per_domain is not given."""
+    public_share: ShareBelow1 = 0.0
+    """The share of all users that everybody may see, by a hash of seed and key; 0 for nobody. Used only when
+    users_per_domain is not given."""
+    keep_split: str = ""
+    """The folder of domains that were prepared before: who was public there stays public, who was private stays
+    private, and public_share is of new users."""
     public_domains: str = ""
     """Further domains for a foreign pool (scripts/federate.py --public_domains), separated by commas: they have no
     clients, and all their users that are a client of no other domain are public."""
@@ -112,6 +117,11 @@ class PrepareConfig:
         check(self)
         if self.shared_users_first and self.users_per_domain is None:
             raise ValueError("got shared_users_first without users_per_domain, expected how many clients to choose")
+        if self.keep_split and self.users_per_domain is not None:
+            raise ValueError(
+                f"got keep_split {self.keep_split} with users_per_domain {self.users_per_domain}, which samples anew, "
+                "expected one of them"
+            )
         if self.silo_skew is not None and self.silos == 1:
             raise ValueError(f"got silo_skew {self.silo_skew} with one silo, expected silos of 2 or more")
         fields = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
@@ -169,23 +179,32 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
 
 
 def prepare_domains(
-    config: PrepareConfig, tell: Tell | None = None, read: Read | None = None, share: Share | None = None
+    config: PrepareConfig,
+    tell: Tell | None = None,
+    read: Read | None = None,
+    share: Share | None = None,
+    consent: Consent | None = None,
 ) -> dict[str, Domain]:
     """The prepared domains in memory, silos in the place of those that are shared out.
 
     A user who is a client in any domain is public in none.
-    ``tell`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``, and
-    ``share`` for the dealing out among ``config.silos``.
+    ``tell`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``,
+    ``share`` for the dealing out among ``config.silos``, and ``consent`` for ``config.public_share``.
     """
+    consent = consent or Consent(config.public_share, config.seed)
+    if config.keep_split:
+        consent = consent.keeping(config.keep_split)
     read = read or SOURCES[config.source]
     names = [*config.domain_names, *config.public_names]
     filtered = {name: _read_and_filter(config, name, read, tell) for name in names}
+    if config.keep_split:
+        consent.check_known({user for one in filtered.values() for user in one.sequences.users}, config.keep_split)
     num_domains = Counter(user for one in filtered.values() for user in one.sequences.users)
     ranked = {name: _ranked_users(config.seed, one.sequences.users) for name, one in filtered.items()}
     if config.shared_users_first:
         ranked = {name: sorted(users, key=lambda user: -num_domains[user]) for name, users in ranked.items()}
-    clients = {name: _choose_clients(config, name, users) for name, users in ranked.items()}
-    client_anywhere = set().union(*clients.values())
+    clients = {name: _choose_clients(config, name, users, consent) for name, users in ranked.items()}
+    client_anywhere = set().union(*clients.values(), consent.kept_private)
     domains = {}
     for name, one in filtered.items():
         public = _choose_public(config, name, one.sequences, ranked[name], client_anywhere)
@@ -301,29 +320,23 @@ def _text(config: PrepareConfig, fields: ItemFields) -> str:
     return item_text(fields, config.text_fields, config.description_chars)
 
 
-def _user_order(seed: int, user: str) -> int:
-    """A number that depends on seed and user key alone: the same in every domain, whatever other users there are."""
-    return int.from_bytes(hashlib.blake2b(f"users\x1f{seed}\x1f{user}".encode(), digest_size=8).digest(), "big")
-
-
 def _ranked_users(seed: int, users: list[str]) -> list[str]:
-    """``users`` (sorted by key) in the order of ``_user_order``, ties by key."""
-    order_U = np.fromiter((_user_order(seed, user) for user in users), dtype=np.uint64, count=len(users))
+    """``users`` (sorted by key) in the order of ``user_order``, ties by key."""
+    order_U = np.fromiter((user_order(seed, user) for user in users), dtype=np.uint64, count=len(users))
     return [users[place] for place in np.argsort(order_U, kind="stable")]
 
 
-def _choose_clients(config: PrepareConfig, name: str, ranked: list[str]) -> set[str]:
-    """The clients are first in the order of ``_user_order``, the public users last, in every domain alike."""
+def _choose_clients(config: PrepareConfig, name: str, ranked: list[str], consent: Consent) -> set[str]:
+    """The clients are first in the order of ``user_order``, the public users last, in every domain alike."""
     if name in config.public_names:
         return set()
     if config.users_per_domain is None:
-        # The same threshold in each domain: a user of several domains is a client in all of them or in none.
-        threshold = int((1 - config.public_share) * 2**64)
-        chosen = {user for user in ranked if _user_order(config.seed, user) < threshold}
+        # By the key alone: a user of several domains is a client in all of them or in none.
+        chosen = {user for user in ranked if not consent.is_public(user)}
         if len(chosen) < 2:
             raise ValueError(
-                f"domain {name!r}: {len(chosen)} of {len(ranked)} users are left as clients with public_share "
-                f"{config.public_share}; expected at least 2. Lower public_share or give more raw data."
+                f"domain {name!r}: {len(chosen)} of {len(ranked)} users are left as clients, the others are public; "
+                "expected at least 2. Make fewer users public (public_share) or give more data."
             )
         return chosen
     if config.users_per_domain > len(ranked):
@@ -386,7 +399,7 @@ def _build_domain(
 
 def _settings(config: PrepareConfig) -> dict[str, object]:
     """What shaped the data; paths are left out, so that the card does not depend on where things lie."""
-    without = {"raw", "output", "domains"}
+    without = {"raw", "output", "domains", "keep_split"}
     without |= {"silos", "silo_skew"} if config.silos == 1 else set()
     without |= set() if config.public_names else {"public_domains"}
     settings = {name: value for name, value in vars(config).items() if name not in without}

@@ -5,7 +5,7 @@ Shape legend: I items, U client users of a domain, D dimensions, S silos.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,16 +44,17 @@ def share_out(domains: Mapping[str, Domain], num_silos: int, skew: float | None,
         else:
             _deal_clusters(domain.clients.users, cluster_U, number_of, num_silos, skew, rng)
         silo_U = np.array([number_of[user] for user in domain.clients.users])
-        numbers = [str(number + 1) for number in range(num_silos)]
+        names = [f"{name}.{number + 1}" for number in range(num_silos)]
         how = "uniformly" if skew is None else f"by taste clusters, Dirichlet({skew:g})"
-        silos[name] = _split(domain, silo_U, numbers, how, None if skew is None else cluster_U)
+        silos[name] = _split(domain, silo_U, names, how, None if skew is None else cluster_U)
     return {silo.name: silo for name in domains for silo in silos[name]}
 
 
 def share_by(domains: Mapping[str, Domain], company_of: Callable[[str], str]) -> dict[str, Domain]:
-    """``movies`` -> ``movies.north``, ``movies.south``, ...: the client users of each company, everything else alike.
+    """``movies`` -> ``north``, ``south``, ...: the client users of each company, everything else alike.
 
-    A company without client users of a domain has no silo of it.
+    Of several domains: ``movies.north``, ``books.north``, ... A company without client users of a domain has no silo
+    of it.
 
     Raises:
         ValueError: a company has one client user in a domain.
@@ -62,7 +63,8 @@ def share_by(domains: Mapping[str, Domain], company_of: Callable[[str], str]) ->
     for domain in domains.values():
         owners = [company_of(user) for user in domain.clients.users]
         companies = sorted(set(owners))
-        silos += _split(domain, np.array([companies.index(one) for one in owners]), companies, BY_COMPANY)
+        names = [one if len(domains) == 1 else f"{domain.name}.{one}" for one in companies]
+        silos += _split(domain, np.array([companies.index(one) for one in owners]), names, BY_COMPANY)
     return {silo.name: silo for silo in silos}
 
 
@@ -109,10 +111,9 @@ def _deal_clusters(
 
 
 def _split(
-    domain: Domain, silo_U: np.ndarray, labels: Sequence[str], how: str, cluster_U: np.ndarray | None = None
+    domain: Domain, silo_U: np.ndarray, names: list[str], how: str, cluster_U: np.ndarray | None = None
 ) -> list[Domain]:
-    """Silo s, ``<domain>.<labels[s]>``, has the client users u with ``silo_U[u] == s``."""
-    names = [f"{domain.name}.{label}" for label in labels]
+    """Silo s, ``names[s]``, has the client users u with ``silo_U[u] == s``."""
     count_S = np.bincount(silo_U, minlength=len(names)).tolist()
     small = [(name, count) for name, count in zip(names, count_S, strict=True) if count < 2]
     if small:

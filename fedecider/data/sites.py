@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedecider.data.card import RawSummary, make_card
-from fedecider.data.domain import NO_EVENTS, Domain, Events
-from fedecider.data.dropped import Dropped
+from fedecider.data.domain import NO_EVENTS, Domain, Dropped, Events
 from fedecider.data.filtering import (
     compress,
     count_exact_duplicates,
@@ -25,9 +24,9 @@ from fedecider.data.filtering import (
     rows_of,
     take,
 )
-from fedecider.data.given import NAME, Given, event_tables, given_items, item_records
+from fedecider.data.given import NAME, Given, event_tables, item_records, text_columns
 from fedecider.data.prepare import NO_TEXT, TOO_LONG
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     DEFAULT_TEXT_FIELDS,
     ReadOptions,
     collect_items,
@@ -41,10 +40,11 @@ DESCRIPTION_CHARS = 500
 SHORT = "users with too few events"
 UNKNOWN_ITEMS = "items that the catalogue does not have"
 PUBLIC = "users of the public pool"
+NOTHING_READ = RawSummary({}, 0, 0, 0, {"count": 0, "examples": []}, 0)
 
 
 def publish(
-    events: Any,
+    events: Any | None,
     items: Any,
     output: str | Path | None = None,
     *,
@@ -64,6 +64,7 @@ def publish(
 
     Args:
         events: Events of the users that may be seen by everybody, a table as :func:`fedecider.data.from_events` takes.
+            None: nobody's may.
         items: One row an item, the whole catalogue.
         companies: Who takes part; each is a client of the federation.
         missing_text: What items without any text are: ``error``, or ``drop`` leaves them and their events out.
@@ -77,9 +78,9 @@ def publish(
     _check_names(name, companies)
     if missing_text not in ("error", "drop"):
         raise ValueError(f"got missing_text {missing_text!r}, expected error or drop")
-    given = _given_events(events, user, item, time)
-    things = given_items(items, {"item": item}, texts)
-    records = item_records(things, name).get(name, [])
+    things = Given("items", items, {}, name)
+    things = things._replace(columns={"item": item, **text_columns(things, texts)})
+    records = item_records(things).get(name, [])
     fields = collect_items(records, {key for key, _ in records}, ReadOptions(), Path("items"), allow_same=True).items
     text_of = {key: item_text(one, DEFAULT_TEXT_FIELDS, DESCRIPTION_CHARS) for key, one in fields.items()}
     without = sorted(key for key, text in text_of.items() if not text)
@@ -90,9 +91,12 @@ def publish(
         )
     keys, dropped = sorted(text_of.keys() - set(without)), Dropped()
     dropped.add(NO_TEXT, items=len(without))
-    public, raw = _users_of(given, keys, frozenset(), min_length, max_length, dropped)
-    if not public.users:
-        raise ValueError(f"got no public user ({dropped}), expected some: the backbone learns from them")
+    public, raw = NO_EVENTS, NOTHING_READ
+    if events is not None:
+        given = _given_events(events, user, item, time)
+        public, raw = _users_of(given, keys, frozenset(), min_length, max_length, dropped)
+        if not public.users:
+            raise ValueError(f"got no public user ({dropped}), expected some, or no events where nobody is public")
     titles = [display_title(fields[key]) for key in keys]
     whole = Domain(name, keys, titles, [text_of[key] for key in keys], NO_EVENTS, public, {})
     settings = {"source": "tables", "min_length": min_length, "max_length": max_length, "missing_text": missing_text}
@@ -170,7 +174,7 @@ def _users_of(
     """The users of a table, by key, with the items ``keys``; what is left out is counted in ``dropped``."""
     if min_length < MIN_EVENTS or (max_length is not None and max_length < MIN_EVENTS):
         raise ValueError(f"got min_length {min_length} and max_length {max_length}, expected at least {MIN_EVENTS}")
-    (table,) = event_tables(given, "events", None).values()
+    (table,) = event_tables([given], None).values()
     raw, number_of = table.build(), {key: number for number, key in enumerate(keys)}
     known_I = np.array([key in number_of for key in raw.items], dtype=bool)
     events = order_events(compress(raw, known_I[raw.item_E]))

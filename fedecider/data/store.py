@@ -1,4 +1,8 @@
-"""Prepared domains on disk: one folder per domain, Parquet tables and a data card, loadable with ``datasets``."""
+"""Prepared domains on disk: one folder per domain, Parquet tables and a data card.
+
+``datasets.load_dataset(folder)`` gives the users of all domains (splits ``clients`` and ``public``),
+``load_dataset(folder, "crime")`` those of one, and ``load_dataset(folder, "items", split="train")`` the item texts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ from typing import Any
 from fedecider.data.domain import Domain, Events, check_catalogues, check_public_disjoint
 
 CARD_FILE = "card.json"
-TABLES = ("items", "clients", "public")
+USERS = ("clients", "public")
+TABLES = ("items", *USERS)
+ROOT_MARK = "Domains prepared by FeDecider"
+"""The heading of the ``README.md`` beside the domains: one without it is somebody else's."""
 MIN_VALUES, VALUES_PER_BYTE = 1 << 20, 64
 """Values that a table may claim: so many, and so many more for every byte of its file."""
 
@@ -42,6 +49,7 @@ def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str,
             _write(domain, work / name)
         for name, target in targets.items():
             _put_in_place(work / name, target)
+        _write_root(root, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return targets
@@ -119,24 +127,15 @@ def _put_in_place(source: Path, target: Path) -> None:
 
 
 def _write(domain: Domain, folder: Path) -> None:
-    import pyarrow as pa  # only where tables are read or written: --help does without
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # only where tables are read or written: --help does without
 
     folder.mkdir(parents=True)
-    tables = {
-        "items": pa.table(
-            {
-                "item": pa.array(range(len(domain.item_keys)), pa.int32()),
-                "key": pa.array(domain.item_keys, pa.string()),
-                "title": pa.array(domain.titles, pa.string()),
-                "text": pa.array(domain.item_texts, pa.string()),
-            }
-        ),
-        "clients": _events_table(domain.clients),
-        "public": _events_table(domain.public),
-    }
-    for name, table in tables.items():
-        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
+    for name, table in domain_tables(domain).items():
+        path = folder / f"{name}.parquet"
+        if table.num_rows:
+            pq.write_table(table, path, compression="zstd")
+        else:  # write_table would make an empty row group, which `datasets` cannot read
+            pq.ParquetWriter(path, table.schema, compression="zstd").close()
     card = {
         **domain.card,
         **({"catalogue": domain.catalogue} if domain.catalogue != domain.name else {}),
@@ -149,12 +148,30 @@ def _write(domain: Domain, folder: Path) -> None:
     (folder / "README.md").write_text(_readme(domain, json.loads(text)), encoding="utf-8")
 
 
-def _events_table(events: Events) -> Any:
+def domain_tables(domain: Domain) -> dict[str, Any]:
+    """The pyarrow tables ``items``, ``clients`` and ``public`` of a domain, each with a column of its name."""
+    import pyarrow as pa
+
+    items = pa.table(
+        {
+            "domain": pa.array([domain.name] * len(domain.item_keys), pa.string()),
+            "item": pa.array(range(len(domain.item_keys)), pa.int32()),
+            "key": pa.array(domain.item_keys, pa.string()),
+            "title": pa.array(domain.titles, pa.string()),
+            "text": pa.array(domain.item_texts, pa.string()),
+        }
+    )
+    events = {name: _events_table(domain.name, getattr(domain, name)) for name in USERS}
+    return {"items": items, **events}
+
+
+def _events_table(name: str, events: Events) -> Any:
     import pyarrow as pa
 
     times = [None] * len(events.users) if events.timestamps is None else events.timestamps
     return pa.table(
         {
+            "domain": pa.array([name] * len(events.users), pa.string()),
             "user": pa.array(events.users, pa.string()),
             "items": pa.array(events.sequences, pa.list_(pa.int32())),
             "timestamps": pa.array(times, pa.list_(pa.int64())),
@@ -252,7 +269,8 @@ def _read_events(path: Path) -> Events:
 
 
 def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
-    configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in TABLES)
+    tables = [name for name in TABLES if name == "items" or getattr(domain, name).users]
+    configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables)
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card))
     silo = (
         f"\nA silo: one of several companies with the items and public users of `{domain.catalogue}`. No client user "
@@ -268,7 +286,7 @@ configs:
 
 # {domain.name}
 
-Prepared by FeDecider for sequential recommendation. `items`: item number, key, title and item text.
+Prepared by FeDecider for sequential recommendation. `items`: domain, item number, key, title and item text.
 `clients` and `public`: one user a row, item numbers oldest first, timestamps in Unix seconds (-1: not known, null: no
 times in this group). The last item of a user is the test item, the last but one the validation item.
 The terms of the raw data apply to this copy as well.
@@ -281,6 +299,55 @@ datasets.load_dataset("path/to/{domain.name}", "clients", split="train")
 | --- | --- |
 {rows}
 """
+
+
+def _write_root(root: Path, work: Path) -> None:
+    """``root/README.md`` by which ``datasets`` finds all prepared domains in ``root``; another's is left as it is."""
+    path = root / "README.md"
+    if path.exists() and ROOT_MARK not in path.read_text(encoding="utf-8", errors="replace"):
+        return
+    names = sorted((one.parent.name for one in root.glob(f"*/{CARD_FILE}")), key=_by_number)
+    groups = {name: [split for split in USERS if _has_rows(root / name / f"{split}.parquet")] for name in names}
+    configs = _splits("default", "*", [split for split in USERS if any(split in found for found in groups.values())])
+    for name in names:
+        configs += _splits(name, name, groups[name]) if name not in ("default", "items") else ""
+    text = f"""---
+configs:
+{configs}- config_name: items
+  data_files: "*/items.parquet"
+---
+
+# {ROOT_MARK}
+
+Domains: {", ".join(f"[{name}]({name}/README.md)" for name in names)}.
+
+```python
+datasets.load_dataset("path/to/{root.resolve().name}")  # users of all domains, splits clients and public
+datasets.load_dataset("path/to/{root.resolve().name}", {json.dumps(names[0])})  # of one domain
+datasets.load_dataset("path/to/{root.resolve().name}", "items", split="train")
+```
+"""
+    written = work / "README.md"
+    work.mkdir(exist_ok=True)
+    written.write_text(text, encoding="utf-8")
+    os.replace(written, path)
+
+
+def _splits(config: str, of: str, splits: Sequence[str]) -> str:
+    """The header's lines for one configuration; a split without rows cannot be loaded and is left out."""
+    paths = [f"  - split: {split}\n    path: {json.dumps(f'{of}/{split}.parquet')}\n" for split in splits]
+    return f"- config_name: {json.dumps(config)}\n  data_files:\n{''.join(paths)}" if paths else ""
+
+
+def _has_rows(path: Path) -> bool:
+    """Whether a table has rows; one that cannot be read is told by whoever loads it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return bool(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

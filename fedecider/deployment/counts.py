@@ -36,7 +36,7 @@ from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
 from fedecider.models.counts import Counts, joined, num_parts, of_upper, part_of, part_size, without
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.hybrid import HybridConfig
 from fedecider.running.run_folder import read_object
 
 KEYS, SHARES, PART, UNMASK, SUM = "count_keys", "count_shares", "counts", "count_unmask", "count_sum"
@@ -48,7 +48,7 @@ SCRATCH = "count_parts"
 logger = logging.getLogger(__name__)
 
 
-def sibling_sites(domains: Mapping[str, Domain], config: MemoryConfig) -> dict[str, list[str]]:
+def sibling_sites(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
     """Catalogue -> the sites that add up their counts; none without a memory."""
     return {} if config.kind == "none" else siblings(domains, config)
 
@@ -58,14 +58,14 @@ def fewest(num_siblings: int) -> int:
     return min(num_siblings, 3)
 
 
-def what_siblings_learn(domains: Mapping[str, Domain], config: MemoryConfig) -> list[str]:
+def what_siblings_learn(domains: Mapping[str, Domain], config: HybridConfig) -> list[str]:
     """A sentence for each catalogue, for whoever makes a project."""
     found = []
     for names in sibling_sites(domains, config).values():
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
         found.append(
             f"memories of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
-            "--memory.sources own,public nothing is sent"
+            "--hybrid.sources own,public nothing is sent"
         )
     return found
 
@@ -173,11 +173,11 @@ def site_counts(
 
     ``clients`` are the names of all of them.
     """
-    if run.memory.kind == "none":
+    if run.hybrid.kind == "none":
         return None
-    for catalogue, names in sibling_sites(foundation.everyone, run.memory).items():
+    for catalogue, names in sibling_sites(foundation.everyone, run.hybrid).items():
         if clients[client] in names:
-            sums = SiteSums(SecureSums(run.seed, run.secure_threshold), client, _purpose(catalogue))
+            sums = SiteSums(SecureSums(run.seed), client, _purpose(catalogue))
             domain, numbers = foundation.domains[clients[client]], [clients.index(name) for name in names]
             return SiteCounts(sums, domain, folder, fingerprint, numbers)
     return None
@@ -185,14 +185,12 @@ def site_counts(
 
 def share_counts(line: Line, run: RunConfig, domains: Mapping[str, Domain], round: int, folder: Path) -> None:
     """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
-    for catalogue, names in sibling_sites(domains, run.memory).items():
+    for catalogue, names in sibling_sites(domains, run.hybrid).items():
         clients, file = [line.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
         begun = file.with_suffix(".json")
         try:
             if not file.is_file():
-                server = ServerSums(
-                    SecureSums(run.seed, run.secure_threshold), line, _purpose(catalogue), (KEYS, SHARES, UNMASK)
-                )
+                server = ServerSums(SecureSums(run.seed), line, _purpose(catalogue), (KEYS, SHARES, UNMASK))
                 num_items = len(domains[names[0]].item_keys)
                 write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)

@@ -9,9 +9,8 @@ from embedding_fr.blocks import build_population
 from embedding_fr.commands import parse_embedding_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingSettings, check_settings
-from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.rating_sets import PREPARED
-from fedecider.data.readers.files import to_stderr
+from fedecider.data.interactions import PREPARED, Interactions, load_interactions
+from fedecider.data.readers.raw import to_stderr
 from fedecider.data.store import load_domains
 from fedecider.deployment import jobs
 from fedecider.deployment.embedding_project import (

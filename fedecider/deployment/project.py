@@ -107,7 +107,7 @@ def make_project(settings: Settings, output: Path, device: torch.device, quiet: 
         os.replace(scratch, output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    for sentence in () if quiet else what_siblings_learn(public, config.memory):
+    for sentence in () if quiet else what_siblings_learn(public, config.hybrid):
         say(sentence)
     return read_project(output)
 
@@ -162,8 +162,6 @@ def check_deployable(settings: Settings) -> None:
         )
     if config.tracker:
         raise ValueError(f"got tracker {config.tracker}, expected none in a deployment, which tells none: simulate it")
-    if config.placement == "data":
-        raise ValueError("got placement data, expected clients in a deployment: every site is one process")
     if config.privacy.noise_on == "sum" and config.privacy.noise_scale > 0.0:
         raise ValueError(
             "got privacy.noise_on sum, expected upload in a deployment: its server sees every single upload"

@@ -130,7 +130,7 @@ def sums_of(project: Project, own: Party) -> SecureSums:
     """
     run = project.settings.run
     check_takes_mean(own.method)
-    return SecureSums(run.seed, run.secure_threshold, own_rows=own.recommender.own_rows)
+    return SecureSums(run.seed, own_rows=own.recommender.own_rows)
 
 
 def _finish(

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedecider.data.card import summary
-from fedecider.data.domain import Domain
-from fedecider.data.dropped import Dropped
+from fedecider.data.domain import Domain, Dropped
 from fedecider.data.sites import own_users
 from fedecider.data.sites import publish as publish_tables
 from fedecider.deployment.options import parser_of
@@ -24,10 +23,10 @@ def publish(words: Sequence[str]) -> None:
     parser.add_argument("--name", default="shop", help="name of the catalogue; domains are called NAME.COMPANY")
     parser.add_argument("--texts", default="", help="columns of texts: title=label,brand=maker; else by their names")
     parser.add_argument("--missing_text", choices=("error", "drop"), default="error", help="items without any text")
-    _add_events(parser, "users whose events everybody may see")
+    _add_events(parser, "users whose events everybody may see; without it nobody is public", required=False)
     own = parser.parse_args(words)
     domains = publish_tables(
-        own.events,
+        own.events or None,
         own.items,
         own.output,
         companies=[name.strip() for name in own.companies.split(",") if name.strip()],
@@ -50,8 +49,9 @@ def prepare(words: Sequence[str]) -> None:
     _tell({own.client: domain}, own.output)
 
 
-def _add_events(parser: ArgumentParser, whose: str) -> None:
-    parser.add_argument("--events", required=True, help=f"table of the events of {whose}: .parquet, .csv or .tsv")
+def _add_events(parser: ArgumentParser, whose: str, required: bool = True) -> None:
+    table = "table (.parquet, .csv or .tsv)"
+    parser.add_argument("--events", required=required, default="", help=f"{table} of the events of {whose}")
     parser.add_argument("--output", required=True, help="folder for the prepared domains")
     parser.add_argument("--user", default="user", help="column of users' keys")
     parser.add_argument("--item", default="item", help="column of items' keys")

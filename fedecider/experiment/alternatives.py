@@ -168,7 +168,7 @@ def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundat
         "rounds": ROUNDS,
         "choices": [[one.run.lora_targets, as_plain(one.training)] for one in offered],
         "ranking": as_plain(settings.ranking),
-        "memory": as_plain(run.memory),
+        "hybrid": as_plain(run.hybrid),
         **{name: getattr(run, name) for name in ("seed", "lora_rank", "quantize", "protocol")},
         "samples": as_plain(run.pretrain.samples),
         "device": launch.device.type,
@@ -188,24 +188,16 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
                 f"got no user of {name} with two training events, expected one at least: there is nothing to train on. "
                 "Prepare the data with a larger min_length"
             )
-        if settings.run.memory.kind != "none":
+        if settings.run.hybrid.kind != "none":
             try:
-                calibration(domain, settings.run.memory, settings.run.seed)
+                calibration(domain, settings.run.seed)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 
 
 def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:
-    """``ValueError`` for more beams than items or too few for the metrics, adapters of a larger rank than the layers
-    they adapt, and a softmax over IDs of one token where they have several. No user is looked at."""
-    pretrain = settings.run.pretrain
-    several = not pretrain.has_one_token_ids and not pretrain.tokenizer_source  # else the tokenizer may have phrases
-    if several and any(choice.training.softmax == "catalogue" for choice in choices(settings)):
-        raise ValueError(
-            f"got softmax catalogue with ids {pretrain.ids} and samples.templates "
-            f"{pretrain.samples.templates}, expected phrases and history: item IDs are one token each there. Set "
-            "softmax to vocabulary"
-        )
+    """``ValueError`` for more beams than items or too few for the metrics, and adapters of a larger rank than the
+    layers they adapt. No user is looked at."""
     if not settings.run.pretrain.has_one_token_ids:
         _check_beams(settings.ranking.num_beams, max(len(domain.item_keys) for domain in domains.values()))
     width = known_width(settings.run.pretrain.backbone)

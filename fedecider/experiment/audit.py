@@ -321,14 +321,14 @@ def members_and_others(
     """
     domain, run = domains[name], settings.run
     sequences = domain.clients.sequences
-    kept = set(calibration(domain, run.memory, run.seed)) if run.memory.kind != "none" else set()
+    kept = set(calibration(domain, run.seed)) if run.hybrid.kind != "none" else set()
     members = [sequence for user, sequence in enumerate(sequences) if user not in kept]
     others = [sequence for one in away_from_run(run.data, domain.catalogue, domains) for sequence in one]
     others = others or [sequences[user] for user in sorted(kept)]
     if not others:
         raise ValueError(
             f"got nobody of the catalogue {domain.catalogue} on whom the run did not train, expected some to compare "
-            "with: prepare the data with --silos and leave one silo out of --domains, or run with --memory.kind "
+            "with: prepare the data with --silos and leave one silo out of --domains, or run with --hybrid.kind "
             "mixture, which keeps users out of the training"
         )
     return _drawn(config, members, f"{name} in"), _drawn(config, others, f"{name} out")
@@ -361,7 +361,7 @@ def answers(model: Any, settings: Settings, recommender: ClientModels, client: i
     """(Q,) log-probability of each target among all items of the client's catalogue."""
     task, device = recommender.tasks[client], recommender.device
     scores = model_scores(model, task, settings.ranking, settings.training.precision, device)
-    return scores.log_probs(questions.histories, questions.targets[:, None], 1.0)[:, 0]
+    return scores.log_probs(questions.histories, questions.targets[:, None])[:, 0]
 
 
 def view_row(

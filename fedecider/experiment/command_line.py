@@ -22,7 +22,7 @@ from fedecider.methods.recommender import LocalTraining
 from fedecider.models.adapters import ROLES
 from fedecider.models.folders import read_llm_run
 from fedecider.running.options import (
-    PACKAGE,
+    CONFIGS,
     build_parser,
     field_names,
     from_plain,
@@ -50,7 +50,7 @@ COMMON = (
     "resume",
 )
 """What ``--help`` shows first."""
-DEMO = PACKAGE / "configs" / "demo_causal.yaml"
+DEMO = CONFIGS / "demo_causal.yaml"
 
 
 def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:

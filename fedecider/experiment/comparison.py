@@ -23,9 +23,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -38,7 +40,8 @@ from fedecider.data.encoders import encoder_label, load_encoder
 from fedecider.evaluation.metrics import MACRO, mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
-from fedecider.evaluation.statistics import Comparison, Persons, compare_table, shared_persons
+from fedecider.evaluation.statistics import Comparison as PairedTest
+from fedecider.evaluation.statistics import Persons, compare_table, shared_persons
 from fedecider.experiment import tuning as search
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.federate import beside_data
@@ -55,14 +58,23 @@ from fedecider.experiment.rows import (
     with_memory,
 )
 from fedecider.experiment.tuning import Search, Tried, check_budget, proposal, search_of, shortfall
-from fedecider.federation.record import Recorder, read_json, read_records, write_json
+from fedecider.federation.record import Recorder, read_json, read_records, write_json, write_text
 from fedecider.federation.streams import stream
-from fedecider.id_based import METHODS as ID_METHODS
+from fedecider.id_based.methods import METHODS as ID_METHODS
 from fedecider.id_based.run import IdRunConfig, IdSettings, train_rounds
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
 from fedecider.models.item_texts import encoded_texts, encoder_digest
 from fedecider.report.analyses import mean_bytes, near_round
-from fedecider.report.tables import CANARY, COMPARED, ResultRow, result_rows, view_of
+from fedecider.report.tables import (
+    CANARY,
+    COMPARED,
+    ResultRow,
+    ResultTable,
+    caption,
+    result_rows,
+    shown_domains,
+    view_of,
+)
 from fedecider.running.options import PACKAGE
 from fedecider.running.progress import say
 from fedecider.running.run_folder import (
@@ -75,9 +87,168 @@ from fedecider.running.run_folder import (
     fingerprint,
     locked,
     read_object,
+    read_run,
 )
 from idgen.ranking import RankingConfig
 from idgen.text_vectors import item_vectors
+
+# Finished runs of any track beside each other.
+
+Positions = dict[str, Tensor]
+"""client -> positions of the test items, (S, U) or (U,)."""
+
+
+class Comparison(NamedTuple):
+    """Runs of several labels on the same data: means over seeds and users, paired tests against the first label."""
+
+    table: pd.DataFrame
+    """One row a label: ``seeds``; hit@10 and ndcg@10 as mean over clients, with ``_low`` and ``_high`` (95 % cluster
+    bootstrap over users and seeds) and ``_p_holm`` against the first label, NaN for that one."""
+    per_client: pd.DataFrame
+    """One row a label and client, with the columns of ``table`` but the tests."""
+    tests: pd.DataFrame
+    """One row a test: ``metric``, ``first`` and ``second`` label, ``difference`` (second minus first) with bounds,
+    ``p_value``, ``p_holm``, ``effect_size``."""
+    caption: Sequence[str]
+    """What the numbers are, in sentences."""
+
+    def __str__(self) -> str:
+        return "\n".join([self.table.to_string(float_format="{:.4f}".format), *self.caption])
+
+    def _repr_html_(self) -> str:
+        said = "".join(f"<div>{escape(line)}</div>" for line in self.caption)
+        return self.table.to_html(float_format="{:.4f}".format) + said
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``table.csv``, ``per_client.csv``, ``tests.csv`` and ``table.html`` into ``folder``, and return it."""
+        root = Path(folder)
+        check_output(root)
+        root.mkdir(parents=True, exist_ok=True)
+        self.table.to_csv(root / "table.csv")
+        self.per_client.to_csv(root / "per_client.csv")
+        self.tests.to_csv(root / "tests.csv", index=False)
+        write_text(root / "table.html", f"<!doctype html><meta charset=utf-8>{self._repr_html_()}\n")
+        return root
+
+
+def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
+    """Finished run folders beside each other, one per seed and label, of whatever track.
+
+    Read is the model that each run reports, from ``metrics.json`` and ``per_user.parquet``. Users are paired, and who
+    is a user of several clients is one person (`fedecider.evaluation.statistics`).
+
+    Raises:
+        ValueError: no label; a run that did not finish or stands there twice; labels with different numbers of runs;
+            runs on other data or under another protocol than the first one.
+        FileNotFoundError: a folder holds no run.
+    """
+    if not labels or not all(labels.values()):
+        raise ValueError(f"got {dict(labels)}, expected label -> folders of finished runs, one at least for each label")
+    sizes = {label: len(folders) for label, folders in labels.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"got numbers of runs {sizes}, expected the same seeds for every label")
+    every = [Path(folder).resolve() for folders in labels.values() for folder in folders]
+    if twice := [str(folder) for folder in dict.fromkeys(every) if every.count(folder) > 1]:
+        raise ValueError(f"got the run {twice[0]} twice, expected each once: one per label and seed")
+    found = {label: [_finished(Path(folder)) for folder in folders] for label, folders in labels.items()}
+    first = next(iter(found.values()))[0]
+    for label, runs in found.items():
+        for folder, run in zip(labels[label], runs, strict=True):
+            for what, own, wanted in zip(run._fields[:-1], run, first, strict=False):
+                if own != wanted:
+                    raise ValueError(
+                        f"got other {what} in {folder} ({label}) than in {next(iter(labels.values()))[0]}, expected "
+                        "the same for all runs that are compared"
+                    )
+    positions = {label: _stacked([run.position for run in runs]) for label, runs in found.items()}
+    persons = shared_persons(first.users)
+    rows = result_rows(positions, persons=persons)
+    scope, base = shown_domains(rows)[-1], next(iter(labels))
+    tests = compare_table(
+        positions,
+        stream(0, "comparisons"),
+        COMPARED,
+        [(label, base) for label in labels if label != base],
+        persons=persons,
+        each_domain=False,
+    )
+    corrected = {(one.first, one.metric): one.p_holm for one in tests}
+    num_seeds, protocol = sizes[base], get_protocol(first.protocol)
+    table = [
+        {
+            "label": row.label,
+            "seeds": num_seeds,
+            **_interval_columns(row, scope),
+            **{f"{name}_p_holm": corrected.get((row.label, name), float("nan")) for name in COMPARED},
+        }
+        for row in rows
+    ]
+    per_client = [
+        {"label": row.label, "client": client, "seeds": num_seeds, **_interval_columns(row, client)}
+        for row in rows
+        for client in first.users
+    ]
+    tested = [
+        {
+            "metric": one.metric,
+            "first": base,
+            "second": one.first,
+            **dict(zip(("difference", "low", "high"), one.difference, strict=True)),
+            "p_value": one.p_value,
+            "p_holm": one.p_holm,
+            "effect_size": one.effect_size,
+        }
+        for one in tests
+    ]
+    notes = [f"p: paired permutation test over users against {base}, Holm over the table"] if tests else []
+    notes += ["who is a user of several clients counts once"] if persons else []
+    columns = ["metric", "first", "second", "difference", "low", "high", "p_value", "p_holm", "effect_size"]
+    return Comparison(
+        pd.DataFrame(table).set_index("label"),
+        pd.DataFrame(per_client).set_index(["label", "client"]),
+        pd.DataFrame(tested, columns=columns),
+        caption(ResultTable(rows, protocol, notes)),
+    )
+
+
+class _Finished(NamedTuple):
+    """What is compared of a run; all but the positions are the same in all of them."""
+
+    protocol: str
+    data: dict[str, str]
+    """Client or data set -> hash."""
+    users: dict[str, Sequence[str]]
+    """Client or data set -> its users."""
+    position: Positions
+    """(U,) of the model that the run reports."""
+
+
+def _finished(root: Path) -> _Finished:
+    folder, record = RunFolder(root), read_run(root)
+    if not folder.results.is_file():
+        raise ValueError(f"got {root}, a run that did not finish, expected finished ones: go on with it (resume)")
+    content = read_object(folder.metrics, {"reported": str, "protocol": str})
+    reported = [one for one in read_per_user(folder.per_user) if one.view == content["reported"]]
+    if not reported:
+        raise ValueError(f"got no users of {content['reported']} in {folder.per_user}, expected those of the run")
+    return _Finished(
+        content["protocol"],
+        {one.domain: record["data"].get(one.domain, "") for one in reported},
+        {one.domain: one.users for one in reported},
+        {one.domain: one.position_U for one in reported},
+    )
+
+
+def _stacked(per_seed: Sequence[Positions]) -> Positions:
+    """(S, U) by client, seeds in order."""
+    return {client: torch.stack([one[client] for one in per_seed]) for client in per_seed[0]}
+
+
+def _interval_columns(row: ResultRow, scope: str) -> dict[str, float]:
+    parts = ("", "_low", "_high")
+    values = {name: zip(parts, row.values[scope][name], strict=True) for name in COMPARED}
+    return {f"{name}{part}": value for name, of_name in values.items() for part, value in of_name}
+
 
 # Rows of a comparison without a language model of their own, on the same events: public pool and train parts.
 
@@ -192,7 +363,7 @@ def _trained(
 
 # A whole table of federated runs: rows x seeds, equal tuning on validation, several runs at once, resumable.
 
-OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads", "encoder")
+OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads")
 """Options that the table sets for all runs."""
 ALIKE = (
     "domains",
@@ -345,8 +516,8 @@ def plan(config: CompareConfig) -> dict[str, list[list[Run]]]:
             hashes = _hashes(first)
         settings: Sequence[Setting] = ({},)
         asked = [one for row in (MEMORY_ROW, OWN_MEMORY_ROW) if (one := with_memory(label, row)) in config.against]
-        if asked and first.run.memory.kind == "none":
-            raise ValueError(f"got {asked[0]!r} in against, but {label} is run with memory.kind none")
+        if asked and first.run.hybrid.kind == "none":
+            raise ValueError(f"got {asked[0]!r} in against, but {label} is run with hybrid.kind none")
         if _is_tuned(options):
             search = _search(first)
             check_budget(search, config.tune)
@@ -517,7 +688,7 @@ def _shared_words(config: CompareConfig) -> list[str]:
     words = ["--config", config.runs] if config.runs else []
     words += ["--data", config.data] if config.data else []
     words += ["--domains", config.domains] if config.domains else []
-    own = {"cache": config.cache, "num_threads": config.num_threads, "encoder": "tfidf"}
+    own = {"cache": config.cache, "num_threads": config.num_threads}
     return [*words, *_words(own)]
 
 
@@ -604,9 +775,6 @@ def _trained_id_rows(settings: IdSettings, domains: Mapping[str, Domain], cache:
 
 # What a comparison shows, from its finished runs: rows with intervals, paired tests, costs, curves.
 
-Positions = dict[str, Tensor]
-"""domain -> (S, U) positions of the test items."""
-
 
 class Cost(NamedTuple):
     """What one row costs and how fast it is there, means over its runs."""
@@ -629,7 +797,7 @@ class Collected(NamedTuple):
     """Reported models of all methods, each with its memory behind it where it has one, then the baselines."""
     views: list[ResultRow]
     """The other models of the methods: global where the local one is reported, and so on."""
-    comparisons: list[Comparison]
+    comparisons: list[PairedTest]
     costs: dict[str, Cost]
     valid: dict[str, float]
     """Validation ndcg@10 of every row of a method, mean over its runs: of the models whose test figures are shown."""

@@ -23,7 +23,7 @@ from fedecider.experiment.rows import (
 )
 from fedecider.experiment.run_page import cached_user_texts, canary_alarms, example_sections, run_analysis
 from fedecider.federation.record import write_json, write_text
-from fedecider.id_based import METHODS as ID_METHODS
+from fedecider.id_based.methods import METHODS as ID_METHODS
 from fedecider.methods import METHODS
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of, convergence_curves

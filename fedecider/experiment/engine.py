@@ -12,8 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedecider.data.domain import Domain
+from fedecider.data.store import save_domains
 from fedecider.experiment.track import Track
 from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import Processes
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import OnClients, RoundSettings, run_rounds, silent
 from fedecider.federation.state import RunState
@@ -26,8 +29,25 @@ from fedecider.running.launch import (
     start,
     track_results,
 )
-from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
+from fedecider.running.progress import quiet, round_progress
+from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
+
+
+def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
+    """The folder of these domains in the cache, by their content; written where it is not there yet.
+
+    Raises:
+        ValueError: something else than domains, or none.
+    """
+    if not isinstance(data, Mapping) or not data or not all(isinstance(one, Domain) for one in data.values()):
+        raise ValueError(
+            f"got data of the type {type(data).__name__}, expected what fedecider.from_events gives, or a folder"
+        )
+    key = content_key({name: domain.content_hash() for name, domain in data.items()})
+    folder = cache / f"data-{key}"
+    if not folder.is_dir():
+        save_domains(dict(data), folder)
+    return folder
 
 
 class Round(NamedTuple):
@@ -80,13 +100,13 @@ class Rounds(NamedTuple):
     settings: RoundSettings
     summarise: Callable[[list[Tensor]], list[dict[str, float]]]
     """Positions of all clients -> metrics of each reported group."""
-    launch: Launch
-    """How clients are placed on processes."""
+    processes: Processes
+    """Where clients are trained."""
     finish: Callable[[RunState, RunFolder], None]
     """Reads the test items once, for the reported round, and writes every file but the records."""
     names: Sequence[str] = ()
     """Of the groups that ``summarise`` gives; empty where all clients are scored together."""
-    options: Mapping[str, Any] = {}  # noqa: RUF012 (never written to)
+    options: Mapping[str, Any] = {}
     """Further arguments of `fedecider.federation.rounds.run_rounds`: packing, protection, faults, gathering."""
     opened: Callable[[RunFolder], None] = lambda folder: None
     """Writes down what was decided before the first round, by the main process."""
@@ -103,18 +123,20 @@ class Experiment(NamedTuple):
     """Of clients or data, for the name of the run folder."""
     prepare: Callable[[Launch, RunFolder | None], Rounds]
     """Stages before the first round, and the method; the folder is that of a run that goes on."""
-    facts: Mapping[str, Any] = {}  # noqa: RUF012 (never written to)
+    facts: Mapping[str, Any] = {}
     """Further entries of ``run.json``."""
 
 
-def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = ()) -> Path:
+def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = (), tell_results: bool = True) -> Path:
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
     with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
-        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks)
+        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks, tell_results)
 
 
-def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = ()) -> Path:
+def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = (), tell_results: bool = True) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
+
+    ``tell_results``: print table and places of files at the end, as a command does.
 
     Raises:
         ValueError: the folder holds another run, or a stage finds settings that cannot be.
@@ -125,7 +147,7 @@ def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = 
     )
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
-    launch = rounds.launch
+    launch = launch._replace(processes=rounds.processes)
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
@@ -145,7 +167,8 @@ def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = 
             if launch.is_main:
                 forget_unstarted(folder)
             raise
-        rounds.finish(state, folder)
+        with quiet(not tell_results):
+            rounds.finish(state, folder)
         track_results(folder, launch, state.round)
     return root
 
@@ -166,10 +189,9 @@ def train(
     ``key`` is the fingerprint that checkpoints carry. Every callback is asked after every round.
     """
 
-    def after(record: dict, state: RunState) -> bool:
-        on_round(record)
+    def ends(record: dict, state: RunState) -> bool:
         seen = Round(record["round"], record, state, rounds.method, rounds.names)
-        return any([bool(callback(seen)) for callback in callbacks])  # a list: every callback sees every round
+        return sum(bool(callback(seen)) for callback in callbacks) > 0  # every callback sees every round
 
     return run_rounds(
         rounds.method,
@@ -179,8 +201,9 @@ def train(
         recorder=recorder,
         checkpoints=checkpoints,
         resume=resume,
-        processes=rounds.launch.processes,
-        on_round=after,
+        processes=rounds.processes,
+        on_round=on_round,
+        ends=ends,
         on_clients=on_clients,
         **rounds.options,
     )

@@ -1,9 +1,10 @@
-"""The federated run: shared foundation, rounds, selection on validation, one reading of the test set, hand-over."""
+"""A run of the LLM track for the engine: shared base artifacts, rounds over domains, results and export."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,24 +13,24 @@ import torch
 from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.experiment.alternatives import check_limits, check_uploads, keep, settle
+from fedecider.experiment.engine import Experiment, Rounds
 from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_data, make_recommender
 from fedecider.experiment.results import check_privacy, check_shared_noise, privacy_data, write_results
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.parties import cohort_size
 from fedecider.federation.privacy import protector
-from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import ONE_BY_ONE, Gathering, OnClients, RoundSettings, run_rounds
+from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
-from fedecider.running.launch import Launch, checked_run, opened_together, round_recorder, round_teller, track_results
+from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
-from fedecider.running.progress import round_progress
-from fedecider.running.run_folder import RunFolder, content_key, fingerprint
+from fedecider.running.run_folder import RunFolder, content_key
 
 
 def carries_update(name: str) -> bool:
@@ -44,6 +45,51 @@ class Prepared(NamedTuple):
     blocks: Sequence[Block]
     recommender: ClientModels
     gathering: Gathering
+
+
+def load(settings: Settings, launch: Launch) -> Experiment:
+    """The data of a run, and everything checked that can be before the stages are built."""
+    domains = load_data(settings.run)
+    hashes, faults = check_federation(settings, domains)
+    names = list(by_catalogue(clients_of(domains)))
+    return Experiment(settings, hashes, names, partial(_prepare, settings, faults))
+
+
+def _prepare(asked: Settings, faults: Sequence[Fault], launch: Launch, resumed: RunFolder | None) -> Rounds:
+    foundation = build_foundation(asked.run, launch)
+    settled = settle(asked, foundation, launch, resumed)
+    settings = settled.settings
+    launch = shared_out(settings, launch, foundation.domains)
+
+    def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
+        write_results(
+            settings, prepared.method, prepared.blocks, prepared.recommender, foundation, state, folder, launch
+        )
+
+    prepared = prepare_rounds(settings, foundation, launch)
+    rounds = rounds_of(settings, prepared, launch, faults)
+    return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, settled))
+
+
+def rounds_of(settings: Settings, prepared: Prepared, launch: Launch, faults: Sequence[Fault]) -> Rounds:
+    """The rounds alone, with nothing written after them."""
+    config = settings.run
+    goes_wrong = scenario(faults, config.seed, carries_update)
+    return Rounds(
+        prepared.method,
+        prepared.blocks,
+        RoundSettings(config.num_rounds, config.seed, config.participation, patience=config.patience),
+        metrics_per_client,
+        launch.processes,
+        lambda state, folder: None,
+        prepared.recommender.names,
+        {
+            "protect": protector(prepared.method, config.privacy, config.seed),
+            "attend": goes_wrong.attend,
+            "deliver": goes_wrong.deliver,
+            "gathering": prepared.gathering,
+        },
+    )
 
 
 def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple[dict[str, str], list[Fault]]:
@@ -80,76 +126,14 @@ def prepare_rounds(settings: Settings, foundation: Foundation, launch: Launch) -
     return Prepared(method, blocks, recommender, _gathering(settings, method, recommender, launch))
 
 
-def run_federation(
-    settings: Settings,
-    prepared: Prepared,
-    launch: Launch,
-    *,
-    recorder: Recorder,
-    checkpoints: Path,
-    key: str,
-    resume: bool,
-    faults: Sequence[Fault],
-    on_round: Callable[[dict], None],
-    on_clients: OnClients,
-) -> RunState:
-    """All rounds; each one is scored on the validation items, and the test items are not looked at.
+def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> Launch:
+    """The processes share out the clients of a round, or their data where there are more processes than that.
 
-    ``key`` is the fingerprint that checkpoints carry.
+    Users who are drawn and bounded one by one, and DeepSpeed, want a client in one process.
     """
-    config = settings.run
-    goes_wrong = scenario(faults, config.seed, carries_update)
-    return run_rounds(
-        prepared.method,
-        prepared.blocks,
-        RoundSettings(config.num_rounds, config.seed, config.participation, fingerprint=key, patience=config.patience),
-        metrics_per_client,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        resume=resume,
-        protect=protector(prepared.method, config.privacy, config.seed),
-        attend=goes_wrong.attend,
-        deliver=goes_wrong.deliver,
-        gathering=prepared.gathering,
-        processes=launch.processes,
-        on_round=on_round,
-        on_clients=on_clients,
-    )
-
-
-def federate(settings: Settings, launch: Launch) -> Path:
-    """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds."""
-    settings = launch.from_main(settings)  # processes that measured for themselves may have settled on other precisions
-    config = settings.run
-    domains = load_data(config)
-    hashes, faults = check_federation(settings, domains)
-    root, record = checked_run(settings.as_record(), hashes, list(by_catalogue(clients_of(domains))))
-    launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
-    foundation = build_foundation(config, launch)
-    settled = settle(settings, foundation, launch, RunFolder(root) if config.resume else None)
-    settings, launch = settled.settings, launch.placed(config.placement)
-    prepared = prepare_rounds(settings, foundation, launch)
-    with opened_together(root, record, launch) as folder:
-        if launch.is_main:
-            keep(settled, folder)
-        with round_progress(config.num_rounds, launch.is_main) as on_clients:
-            state = run_federation(
-                settings,
-                prepared,
-                launch,
-                recorder=round_recorder(folder, launch, config.tracker, record, prepared.recommender.names),
-                checkpoints=folder.checkpoints,
-                key=fingerprint(record),
-                resume=config.resume,
-                faults=faults,
-                on_round=round_teller(launch, config.num_rounds),
-                on_clients=on_clients,
-            )
-        write_results(
-            settings, prepared.method, prepared.blocks, prepared.recommender, foundation, state, folder, launch
-        )
-        track_results(folder, launch, state.round)
-    return root
+    alone = settings.training.user_privacy.on or launch.deepspeed is not None
+    idle = launch.processes.count > cohort_size(len(clients), settings.run.participation)
+    return launch.placed("data" if idle and not alone else "clients")
 
 
 def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientModels, launch: Launch) -> Gathering:
@@ -157,7 +141,7 @@ def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientM
     config = settings.run
     if not config.secure_sum:
         return ONE_BY_ONE
-    sums = SecureSums(config.seed, config.secure_threshold, own_rows=recommender.own_rows)
+    sums = SecureSums(config.seed, own_rows=recommender.own_rows)
     gathering = securely_summed_rounds(method, sums)
     if launch.is_main:
         for sentence in bare_rows(recommender.own_rows):

@@ -11,7 +11,6 @@ clients and, behind them, those of a foreign pool, which have no client users (`
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.train import distill
 from fedecider.data.card import describe, make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Events, by_catalogue, check_public_disjoint, clients_of
-from fedecider.data.encoders import load_encoder, stand_in_warning
+from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
@@ -48,8 +47,7 @@ from fedecider.models.adapters import (
     load_plain,
     scale_update,
 )
-from fedecider.models.counts import calibration_users
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, progress
@@ -329,11 +327,7 @@ def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBa
 def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
     """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
     settings, catalogues = config.pretrain, by_catalogue(domains)
-    if not any(domain.public.users for domain in catalogues.values()):
-        raise ValueError(
-            f"got no public user in {', '.join(catalogues)}, expected some: the backbone is trained on them. Prepare "
-            "the data with public_users_per_domain or public_share, or name domains that have some in public_domains"
-        )
+    _check_public(settings, catalogues)
     source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
@@ -362,6 +356,24 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     seed, freeze_table = derive_seed(config.seed, "backbone"), settings.train.table_rate == 0.0
     model = build_backbone(settings.backbone, tokenizer, seed, tasks, vectors, freeze_table)
     return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
+
+
+def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
+    """Refuse settings under which the backbone would have nothing to learn from."""
+    if any(domain.public.users for domain in catalogues.values()):
+        return
+    who, phases = f"got no public user in {', '.join(catalogues)}", settings.alternating_phases
+    if phases > 0:
+        raise ValueError(
+            f"{who}, expected some with alternating_phases {phases}: the ID generator learns from them. Set "
+            "pretrain.alternating_phases to 0, or prepare the data with public users (public_share)"
+        )
+    if settings.samples.walk_share == 0.0:
+        raise ValueError(
+            f"{who}, expected some, or synthetic histories: the backbone has nothing else to learn from. Prepare the "
+            "data with public users (public_share), name domains that have some in public_domains, or set "
+            "pretrain.samples.walk_share above 0, such as 0.2"
+        )
 
 
 def _pretrain(
@@ -616,8 +628,6 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
     check_quantize(config.quantize)
     domains = load_data(config)
     check_targets(config)
-    if launch.is_main and (sentence := stand_in_warning(config.pretrain.text_encoder)):
-        print(f"warning: {sentence}", file=sys.stderr)
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
         pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
@@ -701,9 +711,8 @@ def training_tasks(
 ) -> list[Task]:
     """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
     tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
-    if settings.run.memory.kind != "none":
-        asked = settings.run.memory, settings.run.seed
-        tasks = [task.without_users(calibration(foundation.domains[task.name], *asked)) for task in tasks]
+    if settings.run.hybrid.kind != "none":
+        tasks = [task.without_users(calibration(foundation.domains[task.name], settings.run.seed)) for task in tasks]
     own = {task.name: task for task in tasks}
 
     def of_catalogue(name: str) -> Task:
@@ -713,11 +722,9 @@ def training_tasks(
     return [own[name] if name in own else of_catalogue(name) for name in names or own]
 
 
-def calibration(domain: Domain, config: MemoryConfig, seed: int) -> list[int]:
+def calibration(domain: Domain, seed: int) -> list[int]:
     """Rows of the client's users that are kept for the weights of its memory, alike in every call."""
-    return calibration_users(
-        domain.clients.sequences, config.calibration_share, stream(seed, "calibration", domain.name)
-    )
+    return calibration_users(domain.clients.sequences, CALIBRATION_SHARE, stream(seed, "calibration", domain.name))
 
 
 # Put the model of a client, or the shared student, into a recommender.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
-from fedecider.evaluation.metrics import MACRO, mean_metrics, ranked_share
+from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
@@ -50,7 +50,6 @@ from fedecider.methods.local_training import user_epsilon, user_report
 from fedecider.methods.recommender import ClientModels, common_rows
 from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.models.counts import Counts
-from fedecider.models.directions import Truncated, truncate_loaded
 from fedecider.models.export import LOCAL_BACKBONE, Card, ItemTable, export_adapter
 from fedecider.models.folders import Recipe, prompt_layout, write_manifest, write_recipe
 from fedecider.models.item_texts import PROJECTION_FILE
@@ -92,14 +91,8 @@ def check_privacy(settings: Settings) -> None:
         raise ValueError(
             "got weighting examples with noise, expected uniform: a client's number of samples is sent as it is"
         )
-    if privacy.clips:
-        if config.method in SENDS_NOTHING:
-            raise ValueError(f"got privacy.clip with {config.method}, expected none: no upload leaves a client there")
-        if getattr(settings.method, "skip_below", 0.0):
-            raise ValueError(
-                f"got privacy.clip with skip_below {settings.method.skip_below}, expected 0: flags of unwanted "
-                "directions have no bound and take no noise"
-            )
+    if privacy.clips and config.method in SENDS_NOTHING:
+        raise ValueError(f"got privacy.clip with {config.method}, expected none: no upload leaves a client there")
     if privacy.noise_on == "sum" and privacy.noise_scale > 0.0 and (config.faults or config.robust_mean != "mean"):
         raise ValueError(
             f"got privacy.noise_on sum with faults {config.faults!r} and robust_mean {config.robust_mean}, expected "
@@ -114,10 +107,6 @@ def check_privacy(settings: Settings) -> None:
             raise ValueError(
                 "got user_privacy with several entries of first_fusion, expected one: what is sent after the choice "
                 "would tell of users without noise"
-            )
-        if config.placement == "data":
-            raise ValueError(
-                "got user_privacy with placement data, expected clients: users are drawn and bounded one by one"
             )
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
         if reason:
@@ -158,7 +147,8 @@ def privacy_data(settings: Settings, num_clients: int) -> dict[str, Any]:
         found["uploads"] = _entry(value, run.privacy.delta, text)
     if users.on:
         num_epochs = run.num_rounds * settings.training.local_epochs
-        found["users"] = _entry(user_epsilon(users, num_epochs), users.delta, user_report(users, num_epochs))
+        asked = (users, num_epochs, run.privacy.delta)
+        found["users"] = _entry(user_epsilon(*asked), run.privacy.delta, user_report(*asked))
     return found
 
 
@@ -189,8 +179,8 @@ def run_facts(
     promised: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The facts of one domain, plain values: ``method``, ``clients``, ``protocol``, ``round``, ``lora_rank``, ``seed``,
-    ``num_users`` and ``rows`` (of the test items; row -> metric -> ``mean``, ``low``, ``high``), ``export`` (metrics of
-    an adapter that was cut down, else null), ``privacy`` (sentences) and ``data`` (counts of the data card, or null).
+    ``num_users`` and ``rows`` (of the test items; row -> metric -> ``mean``, ``low``, ``high``),
+    ``privacy`` (sentences) and ``data`` (counts of the data card, or null).
 
     ``rows``: the reported one first. ``promised``: `fedecider.experiment.results.privacy_data`.
     """
@@ -204,7 +194,6 @@ def run_facts(
         "seed": settings.run.seed,
         "num_users": len(domain.clients.sequences),
         "rows": rows_data([row for label in wanted for row in rows if row.label == label], domain.name),
-        "export": None,
         "privacy": [entry["text"] for entry in promised.values()],
         "data": _counts(domain.card),
     }
@@ -235,17 +224,14 @@ def hand_over(
     rows: Sequence[ResultRow],
     shares: Shares,
     promised: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+) -> dict[str, Any]:
     """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
 
     ``rows``, the reported one first, and what was ``promised`` to users are told beside the adapters.
-    Adapters that ``export_rank`` cuts down are evaluated again, since they are other models than the reported ones.
 
-    Returns domain -> examples of the report page, decoded while the domain's model is loaded; and domain -> what
-    cutting down lost and the test metrics of what is left.
+    Returns domain -> examples of the report page, decoded while the domain's model is loaded.
     """
     examples: dict[str, Any] = {}
-    truncated: dict[str, dict[str, Any]] = {}
     shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
     shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
     projection = foundation.pretrained.folder / PROJECTION_FILE
@@ -271,19 +257,12 @@ def hand_over(
         items, catalogue = foundation.ids[name].items, "" if domain.catalogue == name else domain.catalogue
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
         facts = run_facts(settings, method.name, recommender.names, domain, state.best_round, rows, promised)
-        cut = truncate_loaded(recommender.model, settings.run.export_rank) if settings.run.export_rank else None
-        if cut is not None:
-            metrics = mean_metrics(recommender.positions(client, "test"))
-            truncated[name] = {**cut.summary(), "test": metrics}
-            facts["export"] = metrics
-            details |= {f"truncation, {field}": f"{value:.4g}" for field, value in cut.summary().items()}
-            _print_truncation(name, cut)
         alpha, pretrain = _weights(entry, recommender, own), settings.run.pretrain
         export_adapter(
             recommender.model,
             folder.adapters / name,
             base_folder=folder.backbone,
-            base_name=settings.run.backbone_name or LOCAL_BACKBONE,
+            base_name=LOCAL_BACKBONE,
             items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids, catalogue),
             card=Card(
                 method=method.name,
@@ -295,13 +274,12 @@ def hand_over(
                 details=details,
             ),
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
-            factors=cut.tree if cut else None,
         )
         titles, encoder = pretrain.words.as_written, pretrain.text_encoder
         asked = (pretrain.samples, settings.ranking, titles, encoder, settings.run.quantize)
         write_recipe(Recipe(name, *asked, alpha, facts), folder.adapters / name)
     write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in foundation.domains)])
-    return examples, truncated
+    return examples
 
 
 def _weights(entry: Method, recommender: ClientModels, own: Tree) -> dict[str, float]:
@@ -310,13 +288,6 @@ def _weights(entry: Method, recommender: ClientModels, own: Tree) -> dict[str, f
         return {}
     weight_K = entry.fusion_weights.read(own).view(-1, len(recommender.names)).mean(0)
     return dict(zip(recommender.names, weight_K.tolist(), strict=True))
-
-
-def _print_truncation(name: str, cut: Truncated) -> None:
-    say(
-        f"adapter of {name} cut down to rank {cut.rank}: relative error at most {float(cut.error_M.max()):.2%}, "
-        f"mean {float(cut.error_M.mean()):.2%} over {len(cut.error_M)} layers"
-    )
 
 
 # What a finished run leaves behind: metrics with intervals, baselines, figures, bytes, and what is handed over.
@@ -339,7 +310,7 @@ def write_results(
     _write_rounds(settings, method, recommender, state, folder, models.memories)
     say_results(settings, method, foundation, state, folder, models)
     texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
-    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.encoder)
+    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.pretrain.text_encoder)
     if page is not None:
         say(f"report: {page}")
     write_table(settings, method, state, folder, models)  # last: a run whose table stands there is finished
@@ -395,7 +366,7 @@ def write_models(
                 load_reported(settings, method, recommender, state, client, shares[name])
                 found[reported][name] = recommender.positions(client, split)
     memories = None
-    if settings.run.memory.kind != "none":
+    if settings.run.hybrid.kind != "none":
         every = every_memory(settings, method, foundation, recommender, state, shares, others)
         memories = every[MEMORY_ROW]
         save_memories(memories, foundation.domains, folder)
@@ -410,11 +381,11 @@ def write_models(
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
     promised = privacy_data(settings, recommender.num_clients)
     handed = (settings, method, recommender, foundation, state, folder, rows, shares, promised)
-    examples, truncated = hand_over(*handed)
+    examples = hand_over(*handed)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, memories, shares, num_beams, promised)
-    _write_metrics(settings, method, foundation, state, folder, made, valid_rows, models, truncated, tests)
+    _write_metrics(settings, method, foundation, state, folder, made, valid_rows, models, tests)
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
         for label, positions in {**models, **counts}.items()
@@ -506,7 +477,6 @@ def _write_metrics(
     made: Models,
     valid_rows: Sequence[ResultRow],
     models: Mapping[str, Positions],
-    truncated: Mapping[str, dict[str, Any]],
     tests: Sequence[Comparison],
 ) -> None:
     protocol = get_protocol(settings.run.protocol)
@@ -518,7 +488,6 @@ def _write_metrics(
         "best_round": state.best_round,
         "best_valid_ndcg@10": state.best_score,
         "num_beams": made.num_beams,
-        "length_penalty": settings.ranking.length_penalty,
         "text_encoder": encoder_label(settings.run.pretrain.text_encoder),
         "domains": {},
     }
@@ -532,8 +501,6 @@ def _write_metrics(
             "valid": rows_data(valid_rows, name),
             "test": rows_data(made.rows, name),
         }
-        if name in truncated:
-            content["domains"][name]["export"] = truncated[name]
     if settings.run.share_grid != [1.0]:
         content["update_shares"] = dict(made.shares)
     if made.privacy:
@@ -640,7 +607,7 @@ def _notes(
         *alternatives_notes(folder),
         "every item is scored, as its ID is one token"
         if models.num_beams is None
-        else f"beam search with {models.num_beams} beams, length penalty {settings.ranking.length_penalty}",
+        else f"beam search with {models.num_beams} beams",
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         *([f"with memory, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",

@@ -22,6 +22,7 @@ from fedecider.baselines.counts import (
     text_neighbour_scores,
 )
 from fedecider.data.domain import Domain
+from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, history, rank_held_out, train_part
@@ -44,8 +45,8 @@ from fedecider.models.counts import (
 )
 from fedecider.models.hybrid import (
     Choice,
+    HybridConfig,
     Memory,
-    MemoryConfig,
     ModelScores,
     choose_weights,
     fit_memory,
@@ -144,7 +145,7 @@ class Memories(NamedTuple):
     clients: dict[str, Memory]
     """Domain -> memory, in client order."""
     choices: dict[str, Choice]
-    """Domain -> whose weights were taken on validation items; none where ``choose_weights`` is false."""
+    """Domain -> whose weights were taken on validation items."""
     traffic: dict[str, dict[str, int]]
     """Domain -> bytes up and down of the secure sum; clients without siblings are left out."""
 
@@ -165,12 +166,12 @@ def every_memory(
 ) -> dict[str, Memories]:
     """Row of the memory alone -> the memories: those that are handed over, and what clients would have who keep their
     counts, where some get counts of others. ``others``: see `client_counts`."""
-    config, asked = settings.run.memory, (method, foundation, recommender, state, shares)
+    config, asked = settings.run.hybrid, (method, foundation, recommender, state, shares)
     found = {MEMORY_ROW: build_memories(settings, *asked, others)}
     kept = [name for name in config.source_names if name != "others"]
     if kept and (others if others is not None else siblings(foundation.domains, config)):
         alone = dataclasses.replace(config, sources=",".join(kept))
-        own_settings = settings._replace(run=dataclasses.replace(settings.run, memory=alone))
+        own_settings = settings._replace(run=dataclasses.replace(settings.run, hybrid=alone))
         found[OWN_MEMORY_ROW] = build_memories(own_settings, *asked, {})
     return found
 
@@ -188,31 +189,30 @@ def build_memories(
 
     Fitted on users who trained the adapters, nearly all weight would go to the model. ``others``: see `client_counts`.
     """
-    config, domains = settings.run.memory, foundation.domains
+    config, domains = settings.run.hybrid, foundation.domains
     counts, traffic = client_counts(domains, config, settings.run.seed, others)
     vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     clients, choices = {}, {}
     for name, domain in domains.items():
         client = recommender.names.index(name)
-        contexts = memory_contexts(domain, config, settings.run.seed)
+        contexts = memory_contexts(domain, settings.run.seed)
         load_reported(settings, method, recommender, state, client, shares[name])
         unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
         clients[name] = fit_memory(counts[name], unit_ID, contexts, scores, config)
-        if config.choose_weights:
-            asked = held_out_contexts(ranked_sequences(recommender, client, "valid"), "valid")
-            ranked = partial(positions, contexts=asked, model=scores)
-            clients[name], choices[name] = choose_weights(clients[name], ranked)
+        asked = held_out_contexts(ranked_sequences(recommender, client, "valid"), "valid")
+        ranked = partial(positions, contexts=asked, model=scores)
+        clients[name], choices[name] = choose_weights(clients[name], ranked)
     return Memories(clients, choices, traffic)
 
 
-def memory_contexts(domain: Domain, config: MemoryConfig, seed: int) -> Contexts:
+def memory_contexts(domain: Domain, seed: int) -> Contexts:
     """The train events of a client on which its weights are fitted."""
-    sequences = [domain.clients.sequences[user] for user in calibration(domain, config, seed)]
-    return training_contexts(sequences, config.max_contexts, stream(seed, "memory", domain.name))
+    sequences = [domain.clients.sequences[user] for user in calibration(domain, seed)]
+    return training_contexts(sequences, stream(seed, "memory", domain.name))
 
 
 def client_counts(
-    domains: Mapping[str, Domain], config: MemoryConfig, seed: int, others: Mapping[str, Counts] | None = None
+    domains: Mapping[str, Domain], config: HybridConfig, seed: int, others: Mapping[str, Counts] | None = None
 ) -> tuple[dict[str, Counts], dict[str, dict[str, int]]]:
     """What each client counts from the sources of ``config``, and the bytes of the secure sums.
 
@@ -239,7 +239,7 @@ def client_counts(
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
 
 
-def siblings(domains: Mapping[str, Domain], config: MemoryConfig) -> dict[str, list[str]]:
+def siblings(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
     """Catalogue -> the clients that share it and add up their counts, two or more."""
     groups: dict[str, list[str]] = {}
     for name, domain in domains.items():
@@ -307,9 +307,8 @@ def memories_data(memories: Memories) -> dict[str, Any]:
     found = {}
     for name, memory in memories.clients.items():
         assert memory.beside_model is not None  # fitted beside the reported model
-        found[name] = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
-        if name in memories.choices:
-            found[name]["choice"] = memories.choices[name]._asdict()
+        sides = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
+        found[name] = {**sides, "choice": memories.choices[name]._asdict()}
     return found
 
 
@@ -344,7 +343,6 @@ def decode_examples(recommender: ClientModels, client: int, domain: Domain, prot
                 attention_mask.to(device),
                 task.trie.to(device),
                 num_beams=num_beams,
-                length_penalty=ranking.length_penalty,
             )
         seen = [history(task.sequences[user], "test") for user in user_B.tolist()]
         position_B = item_positions(item_BK.cpu(), target_B.cpu(), seen if drop_seen else None)
@@ -371,13 +369,22 @@ def _example(domain: Domain, sequence: list[int], recommended: list[int], positi
 
 
 def run_opening(
-    record: Mapping[str, Any], metrics: Mapping[str, Any], num_rounds: int, alarms: Sequence[str] = ()
+    record: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    num_rounds: int,
+    alarms: Sequence[str] = (),
+    cards: Mapping[str, Mapping[str, Any]] = {},
 ) -> Opening:
-    """From ``run.json`` and ``metrics.json``; ``alarms`` are warnings that make the numbers doubtful."""
-    return opening(run_evidence(record, metrics, alarms), [_about(metrics, num_rounds)])
+    """From ``run.json``, ``metrics.json`` and data cards; ``alarms`` are warnings that make the numbers doubtful."""
+    return opening(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
 
 
-def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: Sequence[str] = ()) -> Evidence:
+def run_evidence(
+    record: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    alarms: Sequence[str] = (),
+    cards: Mapping[str, Mapping[str, Any]] = {},
+) -> Evidence:
     """What the files of a run say about the row that ``scripts/recommend.py`` recommends with."""
     domains = metrics["domains"]
     tests = {name: domain["test"] for name, domain in domains.items()}
@@ -397,7 +404,8 @@ def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any], alarms: 
         valid=valid_means(metrics),
         num_clients=len(tests),
         chance=fmean(domain["chance_hit@10"] for domain in domains.values()),
-        planted=not record["config"]["run"]["data"],
+        planted=not record["config"]["run"]["data"]
+        or any(card.get("settings", {}).get("source") == SAMPLE for card in cards.values()),
         alarms=[*alarms, *note],
     )
 

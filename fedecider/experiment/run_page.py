@@ -50,7 +50,7 @@ from fedecider.report.analyses import (
 )
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, expert_heat_map, validation_curves
-from fedecider.report.page import Download, PageTable, Section, write_page
+from fedecider.report.page import Download, Opening, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
     ENDS,
@@ -334,7 +334,7 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
             *more_examples,
             *(section for make in (_data_run_page, _run, _origin_run_page, _settings) for section in make(files)),
         ]
-        first = run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics))
+        first = run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards)
         found = run_warnings(files.record, files.metrics, files.rounds, files.cards)
     method, domains = files.metrics["method"], ", ".join(files.metrics["domains"])
     subtitle = (
@@ -342,6 +342,13 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
     )
     title = f"Run {folder.root.resolve().name}"
     return write_page(folder.root / PAGE_FILE, title, subtitle, sections, [*found, *warnings], first)
+
+
+def opening_of(folder: RunFolder) -> Opening:
+    """The first words of the page of a finished run; errors as `run_page`."""
+    files = read_files(folder)
+    with damage_is_bad_input(folder):
+        return run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards)
 
 
 def page_colours(files: RunFiles) -> dict[str, str]:
@@ -420,7 +427,7 @@ def _run(files: RunFiles) -> list[Section]:
 def _decoding(metrics: Mapping[str, Any]) -> str:
     if metrics["num_beams"] is None:
         return "every item is scored, as its ID is one token"
-    return f"{metrics['num_beams']} beams, length penalty {metrics['length_penalty']:g}"
+    return f"{metrics['num_beams']} beams"
 
 
 def _results(files: RunFiles) -> list[Section]:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from distill.train import DistillConfig
 from fedecider.bounds import (
     LoraRank,
     OneOrMore,
     Participation,
-    SecureThreshold,
     Seed,
     Threads,
     ZeroOrMore,
-    at_least,
     check,
     shares_of,
 )
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean
-from fedecider.federation.parties import Placement
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.models.adapters import LoraSettings
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.hybrid import HybridConfig
 from idgen.backbone import BackboneConfig
 from idgen.item_ids import TITLE_WORDS, TITLES_AS_WRITTEN, Words
 from idgen.precision import Quantize
@@ -44,9 +41,9 @@ class PretrainConfig:
         id_generator: The folder or hub name of a T5 that writes tags; if empty, a small T5 is trained from scratch on
             the items' keywords.
         samples: How histories become prompts; used in every stage.
-        text_encoder: The encoder of item texts, for the text neighbours in every table, and where the backbone starts
-            from texts (embedding_init text) or trains on catalogue walks (walk_share): auto (MiniLM where it is
-            installed, else tfidf), minilm, tfidf, or a folder or hub name for sentence-transformers.
+        text_encoder: The encoder of item texts, for the text neighbours in every table, the distances in the report
+            page, and where the backbone starts from texts (embedding_init text) or trains on catalogue walks
+            (walk_share): auto (which is minilm), minilm, tfidf, or a folder or hub name for sentence-transformers.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
         alternating_phases: The number of turns of the ID generator, each after one of the backbone of train.epochs
@@ -153,33 +150,24 @@ class RunConfig:
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
         faults: The file of a scenario, of what goes wrong in which round (configs/scenarios); if empty, nothing does.
-        placement: What several processes share out: clients, of which each trains its own; or data, of which each takes
-            its part of every client's batches and users, for clients that are few and large.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
             the median of their norms.
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
             that drop out of a round are left out of its sum.
-        secure_threshold: The share of a cohort whose uploads a secure sum needs; with fewer the run stops.
         update_shares: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
-        export_rank: The rank of the adapters that are handed over; the fusion's rank, clients x lora_rank, is cut down
-            to it by singular values. 0 keeps it, which is exact.
-        backbone_name: The hub name of the backbone, for the adapters and their model cards; if empty, it is named by
-            its place in the run folder, ../../backbone.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
             numbers.
         protocol: The evaluation protocol: how recommendations are counted.
         resume: If true, the stopped run in output goes on.
-        encoder: The encoder of the texts in the report page: auto (MiniLM where it is installed, else tfidf), minilm,
-            tfidf, or a folder or hub name for sentence-transformers.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
             such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
-        memory: The private memory of every client.
+        hybrid: What stands beside the model of every client, its private memory.
         privacy: Bound and noise of what every client sends.
     """
 
@@ -199,22 +187,17 @@ class RunConfig:
     gradient_checkpointing: bool = False
     quantize: Quantize = "none"
     faults: str = ""
-    placement: Placement = "clients"
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
-    secure_threshold: SecureThreshold = 0.6
     update_shares: str = "1"
     teacher_row: bool = True
-    export_rank: Annotated[int, at_least(0, hint="0 exports the rank that was trained")] = 0
-    backbone_name: str = ""
     num_threads: Threads = 0
     protocol: str = "strict"
     resume: bool = False
-    encoder: str = "auto"
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    hybrid: HybridConfig = field(default_factory=HybridConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
@@ -233,17 +216,12 @@ class RunConfig:
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
                 "strict/keep_seen"
             )
-        if self.memory.kind != "none" and not get_protocol(self.protocol).drop_seen:
+        if self.hybrid.kind != "none" and not get_protocol(self.protocol).drop_seen:
             raise ValueError(
-                f"got memory.kind {self.memory.kind} with protocol {self.protocol}, expected strict: a memory knows no "
+                f"got hybrid.kind {self.hybrid.kind} with protocol {self.protocol}, expected strict: a memory knows no "
                 "probability of items that were seen before"
             )
         check_one_mean(self.secure_sum, self.robust_mean)
-        if self.memory.kind != "none" and self.export_rank:
-            raise ValueError(
-                f"got memory.kind {self.memory.kind} with export_rank {self.export_rank}, expected one of the two: the "
-                "results with the memory are those of the adapters as they were trained"
-            )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
 

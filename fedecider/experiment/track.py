@@ -36,15 +36,19 @@ class Track(NamedTuple):
     methods: str
     """Mapping of method name -> entry."""
     parse: str
-    """(description, words, method, \\*config classes beside) -> settings, instances of those classes."""
+    """(description, words, \\*config classes beside) -> settings, and instances of those classes."""
     recorded: str
     """(run folder, place of the data or empty) -> settings of a finished run."""
     load: str
     """(settings, launch) -> `fedecider.experiment.engine.Experiment`."""
     page: str
-    """(run folder, data folder or empty, encoder or empty) -> path of the page, made again."""
+    """`fedecider.experiment.run_page.ReportConfig` -> path of the page, made again."""
+    opening: str = ""
+    """`RunFolder` of a finished run -> `fedecider.report.page.Opening`: the verdict in sentences."""
+    data_words: str = ""
+    """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     tune: str = ""
-    """(settings, names of options given, launch) -> `fedecider.experiment.tuning.Study` of a search."""
+    """(settings, TuneConfig, names of options given, launch) -> folder of the search."""
     audit: str = ""
     """(AuditConfig, launch) -> `fedecider.experiment.attacks.Outcome`."""
     contract: str = ""

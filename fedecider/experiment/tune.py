@@ -8,7 +8,8 @@ from typing import Any
 
 from fedecider.data.domain import by_catalogue, clients_of
 from fedecider.experiment.alternatives import settle
-from fedecider.experiment.federate import check_federation, prepare_rounds, run_federation
+from fedecider.experiment.engine import train
+from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of, shared_out
 from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_data
 from fedecider.experiment.tuning import Outcome, Track, TrialPlace, TuneConfig, tune
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
@@ -24,7 +25,7 @@ def tune_llm(settings: Settings, config: TuneConfig, fixed: Sequence[str], launc
     domains = load_data(run)
     hashes, faults = check_federation(settings, domains)
     launch.accelerator.wait_for_everyone()
-    launch = launch.placed(run.placement)
+    launch = shared_out(settings, launch, clients_of(domains))
     built: list[Foundation] = []
 
     def prepare() -> None:
@@ -35,16 +36,12 @@ def tune_llm(settings: Settings, config: TuneConfig, fixed: Sequence[str], launc
         own = settle(asked, built[0], launch).settings
         prepared = prepare_rounds(own, built[0], launch)
         with round_progress(run.num_rounds, launch.is_main) as on_clients:
-            state = run_federation(
-                own,
-                prepared,
-                launch,
+            state = train(
+                rounds_of(own, prepared, launch, faults),
                 recorder=place.recorder,
                 checkpoints=place.checkpoints,
                 key=fingerprint({"config": asked.as_record(), "data": hashes}),
                 resume=True,
-                faults=faults,
-                on_round=lambda record: None,
                 on_clients=on_clients,
             )
         return Outcome(state.best_score, state.best_round, state.round)

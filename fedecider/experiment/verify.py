@@ -95,7 +95,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         metrics = mean_metrics(position_U)
         found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
         private = folder.private / task.name
-        if settings.run.memory.kind == "none" or not private.is_dir():
+        if settings.run.hybrid.kind == "none" or not private.is_dir():
             continue  # a run may be shown without what is private in it
         memory = load_memory(private, domains[task.name].item_keys)
         scores = model_scores(model, task, settings.ranking, precision, device)
@@ -113,14 +113,13 @@ def _row_means(folder: RunFolder, domain: str, row: str) -> dict[str, float]:
 
 
 def _expected(folder: RunFolder, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Test metrics of the models that were handed over: the truncated ones where ``export_rank`` cut them down."""
+    """Test metrics of the models that were handed over."""
     recorded, expected = read_object(folder.metrics), {}
     with damage_names(folder.metrics):
         for name in names:
             entry = recorded["domains"][name]
-            means = {metric: value["mean"] for metric, value in entry["test"][recorded["reported"]].items()}
-            values = entry["export"]["test"] if "export" in entry else means
-            expected[name] = {metric: float(value) for metric, value in values.items()}
+            values = entry["test"][recorded["reported"]]
+            expected[name] = {metric: float(value["mean"]) for metric, value in values.items()}
             if not expected[name] or not all(map(math.isfinite, expected[name].values())):
                 raise ValueError(f"no finite test metrics of {name}")
     return expected

@@ -117,8 +117,6 @@ class FederatedMethod(NamedTuple):
     bounded_from: Callable[[int], Tree] | None = None
     """round -> what a client's tensors are compared with where its upload is bounded, known to both sides; None: what
     was downloaded under the same names."""
-    finish_upload: Callable[[Upload], Upload] | None = None
-    """What a client makes of its upload after bound and noise; None: nothing more."""
     fine_mean: bool = False
     """Whether the server divides that mean by its own size: the resolution of a secure sum would be too coarse."""
     takes_mean: bool = False

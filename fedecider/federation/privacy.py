@@ -46,7 +46,8 @@ class PrivacyConfig:
             given, or inf, nothing is bounded.
         mechanism: The kind of noise: gaussian with standard deviation noise_scale * clip, or laplace with that scale.
         noise_scale: The size of the noise divided by clip; 0 adds none.
-        delta: The probability in (epsilon, delta) that gaussian noise leaves open; it is usually below 1 / clients.
+        delta: The probability in (epsilon, delta) that gaussian noise leaves open, for uploads and for hidden users; it
+            is usually below 1 / clients, and below 1 / users of a client.
         noise_on: Where the noise goes. "upload" gives every single upload the whole noise, so that epsilon holds
             against the server as well; "sum" gives each a share such that the sum over the cohort has it, which
             protects the sum only: add secure aggregation, or trust the server. A mean must then weigh all clients
@@ -108,15 +109,11 @@ def protect_upload(
 
 
 def protector(method: FederatedMethod, config: PrivacyConfig, seed: int | None) -> Protect:
-    """What a client does with its upload before it leaves: bound, noise, then what the method still wants to do to it.
-
-    The last is post-processing, which no guarantee minds. ``seed`` None: noise from the operating system.
-    """
+    """What a client does with its upload before it leaves. ``seed`` None: noise from the operating system."""
 
     def protected(upload: Upload, download: Download, round: int, cohort_size: int) -> Upload:
         known = download if method.bounded_from is None else Download(method.bounded_from(round))
-        sent = protect_upload(upload, known, config, seed, round, cohort_size)
-        return sent if method.finish_upload is None else method.finish_upload(sent)
+        return protect_upload(upload, known, config, seed, round, cohort_size)
 
     return protected
 

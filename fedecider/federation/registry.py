@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -12,9 +13,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 LLM_METHODS = "fedecider.methods"
 """The entry point group of the LLM track."""
 EMBEDDING_METHODS = "fedecider.embedding_methods"
-"""The entry point group of the embedding track. There are two groups, so that the track of a method is known before its
-module is imported: the embedding track starts without the libraries of language models, which take seconds."""
-TRACKS = {LLM_METHODS: "the LLM track", EMBEDDING_METHODS: "the embedding track"}
+"""The entry point group of the embedding track. There is a group for each track, so that the track of a method is
+known before its module is imported: the embedding track starts without the libraries of language models, which take
+seconds."""
+ID_METHODS = "fedecider.id_methods"
+"""The entry point group of ID-based methods."""
+TRACKS = {
+    LLM_METHODS: "the LLM track",
+    EMBEDDING_METHODS: "the embedding track",
+    ID_METHODS: "the track of ID-based methods",
+}
 
 
 RESERVED = ("config", "help", "print_config")
@@ -76,6 +84,15 @@ class Registry(Mapping[str, Entry]):
         if isinstance(found, str):
             raise ValueError(found)
         return found
+
+    @contextmanager
+    def lent(self, name: str, entry: Entry) -> Iterator[None]:
+        """Have ``entry`` among the built-in methods while the block lasts."""
+        self.built_in[name] = entry
+        try:
+            yield
+        finally:
+            del self.built_in[name]
 
     def problem(self, name: str) -> str:
         """Why the method cannot be used, in one sentence; empty where it can."""

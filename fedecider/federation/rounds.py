@@ -122,6 +122,7 @@ def run_rounds(
     resume: bool = False,
     processes: Processes | None = None,
     on_round: Callable[[dict], None] = lambda record: None,
+    ends: Callable[[dict, RunState], bool] = lambda record, state: False,
     on_clients: OnClients = silent,
     validated: Sequence[Block] | None = None,
 ) -> RunState:
@@ -136,8 +137,9 @@ def run_rounds(
     a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
     the others. ``gathering`` is how uploads reach it (:mod:`fedecider.federation.secure_rounds` sums them unseen). With
     several processes every process sees the same uploads in the same order, so all of them hold
-    the same state; only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each
-    round, where those are not all. Local state is updated in place and copied only when its round is the best so
+    the same state; ``ends`` is asked after every round, in every process, and where it is true no other round follows;
+    only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each round, where those
+    are not all. Local state is updated in place and copied only when its round is the best so
     far.
 
     Raises:
@@ -198,11 +200,14 @@ def run_rounds(
             **seconds,
         }
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
-        due = round % settings.checkpoint_every == 0 or round == settings.num_rounds
+        ended = ends(record, state)
+        due = round % settings.checkpoint_every == 0 or round == settings.num_rounds or ended
         if checkpoints and (due or settings.stops(round, state.best_round)) and processes.index == 0:
             state = state._replace(records=recorder.digest())
             save_state(state, checkpoints, settings.fingerprint)
         on_round(record)
+        if ended:
+            break
     return state
 
 

@@ -5,7 +5,7 @@ Shape legend: U users of a client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,9 @@ from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
+from fedecider.experiment.engine import Experiment, Rounds, train
 from fedecider.federation.method import FederatedMethod
+from fedecider.federation.parties import Processes
 from fedecider.federation.record import (
     Recorder,
     non_finite_line,
@@ -29,10 +31,10 @@ from fedecider.federation.record import (
     write_json,
     write_text,
 )
-from fedecider.federation.rounds import OnClients, RoundSettings, evaluate_views, run_rounds, silent
+from fedecider.federation.rounds import RoundSettings, evaluate_views
 from fedecider.federation.state import RunState
-from fedecider.id_based import METHODS
 from fedecider.id_based.clients import IdClients, id_clients
+from fedecider.id_based.methods import METHODS
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import (
     ResultTable,
@@ -43,10 +45,10 @@ from fedecider.report.tables import (
     shown_domains,
     view_labels,
 )
-from fedecider.running.launch import Launch, checked_run, opened_together, round_recorder, round_teller
-from fedecider.running.options import build_parser, parse, peek
-from fedecider.running.progress import console, round_progress, say
-from fedecider.running.run_folder import RunFolder, as_plain, check_output, fingerprint
+from fedecider.running.launch import Launch
+from fedecider.running.options import build_parser, from_plain, parse, peek
+from fedecider.running.progress import console, say
+from fedecider.running.run_folder import RunFolder, as_plain, check_output, damage_names, read_run
 
 # Settings of a run of an ID-based method that are not the method's own.
 
@@ -104,6 +106,10 @@ class IdSettings(NamedTuple):
     method: Any
     """The method's own frozen dataclass."""
 
+    def as_record(self) -> dict[str, Any]:
+        """By block."""
+        return {name: as_plain(value) for name, value in self._asdict().items()}
+
 
 # Settings of an ID-based run from a command line.
 
@@ -111,26 +117,44 @@ COMMON = ("help", "config", "method", "domains", "data", "output", "num_rounds",
 """What ``--help`` shows first."""
 
 
-def parse_id_settings(description: str, words: Sequence[str], method: str) -> IdSettings:
-    """Settings of one run.
+def parse_settings_and(description: str, words: Sequence[str], *beside: type) -> tuple[IdSettings, list[Any]]:
+    """Settings of one run, and what the command line says of the dataclasses ``beside``.
 
     Raises:
         ValueError: an option of another track, or a setting that cannot be.
     """
+    method = peek(words, "method", IdRunConfig.method)
     foreign = [name for name in ("dataset", "lora_rank") if peek(words, name)]
     if foreign:
         raise ValueError(f"got {foreign[0]} with the method {method}, expected --data and --domains")
-    classes = (IdRunConfig, METHODS[method].config)
+    classes = (*beside, IdRunConfig, METHODS[method].config)
     texts = {"method": f"The federated method: {', '.join(METHODS)}."}
     parser = build_parser(description, *classes, common=COMMON, texts=texts)
     parser.set_defaults(method=method)
-    run, own = parse(parser, words, *classes)
+    *others, run, own = parse(parser, words, *classes)
     if run.output:
         check_output(Path(run.output))
-    return IdSettings(run, own)
+    return IdSettings(run, own), others
 
 
-# A run of an ID-based method, from prepared domains to its folder.
+def recorded_settings(run: Path, data: str = "") -> IdSettings:
+    """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
+    path, config = RunFolder(run).record, read_run(run)["config"]
+    with damage_names(path):
+        own = {**config["run"], "resume": False, **({"data": data} if data else {})}
+        settings = from_plain(IdRunConfig, own, f"run in {path}")
+        return IdSettings(settings, from_plain(METHODS[settings.method].config, config["method"], f"method in {path}"))
+
+
+def no_page(config: Any) -> Path:
+    """ID-based runs have a table and no page.
+
+    Raises:
+        ValueError: always, with the place of the table.
+    """
+    folder = RunFolder(Path(config.run))
+    raise ValueError(f"got {folder.root}, a run of an ID-based method, which has no page: see {folder.results}")
+
 
 Positions = dict[str, dict[str, Tensor]]
 """Label of a view -> client -> (U,) positions."""
@@ -154,40 +178,8 @@ class Trained(NamedTuple):
         return {label: dict(zip(names, found[view], strict=True)) for view, label in labels.items()}
 
 
-def train_rounds(
-    settings: IdSettings,
-    domains: Mapping[str, Domain],
-    device: torch.device,
-    *,
-    recorder: Recorder | None = None,
-    checkpoints: Path | None = None,
-    key: str = "",
-    on_round: Callable[[dict], None] = lambda record: None,
-    on_clients: OnClients = silent,
-) -> Trained:
-    """All rounds; each one is scored on the validation items, and the test items are not looked at.
-
-    ``key`` is the fingerprint that checkpoints carry.
-    """
-    run = settings.run
-    clients = id_clients(domains, run.seed, get_protocol(run.protocol), device)
-    method = METHODS[run.method].build(clients, settings.method)
-    state = run_rounds(
-        method,
-        clients.blocks(),
-        RoundSettings(run.num_rounds, run.seed, run.participation, fingerprint=key, patience=run.patience),
-        metrics_per_client,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        resume=run.resume,
-        on_round=on_round,
-        on_clients=on_clients,
-    )
-    return Trained(method, clients, state)
-
-
-def federate_ids(settings: IdSettings, launch: Launch) -> Path:
-    """Run everything and return the run folder.
+def load(settings: IdSettings, launch: Launch) -> Experiment:
+    """The data of a run, and everything checked that can be before the method is built.
 
     Raises:
         ValueError: a setting or the data cannot be, or several processes were started.
@@ -203,22 +195,42 @@ def federate_ids(settings: IdSettings, launch: Launch) -> Path:
     if empty:
         raise ValueError(f"got domains {empty} without client users, expected some: leave them out of --domains")
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
-    config = {name: as_plain(block) for name, block in settings._asdict().items()}
-    root, record = checked_run(config, hashes, list(by_catalogue(domains)))
-    with opened_together(root, record, launch) as folder:
-        with round_progress(run.num_rounds) as on_clients:
-            trained = train_rounds(
-                settings,
-                domains,
-                launch.device,
-                recorder=round_recorder(folder, launch, "", record),
-                checkpoints=folder.checkpoints,
-                key=fingerprint(record),
-                on_round=round_teller(launch, run.num_rounds),
-                on_clients=on_clients,
-            )
-        _write(settings, trained, domains, folder)
-    return root
+
+    def prepare(launch: Launch, resumed: RunFolder | None) -> Rounds:
+        clients, rounds = rounds_of(settings, domains, launch.device)
+        method = rounds.method
+
+        def finish(state: RunState, folder: RunFolder) -> None:
+            _write(settings, Trained(method, clients, state), domains, folder)
+
+        return rounds._replace(finish=finish)
+
+    return Experiment(settings, hashes, list(by_catalogue(domains)), prepare)
+
+
+def rounds_of(settings: IdSettings, domains: Mapping[str, Domain], device: torch.device) -> tuple[IdClients, Rounds]:
+    """The clients, and the rounds over them with nothing written after them."""
+    run = settings.run
+    clients = id_clients(domains, run.seed, get_protocol(run.protocol), device)
+    method = METHODS[run.method].build(clients, settings.method)
+    rounds = Rounds(
+        method,
+        clients.blocks(),
+        RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
+        metrics_per_client,
+        Processes(),
+        lambda state, folder: None,
+        [client.name for client in clients],
+    )
+    return clients, rounds
+
+
+def train_rounds(
+    settings: IdSettings, domains: Mapping[str, Domain], device: torch.device, recorder: Recorder | None = None
+) -> Trained:
+    """All rounds in this process, with nothing written but the records."""
+    clients, rounds = rounds_of(settings, domains, device)
+    return Trained(rounds.method, clients, train(rounds, recorder=recorder))
 
 
 def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain], folder: RunFolder) -> None:

@@ -3,11 +3,10 @@
 State. Server: one direction per client (K rows). Local, per client: ``alpha`` (K,) for the next training, ``own.*`` the
 raw pair at the last upload, ``whole.*`` everything that the model added to the student then, peers included, as one
 pair per layer of the least rank that holds it (`compact`). That is the model before the upload; only the own pair
-leaves. With ``alpha_per module`` the weights are (M, K). With ``skip_below`` the server holds ``unwanted`` (K, K), row
-i the flags that client i uploaded last, and each client the same flags as ``away`` (K,); with ``send_norms`` ``norms``
-(K, M), what its directions were divided by. With a ``first_fusion`` other than sum ``fitted`` () is the number of the
-entry that a client has taken, -1 before. With ``merge`` every client keeps ``merged.*``, what its model holds below the
-own pair and the directions, as one pair per layer.
+leaves. With ``alpha_per module`` the weights are (M, K). With a ``first_fusion`` other than sum ``fitted`` () is the
+number of the entry that a client has taken, -1 before. With ``merge`` every client keeps ``merged.*``, what its model
+holds below the own pair and the directions, as one pair per layer, and the server ``norms`` (K, M), what its directions
+were divided by.
 
 Shape legend: K clients, M modules, K clients of the run, C clients of a block.
 """
@@ -18,17 +17,18 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedecider.bounds import NotNegative, OneOf, Real, Space, above, check, shares_of
+from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check, shares_of
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.statistics import first_not_beaten
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.wire import only_rows, take_row
+from fedecider.federation.wire import take_row
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -104,42 +104,28 @@ class FedeciderConfig:
         merge: If true, what a client has trained and taken in stays in its model with the weights that it had then, and
             every local training starts from a new pair: a direction is what one round brought, and the weights are
             those of that round (the restarts of ReLoRA, Lialin et al., 2024, and FLoRA, Wang et al., 2024).
-            first_fusion then holds for every broadcast. Wants alpha_init auto and own_slot raw. A client that is absent
-            from a round misses what the others brought in it.
+            first_fusion then holds for every broadcast. With every direction comes the norm that the server took from
+            it, one number a layer, from which its weight starts: a mean of directions is then the mean of the updates,
+            however unequal clients are in size. Wants alpha_init auto and own_slot raw. A client that is absent from a
+            round misses what the others brought in it.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
-        train_alpha: If false, the fusion weights stay where they started.
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
             layers; module one per adapted layer.
         own_slot: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
             same with its geometric mean norm multiplied into the own weight, or each layer's own norm with alpha_per
             module; raw the client's own pair as trained.
-        skip_below: A peer's direction whose weight (the largest over layers) is below this in absolute value after a
-            local training is never downloaded by that client again; 0 (paper) downloads all.
-        normalize_at: Where directions are normalised, server (paper) or client; both give the same bits, but the server
-            then never sees norms.
-        send_norms: If true, the server sends with every direction the norms that it took from it, one number a layer,
-            and with merge the weight of a peer starts from that norm, not from the receiver's: a mean of directions is
-            then the mean of the updates, however unequal clients are in size.
-        balanced: If true, canonical factors are broadcast that depend on the product only.
         ablation: What is left out: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep
-            combines factors first, (sum alpha B)(sum alpha A).
-        sep_factors: The factors that wo_sep combines, raw (as printed) or normalized.
+            combines the raw factors first, (sum alpha B)(sum alpha A), as printed.
     """
 
     alpha_init: float | Literal["auto"] = 2.0
     alpha_peers: NotNegative = 0.0
     first_fusion: str = "sum"
     merge: bool = False
-    alpha_learning_rate: Annotated[float, above(0, hint="train_alpha false keeps the weights fixed")] = 1e-3
-    train_alpha: bool = True
+    alpha_learning_rate: Positive = 1e-3
     alpha_per: Literal["client", "module"] = "client"
     own_slot: Literal["normalized", "absorb", "raw"] = "normalized"
-    skip_below: NotNegative = 0.0
-    normalize_at: Literal["server", "client"] = "server"
-    send_norms: bool = False
-    balanced: bool = False
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
-    sep_factors: Literal["raw", "normalized"] = "raw"
 
     def __post_init__(self) -> None:
         check(self)
@@ -166,26 +152,16 @@ class FedeciderConfig:
                 f"got first_fusion {self.first_fusion} with alpha_peers 0, expected alpha_init auto and alpha_peers "
                 "above 0"
             )
-        if self.merge and not (self.starts_from_norms and self.own_slot == "raw" and not self.skip_below):
+        if self.merge and not (self.starts_from_norms and self.own_slot == "raw"):
             raise ValueError(
-                f"got merge with alpha_init {self.alpha_init}, own_slot {self.own_slot} and skip_below "
-                f"{self.skip_below}, expected auto, raw and 0: weights of a round start from that round's own update"
-            )
-        if self.send_norms and not (self.merge and self.normalize_at == "server"):
-            raise ValueError(
-                f"got send_norms with merge {self.merge} and normalize_at {self.normalize_at}, expected true and "
-                "server: weights start anew there, and the server knows the norms"
-            )
-        if self.skip_below and not self.learns_alpha:
-            raise ValueError(
-                f"got skip_below {self.skip_below} with fusion weights that do not learn, so that nothing tells which "
-                "directions to skip; set skip_below 0, or train_alpha true without wo_per"
+                f"got merge with alpha_init {self.alpha_init} and own_slot {self.own_slot}, expected auto and raw: "
+                "weights of a round start from that round's own update"
             )
 
     @property
     def normalises(self) -> bool:
         """Whether directions are broadcast, not raw pairs."""
-        return self.ablation in ("none", "wo_per") or (self.ablation == "wo_sep" and self.sep_factors == "normalized")
+        return self.ablation in ("none", "wo_per")
 
     @property
     def starts_from_norms(self) -> bool:
@@ -210,7 +186,7 @@ class FedeciderConfig:
 
     @property
     def learns_alpha(self) -> bool:
-        return self.train_alpha and self.ablation != "wo_per"
+        return self.ablation != "wo_per"
 
 
 # Where FeDecider's fusion weights start: before a first training, from the own norm, with the others' directions.
@@ -314,10 +290,8 @@ def absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
 # FeDecider (WWW 2026): share the directions of LoRA updates, let every client learn how to weigh them.
 
 VIEWS = ("post_broadcast", "pre_upload")
-UNWANTED = "unwanted"
-"""Flags of the directions that a client does not download: in its upload (K,), at the server (K, K); uint8."""
 NORMS = "norms"
-"""With ``send_norms``, at the server and in a download: (K, M) what the directions were divided by; float32."""
+"""With ``merge``, at the server and in a download: (K, M) what the directions were divided by; float32."""
 GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": "auto"}, {"alpha_init": "auto", "alpha_peers": 0.3})
 """What to choose from on validation, the paper's settings first: the start of the weights decides how far the first
 fusion moves the model (``docs/papers.md``)."""
@@ -334,12 +308,10 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
     scalars). Download: K directions, of tables only rows of the own catalogue; in round 1 the common start. Views:
     ``post_broadcast`` (the paper's final model) and ``pre_upload``, the model as it was trained. Differs from the
     paper: untrained and non-finite updates are handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that
-    the first broadcast changes nothing there; ``alpha_init auto``, ``first_fusion``, ``merge``, ``alpha_per`` and
-    ``skip_below`` are ours. With ``auto`` the first training of every client is plain LoRA, also where it comes in a
-    later round; after it the client sets its weights from the norms of its own update (`started`), for which nothing is
-    sent. Until then its model is the shared student. A skipped direction stays away for good: while it is absent its
-    weight has no gradient, so nothing could tell that it is wanted again. Uploads are bounded around the common start;
-    with noise on them a client normalises after it.
+    the first broadcast changes nothing there; ``alpha_init auto``, ``first_fusion``, ``merge`` and ``alpha_per`` are
+    ours. With ``auto`` the first training of every client is plain LoRA, also where it comes in a later round; after it
+    the client sets its weights from the norms of its own update (`started`), for which nothing is sent. Until then its
+    model is the shared student. Uploads are bounded around the common start.
     """
     num_clients = recommender.num_clients
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
@@ -355,20 +327,11 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
             local["fitted"] = torch.full((num_clients,), -1)
         if config.merge:
             local.update(with_prefix(stack_trees([_whole(recommender, config, start)] * num_clients), "merged"))
-        if config.skip_below:
-            local["away"] = torch.zeros(num_clients, num_clients, dtype=torch.bool)
-            server[UNWANTED] = local["away"].to(torch.uint8)
-        if config.send_norms:
             server[NORMS] = torch.zeros(num_clients, len(module_names(start)))
         return server, local
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        directions = {key: tensor for key, tensor in server.items() if key != UNWANTED}
-        if round == 1:
-            return Download(take_row({key: directions[key] for key in start}, 0))
-        if UNWANTED not in server:
-            return Download(directions)
-        return Download(directions, sent_rows=dict.fromkeys(directions, server[UNWANTED][clients] == 0))
+        return Download(take_row({key: server[key] for key in start}, 0) if round == 1 else server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         pairs, rows, logs = [], [], []
@@ -387,20 +350,14 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
             if not kept_C.any():
                 continue
             pairs = {key: tensor[kept_C] for key, tensor in upload.tensors.items()}
-            flags = {UNWANTED: pairs.pop(UNWANTED)} if UNWANTED in pairs else {}
-            if config.normalises and config.normalize_at == "server":
-                found = normalise(pairs, balanced=config.balanced)
-                pairs = found.tree
-                if config.send_norms:
-                    flags[NORMS] = found.norm_CM.to(directions[NORMS])
-            for key, tensor in {**pairs, **flags}.items():
+            if config.normalises:
+                found = normalise(pairs)
+                pairs = {**found.tree, **({NORMS: found.norm_CM.to(directions[NORMS])} if config.merge else {})}
+            for key, tensor in pairs.items():
                 directions[key][upload.clients[kept_C]] = tensor
         return directions
 
     positions = client_positions(recommender, partial(load_view, recommender, config))
-    flags = {UNWANTED: torch.zeros(num_clients, dtype=torch.uint8)} if config.skip_below else {}
-    like = {**start, **flags}
-    normalises_last = recommender.protected and config.normalises and config.normalize_at == "client"
     return FederatedMethod(
         "fedecider",
         init,
@@ -409,9 +366,8 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         server_aggregate,
         positions,
         VIEWS,
-        upload_like=lambda round, server: like,
+        upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
-        finish_upload=partial(_normalised, config) if normalises_last else None,
     )
 
 
@@ -443,7 +399,7 @@ def _load_broadcast(
         own_pair = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
     return load_fusion(
         recommender.model,
-        _received(download.shared, own),
+        _directions(download),
         client,
         own["alpha"],
         own_pair=own_pair,
@@ -460,23 +416,13 @@ def _whole(recommender: ClientModels, config: FedeciderConfig, factors: Tree) ->
     return compact(factors, least_rank(shapes, sys.maxsize if config.merge else num_slots))
 
 
-def fusion_weights(local: Tree) -> Tensor:
-    """The weights in ``local``, all clients' or one client's row of it; zero for slots that are not downloaded."""
-    alpha = local["alpha"]
-    if "away" not in local:
-        return alpha
-    away = local["away"]
-    return alpha.masked_fill(away if away.dim() == alpha.dim() else away.unsqueeze(-2), 0.0)
-
-
-FUSION_WEIGHTS = FusionWeights(fusion_weights, log="alpha", log_per_layer="alpha_modules")
+FUSION_WEIGHTS = FusionWeights(itemgetter("alpha"), log="alpha", log_per_layer="alpha_modules")
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
-    """P up; down the common start in round 1 and K directions later (an upper bound with ``skip_below``).
+    """P up; down the common start in round 1 and K directions later, without the norms that ``merge`` adds.
 
-    Norms that ``send_norms`` adds are left out. Of a direction travels what its client and the receiver both have rows
-    of.
+    Of a direction travels what its client and the receiver both have rows of.
     """
     num_scalars = sum(factor_scalars(shapes).values())
     return num_scalars if round == 1 else sum(sum(factor_scalars(peer).values()) for peer in peers), num_scalars
@@ -486,7 +432,7 @@ def _update(
     recommender: ClientModels, config: FedeciderConfig, round: int, download: Download, own: Tree, client: int
 ) -> tuple[Tree, Tree, dict[str, Any]]:
     """Train one client -> what to upload, its new local row, its log."""
-    directions, alpha = download.shared if round == 1 else _received(download.shared, own), None
+    directions, alpha = _directions(download), None
     given = own
     starts = config.starts_from_norms and not _has_trained(own)
     if round == 1:
@@ -498,7 +444,7 @@ def _update(
         alpha = _load_broadcast(recommender, config, download, own, client)
     trained = train_locally(recommender, client, round, alpha=alpha, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.log["finite"]:
-        return {**trained.adapters, **_flags(given)}, given, {**trained.log, **_weight_log("alpha", given["alpha"])}
+        return trained.adapters, given, {**trained.log, **_weight_log("alpha", given["alpha"])}
     trained_alpha = own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client)
     pair = trained.adapters
     if config.merge:  # the own weight starts anew as well, so the pair takes up what it has become
@@ -520,52 +466,15 @@ def _update(
         new_own.update(with_prefix(_whole(recommender, config, before), "merged"))
     if "fitted" in own:
         new_own["fitted"] = own["fitted"]
-    if config.skip_below:
-        new_own["away"] = own["away"] if alpha is None else _away(config, own, trained_alpha, directions, client)
-    if config.normalises and config.normalize_at == "client" and not recommender.protected:
-        pair = take_row(normalise(stacked, balanced=config.balanced).tree, 0)
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
     # the two kinds of weights differ under absorb, and where auto has just set them
-    weights = {**_weight_log("alpha", fusion_weights(new_own)), **_weight_log("trained_alpha", trained_alpha)}
-    skipped = {"skipped": new_own["away"].nonzero().flatten().tolist()} if config.skip_below else {}
-    log = {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M), **skipped}
-    return {**pair, **_flags(new_own)}, new_own, log
+    weights = {**_weight_log("alpha", next_alpha), **_weight_log("trained_alpha", trained_alpha)}
+    return pair, new_own, {**trained.log, **weights, "cosine": cosine_K, **_norm_log(norm_M)}
 
 
-def _normalised(config: FedeciderConfig, upload: Upload) -> Upload:
-    """Directions of the clients whose upload is finite, in the rows that they send; the others as they are."""
-    kept_C = finite_clients(upload)
-    if not kept_C.any():
-        return upload
-    unit = normalise({key: tensor[kept_C] for key, tensor in upload.tensors.items()}, balanced=config.balanced).tree
-    tensors = {key: tensor.clone() for key, tensor in upload.tensors.items()}
-    for key, tensor in unit.items():
-        tensors[key][kept_C] = tensor
-        tensors[key] = only_rows(tensors[key], upload.sent_rows.get(key))
-    return upload._replace(tensors=tensors)
-
-
-def _received(shared: Tree, own: Tree) -> Tree:
-    """All K slots of a client: those that it did not ask for are empty, whatever the server holds there."""
-    directions = {key: tensor for key, tensor in shared.items() if key != NORMS}
-    if "away" not in own or not own["away"].any():
-        return directions
-    return {
-        key: tensor.masked_fill(own["away"].to(tensor.device)[:, None, None], 0.0) for key, tensor in directions.items()
-    }
-
-
-def _away(config: FedeciderConfig, own: Tree, alpha: Tensor, directions: Tree, client: int) -> Tensor:
-    """(K,) bool: peers that are not downloaded from now on; those that had no update yet get their chance later."""
-    size_K = alpha.abs() if alpha.dim() == 1 else alpha.abs().amax(0)
-    has_update_K = hold_anything(directions).any(1)
-    away_K = own["away"] | ((size_K < config.skip_below) & has_update_K)
-    away_K[client] = False
-    return away_K
-
-
-def _flags(own: Tree) -> Tree:
-    return {UNWANTED: own["away"].to(torch.uint8)} if "away" in own else {}
+def _directions(download: Download) -> Tree:
+    """What came, without the norms."""
+    return {key: tensor for key, tensor in download.shared.items() if key != NORMS}
 
 
 def _has_trained(own: Tree) -> bool:
@@ -584,7 +493,7 @@ def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Downlo
     """
     if not config.merge and ("fitted" not in own or own["fitted"] >= 0):
         return own
-    received = _received(download.shared, own)
+    received = _directions(download)
     came_KM = hold_anything(received)
     if config.merge and _has_trained(own):
         norm_M = update_norms(stack_trees([without_prefix(own, "own")]))[0]

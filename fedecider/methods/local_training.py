@@ -86,7 +86,7 @@ def deepspeed_steps(
         if adapted_embeddings(unwrap(model)):
             raise ValueError(
                 "got lora_targets table with ZeRO-3, expected ZeRO-2: embeddings cannot read the partitioned adapter "
-                "of the output. Take the target output, or fedecider/configs/deepspeed/zero2.json"
+                "of the output. Take the target output, or configs/deepspeed/zero2.json"
             )
         copies = {}
         objective = copy.deepcopy(objective, copies)
@@ -125,30 +125,35 @@ def _gather(trained: list[nn.Parameter], copies: list[nn.Parameter], stage: int)
 # SGD).
 
 
-def steps_per_epoch(config: UserPrivacy) -> int:
+SAMPLE_RATE = 0.25
+"""The probability with which each user takes part in a step, in place of a batch size: few enough that noise on the sum
+hides one, many enough that it does not drown the rest."""
+
+
+def steps_per_epoch() -> int:
     """Steps after which a user has been drawn once or more on average; they do not depend on the number of users."""
-    return math.ceil(1.0 / config.sample_rate)
+    return math.ceil(1.0 / SAMPLE_RATE)
 
 
-def user_epsilon(config: UserPrivacy, num_epochs: int) -> float:
+def user_epsilon(config: UserPrivacy, num_epochs: int, delta: float) -> float:
     """The epsilon of ``num_epochs`` epochs of one client, of all rounds together; inf where nothing is guaranteed.
 
     A step is a Gaussian mechanism on a sum to which every user adds at most ``clip``, with users drawn independently
     (Poisson): :func:`fedecider.federation.privacy.epsilon` over all steps.
     """
-    noise = PrivacyConfig(config.clip, "gaussian", config.noise_scale, config.delta, "sum")
-    return epsilon(noise, num_epochs * steps_per_epoch(config), config.sample_rate, "poisson")
+    noise = PrivacyConfig(config.clip, "gaussian", config.noise_scale, delta, "sum")
+    return epsilon(noise, num_epochs * steps_per_epoch(), SAMPLE_RATE, "poisson")
 
 
-def user_report(config: UserPrivacy, num_epochs: int) -> str:
+def user_report(config: UserPrivacy, num_epochs: int, delta: float) -> str:
     """One line that says what is guaranteed to a user, what is not, and when nothing is."""
-    value = user_epsilon(config, num_epochs)
+    value = user_epsilon(config, num_epochs, delta)
     if value == math.inf:
         return "no guarantee to users: clip and noise are needed, and one of them is missing"
     return (
-        f"epsilon {value:.3g} at delta {config.delta:g}: one user of one client there or not, over "
-        f"{num_epochs * steps_per_epoch(config)} steps in which each user takes part with probability "
-        f"{config.sample_rate:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}). Covered is what local "
+        f"epsilon {value:.3g} at delta {delta:g}: one user of one client there or not, over "
+        f"{num_epochs * steps_per_epoch()} steps in which each user takes part with probability "
+        f"{SAMPLE_RATE:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}). Covered is what local "
         "training makes and sends; not covered: the choice of the round and of update_shares on validation items, the "
         "memory, losses in the logs, and every figure reported here"
     )
@@ -157,14 +162,14 @@ def user_report(config: UserPrivacy, num_epochs: int) -> str:
 def draw_users(recommender: ClientModels, client: int, round: int, epoch: int) -> list[list[TokenBatch]]:
     """For every step of an epoch one batch for each of its users, who are drawn independently of each other."""
     assert recommender.users is not None, "a recommender that knows its users"
-    config, name = recommender.training.user_privacy, recommender.names[client]
+    name = recommender.names[client]
     users, drawn = recommender.users(client), []
-    for step in range(steps_per_epoch(config)):
+    for step in range(steps_per_epoch()):
         asked = stream(recommender.seed, "users", name, round, epoch, step)
         chance_U = (
             secret_uniform((users.num_users,)) if recommender.secret else torch.rand(users.num_users, generator=asked)
         )
-        numbers = (chance_U < config.sample_rate).nonzero()[:, 0].tolist()
+        numbers = (chance_U < SAMPLE_RATE).nonzero()[:, 0].tolist()
         drawn.append(list(users.batches(numbers, stream(recommender.seed, "samples", name, round, epoch, step))))
     return drawn
 

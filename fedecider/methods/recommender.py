@@ -1,8 +1,8 @@
 """Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every token.
 
-Where a target is compared with the items of its own catalogue alone (``softmax catalogue``), a client changes rows of
-that catalogue only, and of the words that its prompts hold where the embeddings are adapted too. Catalogues and wording
-are published, so that the places of these rows say nothing about a client, and both sides know them.
+Where item IDs are one token each, a target is compared with the items of its own catalogue alone: a client changes rows
+of that catalogue only, and of the words that its prompts hold where the embeddings are adapted too. Catalogues and
+wording are published, so that the places of these rows say nothing about a client, and both sides know them.
 
 Shape legend: K clients of the run, C clients of a block, V vocabulary, R rank, B users of a batch, S input tokens, T
 target tokens, U users of a client, K beams.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
@@ -26,7 +26,6 @@ from fedecider.bounds import (
     Positive,
     PositiveOrInfinite,
     ShareAbove0,
-    above,
     check,
 )
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -53,9 +52,6 @@ def rows_of_clients(shapes: Shapes, tasks: Sequence[Task]) -> Tree:
 
     Prompts that hold texts of users may hold any token. Which ones these are would be told by the places of the rows
     that are sent, so whole tables travel then.
-
-    Raises:
-        ValueError: an item ID of several tokens.
     """
     if HEAD not in shapes or (shapes[HEAD].is_table and any(task.user_texts is not None for task in tasks)):
         return {}
@@ -163,15 +159,10 @@ class UserPrivacy:
             not given, training is by samples and hides nobody.
         noise_scale: The standard deviation of the noise on the sum over the users of a step, divided by clip; 0 adds
             none.
-        sample_rate: The probability with which each user takes part in a step; an epoch has 1 / sample_rate steps. It
-            takes the place of batch_size.
-        delta: The probability in (epsilon, delta) that the noise leaves open; usually below 1 / users of a client.
     """
 
     clip: PositiveOrInfinite | None = None
     noise_scale: NotNegative = 0.0
-    sample_rate: ShareAbove0 = 0.25
-    delta: Annotated[float, above(0, below=1)] = 1e-5
 
     def __post_init__(self) -> None:
         check(self)
@@ -206,9 +197,6 @@ class LocalTraining(TrainConfig):
             large steps and late ones still settle, which takes fewer rounds, so less is sent.
         output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
             items mean: they may have to move much further than layers that start well (A is shared by all items).
-        softmax: What a target is compared with: vocabulary (all tokens), or catalogue (the client's own items), where
-            item IDs are one token each. Then adapters of the output have no part in other catalogues, of which
-            no rows travel.
         user_privacy: Bounded gradients and noise that hide each single user of a client.
     """
 
@@ -216,7 +204,6 @@ class LocalTraining(TrainConfig):
     schedule: Literal["constant", "cosine"] = "constant"
     round_decay: ShareAbove0 = 1.0
     output_rate: Positive = 1.0
-    softmax: Literal["vocabulary", "catalogue"] = "vocabulary"
     user_privacy: UserPrivacy = field(default_factory=UserPrivacy)
 
     @property
@@ -268,8 +255,7 @@ class ClientModels(NamedTuple):
     checkpointing: bool = False
     """Whether layers keep their inputs alone in training (`idgen.training.checkpointed`)."""
     protected: bool = False
-    """Whether uploads are bounded and noised when the method has made them: what else a client does to them has to wait
-    (`fedecider.federation.method.FederatedMethod.finish_upload`)."""
+    """Whether uploads are bounded and noised when the method has made them."""
     secret: bool = False
     """Whether draws that privacy rests on come from the operating system instead of ``seed``: in a deployment."""
 
@@ -305,7 +291,10 @@ def build_recommender(
     model.to(device)
     tries = [task.trie.to(device) for task in tasks]
 
-    catalogues = [task.one_token_catalogue().to(device) if training.softmax == "catalogue" else None for task in tasks]
+    # a target among its own catalogue's items where an ID is one token, for adapters of the output that change no other
+    # catalogue's rows; else among all tokens
+    one_token = all(task.trie.max_length == 1 for task in tasks)
+    catalogues = [task.one_token_catalogue().to(device) if one_token else None for task in tasks]
 
     def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
         token_C = catalogues[client]
@@ -356,7 +345,7 @@ def build_recommender(
         num_examples=lambda client: num_samples(tasks[client]),
         deepspeed=deepspeed,
         processes=processes,
-        own_rows=rows_of_clients(adapter_shapes(model), tasks) if training.softmax == "catalogue" else {},
+        own_rows=rows_of_clients(adapter_shapes(model), tasks) if one_token else {},
         users=users,
         checkpointing=checkpointing,
     )

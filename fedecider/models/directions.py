@@ -1,10 +1,9 @@
-"""Updates of unit Frobenius norm, and their truncation to a lower rank.
+"""Updates of unit Frobenius norm, and the least rank that holds them.
 
-All functions take trees stacked over clients and treat each client by itself, so a client that normalises its own
-update before the upload and a server that does it afterwards get the same bits.
+Functions over clients take stacked trees and treat each client by itself.
 
-Shape legend: C clients, M modules (sorted by path), R rank, I in features, O out features, R rank before, T rank
-after, r rank of the model's own pair.
+Shape legend: C clients, M modules (sorted by path), R rank, I in features, O out features, T common rank of
+all layers, r rank of the model's own pair.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from fedecider.federation.method import Tree
 from fedecider.federation.wire import rows_with_anything
-from fedecider.models.adapters import Shapes, fused_factors, fused_layers, load_fusion, module_names, slots_of_rank
+from fedecider.models.adapters import Shapes, fused_layers, load_fusion, module_names, slots_of_rank
 
 # Update directions: LoRA updates over their Frobenius norm, per client and module, kept as factors.
 
@@ -58,13 +57,11 @@ def hold_anything(adapters: Tree) -> Tensor:
     return torch.stack([rows_with_anything(adapters[f"{name}.lora_b"]) for name in module_names(adapters)], 1)
 
 
-def normalise(adapters: Tree, *, balanced: bool = False, epsilon: float = EPSILON) -> Directions:
+def normalise(adapters: Tree, *, epsilon: float = EPSILON) -> Directions:
     """Split stacked updates into directions and magnitudes.
 
-    ``A <- s A, B <- s B`` with ``s = ||B A||_F^(-1/2)`` (FeDecider, section 3.1). ``balanced`` takes the canonical
-    factors ``U S^(1/2), S^(1/2) V^T`` of the product instead, so that the result depends on the product only and
-    ``||A||_F^2 = ||B||_F^2 <= sqrt(R)``. Differs from the paper: the zero case, and balanced factors where ``s``
-    would exceed ``MAX_SCALE``.
+    ``A <- s A, B <- s B`` with ``s = ||B A||_F^(-1/2)`` (FeDecider, section 3.1). Differs from the paper: the zero
+    case, and the canonical factors ``U S^(1/2), S^(1/2) V^T`` of the product where ``s`` would exceed ``MAX_SCALE``.
 
     Raises:
         ValueError: a factor is not finite; the caller decides what stands in for that client.
@@ -78,7 +75,7 @@ def normalise(adapters: Tree, *, balanced: bool = False, epsilon: float = EPSILO
         key_a, key_b = f"{name}.lora_a", f"{name}.lora_b"
         for client in range(len(norm_CM)):
             pair = adapters[key_a][client], adapters[key_b][client]
-            unit_a, unit_b = _unit_pair(*pair, float(norm_CM[client, module]), balanced, epsilon)
+            unit_a, unit_b = _unit_pair(*pair, float(norm_CM[client, module]), epsilon)
             tree[key_a][client], tree[key_b][client] = unit_a, unit_b
     return Directions(tree, norm_CM, norm_CM < epsilon)
 
@@ -189,13 +186,11 @@ def _nonzero(adapters: Tree, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return kept_C.cpu(), factor_a[kept_C].cpu().double(), kept_b, filled_O
 
 
-def _unit_pair(
-    factor_a: Tensor, factor_b: Tensor, norm: float, balanced: bool, epsilon: float
-) -> tuple[Tensor, Tensor]:
+def _unit_pair(factor_a: Tensor, factor_b: Tensor, norm: float, epsilon: float) -> tuple[Tensor, Tensor]:
     if norm < epsilon:
         return factor_a, torch.zeros_like(factor_b)
     scale = norm**-0.5
-    if balanced or scale > MAX_SCALE:
+    if scale > MAX_SCALE:
         return _balanced_pair(factor_a, factor_b)
     return (scale * factor_a.double()).to(factor_a.dtype), (scale * factor_b.double()).to(factor_b.dtype)
 
@@ -210,25 +205,7 @@ def _balanced_pair(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor]:
     return unit_a, unit_b
 
 
-# A fused adapter of rank K*r in a smaller one: the same update where it fits, else the best approximation of it.
-
-
-class Truncated(NamedTuple):
-    """Factors of rank T and what was lost."""
-
-    tree: Tree
-    """One pair per module, (T, I) and (O, T), with ``A A^T = B^T B`` diagonal."""
-    error_M: Tensor
-    """float64 ``||B A - B_T A_T||_F / ||B A||_F``; 0 for an update that is zero."""
-
-    @property
-    def rank(self) -> int:
-        return next(tensor.shape[0] for name, tensor in self.tree.items() if name.endswith(".lora_a"))
-
-    def summary(self) -> dict[str, float]:
-        """For cards and result files."""
-        largest, mean = float(self.error_M.max()), float(self.error_M.mean())
-        return {"rank": self.rank, "largest_relative_error": largest, "mean_relative_error": mean}
+# A fused adapter of rank K*r in a smaller one that holds the same update.
 
 
 def least_rank(shapes: Shapes, num_slots: int) -> int:
@@ -263,47 +240,6 @@ def compact(factors: Tree, rank: int = 0) -> Tree:
         tree[f"{name}.lora_a"] = nn.functional.pad(factor_a, (0, 0, 0, missing))
         tree[f"{name}.lora_b"] = nn.functional.pad(factor_b, (0, missing))
     return tree
-
-
-def truncate(factors: Tree, rank: int) -> Truncated:
-    """The update of smallest Frobenius distance among those of rank ``rank``, per module (Eckart and Young, 1936).
-
-    ``B_T = U_T S_T^(1/2)``, ``A_T = S_T^(1/2) V_T^T`` of the thin SVD of ``B A``; what is lost is ``sqrt(sum_{k > T}
-    s_k^2)``. Cost ``R^2 (I + O + R)`` per module; the (O, I) product is never formed. A module whose update has a lower
-    rank gets zero columns, since PEFT wants one rank for all. ``rank`` at or above R gives the factors back unchanged.
-    Not in the FeDecider paper.
-
-    Raises:
-        ValueError: ``rank`` is below 1.
-    """
-    if rank < 1:
-        raise ValueError(f"got rank {rank} for a truncated adapter, expected at least 1")
-    names = module_names(factors)
-    if rank >= factors[f"{names[0]}.lora_a"].shape[0]:
-        return Truncated(factors, torch.zeros(len(names), dtype=torch.float64))
-    tree: Tree = {}
-    errors = []
-    for name in names:
-        factor_a, factor_b = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"]
-        left, value, right_t = thin_svd(factor_a, factor_b)
-        root = value[:rank].sqrt()
-        cut_a, cut_b = factor_a.new_zeros(rank, factor_a.shape[1]), factor_b.new_zeros(factor_b.shape[0], rank)
-        cut_a[: len(root)] = (root[:, None] * right_t[:rank]).to(factor_a.dtype)
-        cut_b[:, : len(root)] = (left[:, :rank] * root).to(factor_b.dtype)
-        tree[f"{name}.lora_a"], tree[f"{name}.lora_b"] = cut_a, cut_b
-        norm = float(value.norm())
-        errors.append(float(value[rank:].norm()) / norm if norm else 0.0)
-    return Truncated(tree, torch.tensor(errors, dtype=torch.float64))
-
-
-def truncate_loaded(model: nn.Module, rank: int) -> Truncated | None:
-    """Cut what ``model`` has loaded down to ``rank`` and load that instead; None when there is nothing to cut."""
-    factors = compact(fused_factors(model))
-    if rank >= next(tensor.shape[0] for name, tensor in factors.items() if name.endswith(".lora_a")):
-        return None
-    cut = truncate(factors, rank)
-    load_factors(model, cut.tree)
-    return cut
 
 
 def load_factors(model: nn.Module, factors: Tree) -> None:

@@ -148,7 +148,6 @@ class PromptLayout(NamedTuple):
     max_tokens: int
     """Tokens of a prompt at most, with the end token; the oldest items are left out first."""
     num_beams: int
-    length_penalty: float
     auto_class: str
     """The class of transformers that loads the backbone."""
     continues_prompt: bool
@@ -218,7 +217,7 @@ def allowed(_, row):  # the tokens with which an item ID goes on
 
 rows = model.generate(
     input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-    num_beams=num_beams, num_return_sequences=num_beams, length_penalty={length_penalty}, early_stopping="never",
+    num_beams=num_beams, num_return_sequences=num_beams, length_penalty=0.0, early_stopping="never",
     max_new_tokens={longest}, eos_token_id={end}, prefix_allowed_tokens_fn=allowed,
 ).tolist()
 found = dict.fromkeys(tuple(row[{start} : row.index({end}, {start})]) for row in rows)
@@ -249,7 +248,6 @@ def _search(prompt: PromptLayout) -> str:
         end=prompt.end_token,
         num_beams=prompt.num_beams,
         start="len(prompt)" if prompt.continues_prompt else 1,
-        length_penalty=prompt.length_penalty,
         longest=prompt.longest_id + 1,
     )
 
@@ -364,7 +362,7 @@ def _prompt_text(prompt: PromptLayout) -> str:
         ("separator between two IDs", separator),
         ("`max_history`", f"{prompt.max_history} (the newest items)"),
         ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),
-        ("beams, length penalty", f"{prompt.num_beams}, {prompt.length_penalty}"),
+        ("beams", f"{prompt.num_beams}"),
     ]
     if prompt.prior_weight:
         said = (
@@ -378,8 +376,8 @@ def _how_to_run(base_name: str) -> str:
     places = {
         LOCAL_BACKBONE: (
             "The backbone is named\nrelative to this folder: keep `backbone/` and `adapters/` together, wherever they "
-            "are moved. When you\npublish it, give its hub name to the run (`--backbone_name`), or write it into\n"
-            "`adapter_config.json` and into the first lines of this file."
+            "are moved. When you\npublish it, write its hub name into `adapter_config.json` and into the first lines "
+            "of this file."
         ),
         INNER_BACKBONE: "The backbone is in\nthis folder, below `backbone/`.",
     }
@@ -411,7 +409,6 @@ def export_adapter(
     card: Card,
     prompts: Mapping[str, Tensor],
     tolerance: float = 1e-5,
-    factors: Tree | None = None,
 ) -> float:
     """Write what ``model`` has loaded as a PEFT folder and return the largest logit difference after a reload.
 
@@ -419,9 +416,8 @@ def export_adapter(
     with ``lora_alpha = K*r``, which is the same update exactly; where K*r is above the shorter side of every layer, in
     the smaller pairs of `fedecider.models.directions.compact`. ``base_folder`` is where the base model is saved now,
     ``base_name`` what the adapter's config and card record: a hub name, or a path relative to ``folder``. ``prompts``
-    is a real training batch. ``factors`` are written instead when given (one pair per layer, any common rank): the
-    update that ``model`` has loaded, in another form; the reload check compares the two. The folder is written beside
-    its place and renamed only after the check, so a wrong export never appears under its name.
+    is a real training batch. The folder is written beside its place and renamed only after the check, so a wrong export
+    never appears under its name.
 
     Raises:
         ValueError: the reloaded model's logits differ by more than ``tolerance`` times ``max(1, largest logit)``.
@@ -431,11 +427,8 @@ def export_adapter(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        written, tables = (
-            compact(fused_factors(model)) if factors is None else factors,
-            adapted_embeddings(model.get_base_model()),
-        )
-        save_peft_folder(written, scratch, base_name, family_of(model).task_type, tables)
+        tables = adapted_embeddings(model.get_base_model())
+        save_peft_folder(compact(fused_factors(model)), scratch, base_name, family_of(model).task_type, tables)
         write_items(scratch, items, card.prompt.end_token)
         text = model_card(card, base_name, tuple(items.titles[:2]))
         (scratch / "README.md").write_text(text, encoding="utf-8")

@@ -146,7 +146,10 @@ def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("source", str(data["source"])),
         ("items", str(data["items"])),
         ("users of the client", f"{clients['users']}, {clients['events']} events"),
-        ("public users, on whom the backbone was trained", f"{public['users']}, {public['events']} events"),
+        (
+            "public users, on whom the backbone was trained",
+            f"{public['users']}, {public['events']} events" if public["users"] else "none",
+        ),
         ("split", str(data["split"])),
     ]
 
@@ -200,7 +203,6 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
         newest_first=samples.newest_first,
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
-        length_penalty=ranking.length_penalty,
         prior_weight=ranking.prior_weight,
         auto_class=family.auto_class,
         continues_prompt=family.continues_prompt,

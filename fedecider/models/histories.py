@@ -35,7 +35,7 @@ class Recommendation:
     key: str
     title: str
     score: float
-    """Log-probability: of the item's ID, over length ** length_penalty; with a memory, of the item in the mixture."""
+    """Log-probability: of the item's ID; with a memory, of the item in the mixture."""
     experts: Mapping[str, float]
     """With a memory: the share of each expert in the item's probability, which sum to 1; else empty."""
 

@@ -22,7 +22,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -30,7 +30,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from fedecider.bounds import OneOrMore, Positive, above, at_least, check
+from fedecider.bounds import check
 from fedecider.evaluation.metrics import NOT_RANKED, user_metrics
 from fedecider.evaluation.statistics import clearly_best
 from fedecider.federation.record import write_json
@@ -44,7 +44,7 @@ SOURCES = ("own", "public", "others")
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class HybridConfig:
     """The private memory of a client, which ranks beside the model.
 
     Args:
@@ -53,35 +53,10 @@ class MemoryConfig:
         sources: The events that are counted together, separated by commas: own (the client's train parts), public (the
             public users of its domain) and others (the sum over other clients with the same catalogue, by a secure
             sum; nothing where there are none).
-        num_context: The newest items of a history that vote, weighted 1, 1/2, 1/3, ...
-        count_exponent: The exponent of the counts' scores before they become probabilities: above 1, the likeliest
-            items get more.
-        text_power: The exponent of the cosine of two texts: a near text counts much more than two half-near ones.
-        temperature: The temperature of the model: above 1, its likeliest items get less.
-        calibration_share: The share of a client's users on whose train events the weights are fitted, and whose events
-            no adapter is trained on: a model is overrated by users whom it has seen.
-        max_contexts: The number of train events of a client, drawn once, on which the weights are fitted.
-        num_buckets: The number of groups of histories, by how much is known of their newest item, that have weights of
-            their own.
-        bucket_prior: The number of events with which a bucket starts from the weights of all.
-        choose_weights: If true, a client ranks with its model alone, or with its memory alone, where that ranks its
-            validation items better than the mixture by more than one standard error.
-        num_best: Where item IDs have several tokens: the number of best items of the memory that join the beams of the
-            model as candidates, or as many as are asked for where those are more.
     """
 
     kind: Literal["none", "mixture"] = "none"
     sources: str = "own,public,others"
-    num_context: OneOrMore = 10
-    count_exponent: Positive = 1.5
-    text_power: Positive = 6.0
-    temperature: Positive = 1.0
-    calibration_share: Annotated[float, above(0, most=0.5)] = 0.1
-    max_contexts: OneOrMore = 2000
-    num_buckets: Annotated[int, at_least(1, most=100)] = 3
-    bucket_prior: Positive = 50.0
-    choose_weights: bool = True
-    num_best: OneOrMore = 50
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,6 +73,10 @@ class MemoryConfig:
 
 NUM_STEPS = 300
 SMALLEST = 1e-300
+NUM_BUCKETS = 3
+"""Groups of histories with weights of their own: little, more and well known."""
+BUCKET_PRIOR = 50.0
+"""Events with which a bucket starts from the weights of all: few events of its own leave it there."""
 
 
 class Mixture(NamedTuple):
@@ -155,8 +134,8 @@ def fit_mixture(
     prob_NE: np.ndarray,
     known_N: np.ndarray,
     experts: tuple[str, ...],
-    num_buckets: int,
-    bucket_prior: float,
+    num_buckets: int = NUM_BUCKETS,
+    bucket_prior: float = BUCKET_PRIOR,
 ) -> Mixture:
     """Weights of all contexts, and of equal groups of them by ``known_N`` with those of all as their prior.
 
@@ -185,6 +164,11 @@ ALONE = (*EXPERTS, FLOOR)
 """Experts of a mixture without a model, in their order."""
 BESIDE_MODEL = ((*EXPERTS, MODEL, FLOOR), (*EXPERTS, MODEL, CONSENSUS, FLOOR))
 """Those of one beside a model, where IDs have several tokens and where they have one."""
+COUNT_EXPONENT, TEXT_POWER = 1.5, 6.0
+"""Of counts before they become probabilities, and of the cosine of two texts: chosen on validation items of two Amazon
+pools and of the sample."""
+NUM_BEST = 50
+"""Best items of the memory that join the model's beams as candidates: enough for every metric's list."""
 MAX_NUMBERS = 2**21
 """Entries of a (B, I) matrix: bounds memory, changes no result."""
 
@@ -194,8 +178,8 @@ Histories = Sequence[Sequence[int]]
 class ModelScores(NamedTuple):
     """What the memory asks of the model that it stands beside."""
 
-    log_probs: Callable[[Histories, Tensor, float], Tensor]
-    """histories, items (B, M) with -1 as padding, temperature -> log-probabilities (B, M) over the catalogue."""
+    log_probs: Callable[[Histories, Tensor], Tensor]
+    """histories, items (B, M) with -1 as padding -> log-probabilities (B, M) over the catalogue."""
     beams: Callable[[Histories, int], Tensor] | None
     """histories, k -> items (B, K), -1 as padding, with room for k beside those of the history; k 0: as many as the
     evaluation has. None where asking for every item is cheap."""
@@ -211,7 +195,7 @@ class Memory(NamedTuple):
     alone: Mixture
     beside_model: Mixture | None
     """None where there was no model."""
-    config: MemoryConfig
+    config: HybridConfig
     num_new: int = 0
     """Items at the end of the catalogue that came after the counts."""
 
@@ -229,7 +213,7 @@ class Ranked(NamedTuple):
 
 
 def fit_memory(
-    counts: Counts, unit_ID: np.ndarray, contexts: Contexts, model: ModelScores | None, config: MemoryConfig
+    counts: Counts, unit_ID: np.ndarray, contexts: Contexts, model: ModelScores | None, config: HybridConfig
 ) -> Memory:
     """The memory of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
 
@@ -239,20 +223,20 @@ def fit_memory(
     known_parts: list[np.ndarray] = []
     parts: list[dict[str, np.ndarray]] = []
     for batch in _batches(contexts, counts.num_items, config):
-        found = experts.evidence(counts, batch, config.num_context)
+        found = experts.evidence(counts, batch)
         known_parts.append(experts.known(found))
-        parts.append(_target_probs(found, unit_ID, batch, model, config))
+        parts.append(_target_probs(found, unit_ID, batch, model))
     if not parts:
         raise ValueError(
             "got no train event with one before it, expected some to fit the weights of the memory: prepare the data "
-            "with a larger min_length, or set memory.kind to none"
+            "with a larger min_length, or set hybrid.kind to none"
         )
     probs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     known_N = np.concatenate(known_parts)
 
     def fitted(names: Sequence[str]) -> Mixture:
         prob_NE = np.stack([probs[name] for name in names], 1)
-        return fit_mixture(prob_NE, known_N, tuple(names), config.num_buckets, config.bucket_prior)
+        return fit_mixture(prob_NE, known_N, tuple(names))
 
     memory = Memory(counts, unit_ID, fitted([name for name in probs if name != MODEL]), None, config)
     if model is None:
@@ -286,7 +270,7 @@ def with_items(memory: Memory, unit_ND: np.ndarray) -> Memory:
 def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int = 0) -> Iterator[Ranked]:
     """The mixture for the history of each context, batch after batch; with ``model`` None that of the memory alone.
 
-    Exact on the candidates, which are the whole catalogue, or the model's beams and the ``num_best`` best items of the
+    Exact on the candidates, which are the whole catalogue, or the model's beams and the `NUM_BEST` best items of the
     memory, and enough of both for a list of ``k``.
     """
     mixture = memory.alone if model is None else memory.beside_model
@@ -294,8 +278,8 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
         raise ValueError("got a memory that was fitted without a model, expected one fitted beside it: fit it again")
     num_items = memory.counts.num_items
     for batch in _batches(contexts, num_items, memory.config):
-        found = experts.evidence(memory.counts, batch, memory.config.num_context)
-        own = alone_probs(found, memory.unit_ID, memory.config)
+        found = experts.evidence(memory.counts, batch)
+        own = alone_probs(found, memory.unit_ID)
         own_parts = _parts(mixture, found, own, memory.num_new)
         prob_BI = _total(own_parts)
         item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
@@ -304,12 +288,11 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
             yield Ranked(item_BM, torch.from_numpy(_total(own_parts)), _at_places(item_BM, own_parts, {}))
             continue
         if model.beams is not None:
-            num_best = max(memory.config.num_best, k)
+            num_best = max(NUM_BEST, k)
             if not prob_BI.any():  # the model alone has weights: no item of the memory is better than another
                 num_best = 0
             item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories, k), num_best)
-        asked = (found.newest.unseen_BI, batch.histories, item_BM, memory.config.temperature)
-        model_BM = model_probs(model, *asked)
+        model_BM = model_probs(model, found.newest.unseen_BI, batch.histories, item_BM)
         asking = {MODEL: model_BM.numpy()}
         if CONSENSUS in mixture.experts:  # then the candidates are the catalogue
             alone_BI = _total(_parts(memory.alone, found, own, memory.num_new))
@@ -324,31 +307,29 @@ def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int =
         yield Ranked(item_BM, given_BM * unseen_BM, _at_places(item_BM, own_parts, model_parts))
 
 
-def alone_probs(found: experts.Evidence, unit_ID: np.ndarray, config: MemoryConfig) -> dict[str, np.ndarray]:
+def alone_probs(found: experts.Evidence, unit_ID: np.ndarray) -> dict[str, np.ndarray]:
     """Expert that needs no model -> (B, I), in the order of ``ALONE``."""
     near = experts.near_texts(unit_ID, found.newest)
     return {
-        "counts": experts.count_probs(found, config.count_exponent),
-        "text": experts.text_probs(near, found.newest, config.text_power),
+        "counts": experts.count_probs(found, COUNT_EXPONENT),
+        "text": experts.text_probs(near, found.newest, TEXT_POWER),
         "agreement": experts.agreement_probs(found, near),
         FLOOR: experts.uniform_probs(found.newest),
     }
 
 
-def model_probs(
-    model: ModelScores, unseen_BI: np.ndarray, histories: Histories, item_BM: Tensor, temperature: float
-) -> Tensor:
+def model_probs(model: ModelScores, unseen_BI: np.ndarray, histories: Histories, item_BM: Tensor) -> Tensor:
     """p(item | history, not seen before) under the model, (B, M) float64; 0 for seen items and padding."""
     unseen = torch.from_numpy(unseen_BI)
     keep_BM = unseen.gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
     if model.beams is None:
         every_BI = torch.arange(unseen.shape[1]).expand(len(unseen), -1)
-        prob_BI = model.log_probs(histories, every_BI, temperature).cpu().double().exp() * unseen
+        prob_BI = model.log_probs(histories, every_BI).cpu().double().exp() * unseen
         rest_B1 = prob_BI.sum(1, keepdim=True)
         prob_BM = prob_BI.gather(1, item_BM.clamp(min=0))
     else:
         seen_BS = _padded([sorted(set(items)) for items in histories])
-        asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1), temperature).cpu().double().exp()
+        asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1)).cpu().double().exp()
         prob_BM, seen_prob_BS = asked.split([item_BM.shape[1], seen_BS.shape[1]], 1)
         rest_B1 = 1.0 - seen_prob_BS.sum(1, keepdim=True)
     found_BM = prob_BM * keep_BM / rest_B1.clamp(min=1e-12)
@@ -407,16 +388,16 @@ def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores
     """(N,) of the targets."""
     found_N = []
     for batch in _batches(contexts, memory.counts.num_items, memory.config):
-        found = experts.evidence(memory.counts, batch, memory.config.num_context)
-        own = alone_probs(found, memory.unit_ID, memory.config)
+        found = experts.evidence(memory.counts, batch)
+        own = alone_probs(found, memory.unit_ID)
         alone_BI, every_BI = _total(_parts(memory.alone, found, own)), torch.arange(memory.counts.num_items)
         asked = (found.newest.unseen_BI, batch.histories, every_BI.expand(len(alone_BI), -1))
-        model_BI = model_probs(model, *asked, memory.config.temperature).numpy()
+        model_BI = model_probs(model, *asked).numpy()
         found_N.append(consensus_probs(model_BI, alone_BI, found.newest)[np.arange(len(alone_BI)), batch.targets])
     return np.concatenate(found_N)
 
 
-def _batches(contexts: Contexts, num_items: int, config: MemoryConfig) -> Iterator[Contexts]:
+def _batches(contexts: Contexts, num_items: int, config: HybridConfig) -> Iterator[Contexts]:
     """Nobody is left out of counts that nobody's own events are in."""
     own = "own" in config.source_names
     size = max(1, MAX_NUMBERS // num_items)
@@ -426,14 +407,14 @@ def _batches(contexts: Contexts, num_items: int, config: MemoryConfig) -> Iterat
 
 
 def _target_probs(
-    found: experts.Evidence, unit_ID: np.ndarray, batch: Contexts, model: ModelScores | None, config: MemoryConfig
+    found: experts.Evidence, unit_ID: np.ndarray, batch: Contexts, model: ModelScores | None
 ) -> dict[str, np.ndarray]:
     """Expert -> probabilities of the targets, (B,)."""
     row_B, target_B = np.arange(len(batch.targets)), np.array(batch.targets)
-    alone = {name: prob_BI[row_B, target_B] for name, prob_BI in alone_probs(found, unit_ID, config).items()}
+    alone = {name: prob_BI[row_B, target_B] for name, prob_BI in alone_probs(found, unit_ID).items()}
     probs = {name: alone[name] for name in EXPERTS}
     if model is not None:
-        asked = (found.newest.unseen_BI, batch.histories, torch.from_numpy(target_B)[:, None], config.temperature)
+        asked = (found.newest.unseen_BI, batch.histories, torch.from_numpy(target_B)[:, None])
         probs[MODEL] = model_probs(model, *asked)[:, 0].numpy()
     return {**probs, FLOOR: alone[FLOOR]}
 
@@ -568,10 +549,10 @@ def load_memory(folder: Path, item_keys: Sequence[str]) -> Memory:
     with damage_names(tensor_path):
         counts, unit_ID = _checked(load_file(tensor_path), len(item_keys))
     with damage_names(path):
-        config = MemoryConfig(**content["config"])
+        config = HybridConfig(**content["config"])
         alone, beside = (content["mixtures"][name] for name in ("alone", "beside_model"))
-        mixture = None if beside is None else _mixture(beside, config, BESIDE_MODEL)
-        return Memory(counts, unit_ID, _mixture(alone, config, (ALONE,)), mixture, config)
+        mixture = None if beside is None else _mixture(beside, BESIDE_MODEL)
+        return Memory(counts, unit_ID, _mixture(alone, (ALONE,)), mixture, config)
 
 
 def catalogue_hash(item_keys: Sequence[str]) -> str:
@@ -600,15 +581,15 @@ def _checked(tensors: dict[str, np.ndarray], num_items: int) -> tuple[Counts, np
     return Counts(scipy.sparse.csr_array((count, item, start), shape=(num_items, num_items)), event_I), unit_ID
 
 
-def _mixture(data: dict[str, Any], config: MemoryConfig, known: Sequence[tuple[str, ...]]) -> Mixture:
+def _mixture(data: dict[str, Any], known: Sequence[tuple[str, ...]]) -> Mixture:
     """``known``: the experts that it may have."""
     experts = tuple(str(name) for name in data["experts"])
     if experts not in known:
         raise ValueError(f"weights of the experts {', '.join(experts)}, not of {' or '.join(map(', '.join, known))}")
     cut_Q, weight_QE, mean_E = (np.array(data[name], np.float64) for name in ("cut_Q", "weight_QE", "mean_E"))
-    shapes = ((config.num_buckets - 1,), (config.num_buckets, len(experts)), (len(experts),))
+    shapes = ((NUM_BUCKETS - 1,), (NUM_BUCKETS, len(experts)), (len(experts),))
     if (cut_Q.shape, weight_QE.shape, mean_E.shape) != shapes:
-        raise ValueError(f"weights that do not fit {len(experts)} experts and {config.num_buckets} buckets")
+        raise ValueError(f"weights that do not fit {len(experts)} experts and {NUM_BUCKETS} buckets")
     whole = np.abs(np.vstack([weight_QE, mean_E]).sum(1) - 1.0).max() < 1e-6 and weight_QE.min() >= 0
     if not whole or not np.isfinite(cut_Q).all():
         raise ValueError("weights that are no shares of 1")

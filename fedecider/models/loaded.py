@@ -81,11 +81,11 @@ def model_scores(
         input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
         return input_ids_BS.to(device), attention_mask_BS.to(device)
 
-    def log_probs(histories: Histories, item_BM: Tensor, temperature: float) -> Tensor:
+    def log_probs(histories: Histories, item_BM: Tensor) -> Tensor:
         score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
         for rows in batches(histories):
             with autocast(device, precision):
-                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device), temperature)
+                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device))
                 score_BM[rows] = trie_log_probs(model, *asked).cpu()
         return score_BM
 
@@ -98,9 +98,7 @@ def model_scores(
                 rows = alike[part]
                 with autocast(device, precision):
                     asked = (*prompts(histories, rows), trie)
-                    found_BK, _ = constrained_beam_search(
-                        model, *asked, num_beams=num_beams, length_penalty=ranking.length_penalty
-                    )
+                    found_BK, _ = constrained_beam_search(model, *asked, num_beams=num_beams)
                 item_BK[rows, :num_beams] = found_BK.cpu()
         return item_BK
 
@@ -593,7 +591,6 @@ def search(
                 attention_mask.to(device),
                 task.trie.to(device),
                 num_beams=num_beams,
-                length_penalty=ranking.length_penalty,
             )
             for row, items, scores in zip(batch, item_BK.tolist(), score_BK.tolist(), strict=True):
                 dropped = {-1, *(histories[row] if drop_seen else ())}
@@ -616,7 +613,6 @@ def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: in
         attention_mask.to(device),
         task.trie.scored(None).to(device),
         num_beams=ranking.beams_for(k, 0, len(task.trie)),
-        length_penalty=ranking.length_penalty,
     )
     found = zip(item_1K[0].tolist(), score_1K[0].tolist(), strict=True)
     return [Scored(item, score, {}) for item, score in found if item >= 0][:k]

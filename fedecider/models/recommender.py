@@ -228,7 +228,7 @@ def _card(place: Place, model: Any, task: Task, include_memory: bool, license: s
         domain=domain,
         prompt=prompt_layout(task, recipe.ranking, model, task.name),
         alpha=recipe.alpha,
-        metrics=facts["export"] or {},
+        metrics={},
         protocol=_protocol(facts),
         license=license,
         details=details,
@@ -239,10 +239,8 @@ def _card(place: Place, model: Any, task: Task, include_memory: bool, license: s
 
 
 def _protocol(facts: Mapping[str, Any]) -> str:
-    text = f"{facts['protocol']}; {facts['num_users']} users of the client"
-    if facts["export"]:
-        text += ". The adapter was cut down to a lower rank: the second table is of what is in this folder"
-    return text + ". Rows with a memory need the client's private memory."
+    users = f"{facts['num_users']} users of the client"
+    return f"{facts['protocol']}; {users}. Rows with a memory need the client's private memory."
 
 
 # A recommender that was trained by a run, to use from Python.
@@ -330,10 +328,6 @@ class Recommender:
     def num_beams(self) -> int:
         """Beams of the search, at least; it takes more where k and the history need them."""
         return self._loaded.place.recipe.ranking.num_beams
-
-    @property
-    def length_penalty(self) -> float:
-        return self._loaded.place.recipe.ranking.length_penalty
 
     @property
     def model(self) -> PeftModel:

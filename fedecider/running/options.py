@@ -11,10 +11,11 @@ import os
 import sys
 import warnings
 from argparse import SUPPRESS, Action
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -28,6 +29,11 @@ from fedecider.bounds import is_out_of_memory
 # Reading YAML that somebody else wrote: its size, its nesting and what its aliases expand to are limited.
 
 PACKAGE = Path(__file__).resolve().parents[1]
+CONFIGS = next(
+    (folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if (folder / "demo.yaml").is_file()),
+    PACKAGE / "configs",
+)
+"""Files of settings that come with the package: inside it where it is installed, beside it in a checkout."""
 MAX_CHARACTERS = 100_000
 MAX_VALUES = 20_000
 """Scalars, lists and blocks, an alias counted as all that it stands for."""
@@ -38,7 +44,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def settings_file(path: str | Path) -> Path:
     """``path``, or the file of that name that comes with the package: configs/demo.yaml is there in every folder."""
-    own = PACKAGE / path
+    own = CONFIGS.parent / path
     return own if Path(path).parts[:1] == ("configs",) and not Path(path).exists() and own.is_file() else Path(path)
 
 
@@ -46,7 +52,8 @@ def load_yaml(path: Path) -> Any:
     """The content of a YAML file, which may be one of the package (:func:`settings_file`).
 
     Raises:
-        ValueError: it cannot be read as text, is no YAML, or is larger than any file of settings.
+        ValueError: it cannot be read as text, is no YAML, is larger than any file of settings, or names
+            something twice.
     """
     path = settings_file(path)
     try:
@@ -55,11 +62,51 @@ def load_yaml(path: Path) -> Any:
         raise ValueError(f"got {path}, which is not UTF-8 text ({error}), expected YAML. Save it as UTF-8") from error
     except OSError as error:
         raise ValueError(f"cannot read {path} ({error.strerror}), expected a YAML file of settings") from error
-    check_yaml_size(text, str(path))
+    return _parsed(text, str(path))
+
+
+def _parsed(text: str, source: str) -> Any:
+    """What ``text`` says as YAML; the same errors as `load_yaml`."""
+    check_yaml_size(text, source)
+    loader = _Loader(text)
     try:
-        return yaml.safe_load(text)
+        node = loader.get_single_node()
+        twice = _named_twice(node)
+        content = None if node is None or twice else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        raise ValueError(f"{source} is no YAML: {error}") from error
+    finally:
+        loader.dispose()
+    if twice:
+        name, first, second = twice
+        raise ValueError(f"got {name} twice in {source}, in lines {first} and {second}, expected it once")
+    return content
+
+
+def _named_twice(top: yaml.Node | None) -> tuple[str, int, int] | None:
+    """A name that stands twice in one block, with the blocks around it, and both of its lines.
+
+    YAML forbids it, but PyYAML takes the last one. Names that come by ``<<`` are no part of a block.
+    """
+    waiting, seen = [(top, "")], set()
+    while waiting:
+        node, prefix = waiting.pop()
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            continue
+        seen.add(id(node))  # an alias is the same node
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(one, prefix) for one in node.value]
+            continue
+        line_of: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line, name = key.start_mark.line + 1, (key.tag, key.value)
+                if name in line_of:
+                    return f"{prefix}{key.value}", line_of[name], line
+                line_of[name] = line
+            around = f"{key.value}." if isinstance(key, yaml.ScalarNode) else ""
+            waiting.append((value, f"{prefix}{around}"))
+    return None
 
 
 def check_yaml_size(text: str, source: str) -> None:
@@ -222,16 +269,77 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: t
     words = list(sys.argv[1:] if argv is None else argv)
     for word in words:
         check_yaml_size(word, "an argument")
+    _check_words(parser, words)
     if sum(word.partition("=")[0] == "--config" for word in words) > 1:
         raise ValueError("got --config twice, expected one file; options on the command line change single settings")
     config = peek(words, "config")
     if config:
         check_config(Path(config), *config_classes)
+        check_names(parser, load_yaml(Path(config)), config)
         place = words.index("--config") + 1 if "--config" in words else words.index(f"--config={config}")
         words[place] = words[place].replace(config, str(settings_file(config)))
     with _one_line_errors():
         values = parser.parse_args(words)
         return [_instance(parser, values, config_class) for config_class in config_classes]
+
+
+def _check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """``ValueError`` for an option that there is not, or a name that there is not in an option's block."""
+    options = _options(parser)
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").removesuffix("+")
+        if not option.startswith("--") or not name:
+            continue
+        if name not in options and not _inside_a_value(name, options):
+            raise ValueError(f"got {option}, expected {_known(name, options, '--')}. All options: --help")
+        text = (value if equals else following).lstrip()
+        if text.startswith(("{", "[{")):
+            content = _parsed(text, f"the value of {option}")
+            if any(one.startswith(f"{name}.") for one in options):
+                check_names(parser, content, option, f"{name}.")
+
+
+def check_names(parser: ArgumentParser, content: Any, source: str, prefix: str = "") -> None:
+    """Refuse a name in ``content``, a block of ``source``, that is no option of ``parser``.
+
+    Raises:
+        ValueError: the message has the name, ``source`` and the nearest name that there is.
+    """
+    options = _options(parser)
+    for name, value in content.items() if isinstance(content, dict) else ():
+        full = f"{prefix}{name}"
+        if full not in options and not _inside_a_value(full, options):
+            raise ValueError(f"got {full} in {source}, expected {_known(full, options)}. All options: --help")
+        if any(one.startswith(f"{full}.") for one in options):
+            check_names(parser, value, source, f"{full}.")
+
+
+def _options(parser: ArgumentParser) -> set[str]:
+    return {name.lstrip("-") for name in parser._option_string_actions}
+
+
+def _inside_a_value(name: str, options: Set[str]) -> bool:
+    """Whether ``name`` is inside an option that has no options of its own, such as a dictionary: its type decides."""
+    around = next((one for one in _around(name) if one in options), "")
+    return bool(around) and not any(one.startswith(f"{around}.") for one in options)
+
+
+def _around(name: str) -> Iterator[str]:
+    """a.b.c -> a.b, a."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _known(name: str, options: Set[str], mark: str = "") -> str:
+    """What to give for ``name``: the nearest option of the same block, else of all, else one so called elsewhere."""
+    block, _, last = name.rpartition(".")
+    siblings = {one.rpartition(".")[2]: one for one in options if one.rpartition(".")[0] == block}
+    found = [siblings[one] for one in get_close_matches(last, siblings, 1, 0.7)]
+    found = found or get_close_matches(name, sorted(options), 1, 0.8)
+    found = found or sorted(one for one in options if one.rpartition(".")[2] == last)
+    return f"the name of an option; the nearest is {mark}{found[0]}" if found else "the name of an option"
 
 
 def check_config(path: Path, *config_classes: type) -> None:
@@ -258,7 +366,7 @@ def check_blocks(content: Mapping[Any, Any], config_class: type, source: str, pr
             raise ValueError(f"got the name {name!r} in {source}, expected text")
         hint, full = hints.get(name.partition(".")[0]), f"{prefix}{name}"
         if hint is None:
-            continue  # jsonargparse tells which names are not known
+            continue  # told by check_names
         if "." in name:
             raise ValueError(f"got {full} in {source}, expected a block: {name.partition('.')[0]}: {{...}}")
         if isinstance(hint, type) and is_dataclass(hint):
@@ -305,6 +413,7 @@ def from_plain(config_class: type, values: Any, source: str = "the settings") ->
         raise ValueError(f"got {_short(values)} in {source}, expected a block of settings")
     check_blocks(values, config_class, source)
     parser = _plain_parser(config_class)
+    check_names(parser, values, source)
     try:
         with _one_line_errors():
             return _instance(parser, parser.parse_object(values), config_class)

@@ -20,6 +20,16 @@ def say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
+@contextmanager
+def quiet(enabled: bool = True) -> Iterator[None]:
+    """Print nothing on the console while the block lasts; warnings on stderr are printed all the same."""
+    before, console.quiet = console.quiet, console.quiet or enabled
+    try:
+        yield
+    finally:
+        console.quiet = before
+
+
 _LINE_EVERY_S = 15.0
 
 

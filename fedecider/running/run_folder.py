@@ -184,7 +184,7 @@ def file_digest(folder: Path) -> str:
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
 
 
-PLACES = ("output", "resume", "cache", "data", "tracker", "encoder", "backbone_name")
+PLACES = ("output", "resume", "cache", "data", "tracker")
 """Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
 
 

@@ -67,7 +67,7 @@ class RecommendedItem(Item):
     score: Annotated[
         float,
         Field(
-            description="Log-probability: of the item's ID, over length ** length_penalty; with a memory, of the item.",
+            description="Log-probability: of the item's ID; with a memory, of the item.",
             examples=[-1.692],
         ),
     ]

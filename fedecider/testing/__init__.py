@@ -12,31 +12,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from embedding_fr.methods import METHODS as EMBEDDING_METHODS
-from embedding_fr.methods import Method as EmbeddingMethod
-from embedding_fr.testing.contract import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
-from fedecider.id_based import METHODS as ID_METHODS
-from fedecider.id_based import Method as IdMethod
-from fedecider.methods import METHODS, Method
-from fedecider.testing.bench import Bench
-from fedecider.testing.id_contract import ID_CONTRACT, IdBench
-from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
+from fedecider.experiment.track import Track, all_method_names, track_of, tracks
+from fedecider.testing.bench import Bench, Entry
 
-__all__ = [
-    "EMBEDDING_CONTRACT",
-    "ID_CONTRACT",
-    "LLM_CONTRACT",
-    "EmbeddingBench",
-    "IdBench",
-    "LlmBench",
-    "check_method",
-    "check_reference",
-]
-AnyMethod = Method | EmbeddingMethod | IdMethod
+__all__ = ["bench_of", "broken", "check_method"]
 
 
-def check_method(method: AnyMethod | str, config: Any = None) -> None:
-    """Hold a method to the contract of its kind (`LLM_CONTRACT`, `EMBEDDING_CONTRACT`, `ID_CONTRACT`).
+def check_method(method: Entry | str, config: Any = None) -> None:
+    """Hold a method to the contract of its track.
 
     Args:
         method: The entry of a method, or the name of a built-in or an installed one.
@@ -52,7 +35,7 @@ def check_method(method: AnyMethod | str, config: Any = None) -> None:
         raise AssertionError(f"{contract.__name__}: {what}. The contract: {title}") from error
 
 
-def broken(method: AnyMethod | str, config: Any = None) -> Iterator[tuple[Callable, Exception]]:
+def broken(method: Entry | str, config: Any = None) -> Iterator[tuple[Callable, Exception]]:
     """Each part of the contract that a method breaks, and how; for those who want to see all of them."""
     bench, contract = bench_of(method, config)
     for part in contract:
@@ -64,29 +47,24 @@ def broken(method: AnyMethod | str, config: Any = None) -> Iterator[tuple[Callab
             yield part, error
 
 
-def bench_of(method: AnyMethod | str, config: Any = None) -> tuple[Bench, Sequence[Callable[[Any], None]]]:
-    """The method in the tiny setting of its kind, and the contract of that kind."""
-    entry = _entry(method)
-    if isinstance(entry, EmbeddingMethod):
-        return EmbeddingBench(entry, config), EMBEDDING_CONTRACT
-    if isinstance(entry, IdMethod):
-        return IdBench(entry, config), ID_CONTRACT
-    if entry.pooled:
-        raise ValueError("got a method that pools the data of all clients, expected one that federates")
-    return LlmBench(entry, config), LLM_CONTRACT
+def bench_of(method: Entry | str, config: Any = None) -> tuple[Bench, Sequence[Callable[[Any], None]]]:
+    """The method in the tiny setting of its track, and the contract of that track."""
+    track, entry = _found(method)
+    bench, contract = track.part("contract")(entry, config)
+    return bench, contract
 
 
-def _entry(method: AnyMethod | str) -> AnyMethod:
-    if isinstance(method, AnyMethod):
-        return method
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]
-    if isinstance(method, str) and method in EMBEDDING_METHODS:
-        return EMBEDDING_METHODS[method]
-    if isinstance(method, str) and method in ID_METHODS:
-        return ID_METHODS[method]
-    names = ", ".join([*METHODS, *EMBEDDING_METHODS, *ID_METHODS])
+def _found(method: Entry | str) -> tuple[Track, Entry]:
+    names = list(all_method_names())
+    if isinstance(method, str):
+        if method in names:
+            track = track_of(method)
+            return track, track.part("methods")[method]
+    else:
+        for track in tracks():
+            if isinstance(method, type(track.part("methods")[track.built_in[0]])):
+                return track, method
     raise ValueError(
-        f"got {method!r}, expected the name of a method ({names}), or the Method that the entry point of a package "
-        "leads to"
+        f"got {method!r}, expected the name of a method ({', '.join(names)}), or the Method that the entry point of a "
+        "package leads to"
     )

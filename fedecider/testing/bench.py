@@ -1,4 +1,4 @@
-"""What the contracts of both tracks work with: a method in a tiny setting, and how two results are compared."""
+"""What the contracts of all tracks work with: a method in a tiny setting, and how two results are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ran = tuple[RunState, list[dict]]
 
 
 class Entry(Protocol):
-    """What both tracks' entries have (`fedecider.methods.Method`, `embedding_fr.methods.Method`)."""
+    """What the entry of a method has in every track, as `fedecider.methods.Method` does."""
 
     @property
     def config(self) -> type: ...

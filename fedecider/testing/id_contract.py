@@ -108,3 +108,8 @@ def held_out_items(bench: IdBench) -> None:
 
 
 ID_CONTRACT: tuple[Callable[[IdBench], None], ...] = (*SHARED, held_out_items)
+
+
+def bench_of(entry: Any, config: Any = None) -> tuple[IdBench, Sequence[Callable[[IdBench], None]]]:
+    """An ID-based method over tiny domains, and the contract."""
+    return IdBench(entry, config), ID_CONTRACT

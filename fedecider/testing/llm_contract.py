@@ -148,7 +148,7 @@ def tiny_silos(
         model=model,
         batches=batches,
         positions=positions,
-        training=LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate, softmax="catalogue"),
+        training=LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate),
         own_rows={"lm_head.lora_b": own_KV},
     )
 
@@ -357,3 +357,14 @@ LLM_CONTRACT: tuple[Callable[[LlmBench], None], ...] = (
     another_rank,
     order_of_clients,
 )
+
+
+def bench_of(entry: Any, config: Any = None) -> tuple[LlmBench, Sequence[Callable[[LlmBench], None]]]:
+    """A method of the LLM track over tiny models, and the contract.
+
+    Raises:
+        ValueError: the method federates nothing.
+    """
+    if entry.pooled:
+        raise ValueError("got a method that pools the data of all clients, expected one that federates")
+    return LlmBench(entry, config), LLM_CONTRACT

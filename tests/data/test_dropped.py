@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from fedecider.data.dropped import Dropped, Size
+from fedecider.data.domain import Dropped, Size
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.readers import SOURCES, ReadOptions
-from fedecider.data.readers.table import Columns
+from fedecider.data.readers.raw import Columns
 
 RATED = ReadOptions(min_rating=3)
 LOW = {"rating below min_rating": {"events": 1}}

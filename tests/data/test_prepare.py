@@ -210,7 +210,7 @@ def test_prepare_writes_and_tells(two_domains, capsys):
     assert summary(domains) in out
     line = next(line for line in out.splitlines() if "games" in line)
     assert line.split()[:3] == ["games", "13", "10"]
-    assert sorted(path.name for path in (two_domains / "out").iterdir()) == ["films", "games"]
+    assert sorted(path.name for path in (two_domains / "out").iterdir()) == ["README.md", "films", "games"]
 
 
 def test_helper_for_the_three_amazon_domains():

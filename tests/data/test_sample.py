@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from fedecider.data.domain import check_public_disjoint
-from fedecider.data.sample import HOMES, NUM_NEW, PUBLIC_STAYS, THEME_PATH, sample_domains
-from fedecider.data.sample_words import THEMES
+from fedecider.data.sample import HOMES, NUM_NEW, PUBLIC_STAYS, THEME_PATH, THEMES, sample_domains
 
 GOLDEN = {"crime": "40a54ca5cd44", "comics": "ec28c921bc4e", "children": "0569a99c1266"}
 FOLLOWS = {theme: THEME_PATH[(place + 1) % len(THEME_PATH)] for place, theme in enumerate(THEME_PATH)}

@@ -79,18 +79,25 @@ def test_lengths_hold_for_both(public, tmp_path):
         own_users(orders(0, 3), public, "shop.north", **COLUMNS, min_length=2)
 
 
+def test_nobody_has_to_be_public(tmp_path):
+    publish(None, ITEMS, tmp_path, companies=["north", "south"], **COLUMNS)
+    domain = own_users(orders(0, 5), tmp_path, "shop.north", **COLUMNS)
+    assert (len(domain.item_keys), len(domain.clients.users), domain.public.users) == (len(ITEMS), 5, [])
+
+
 def test_tables_of_several_companies_in_one_place(tmp_path):
     rows = orders(0, 12, company="north") + orders(0, 9, company="south")
-    found = from_events(rows, ITEMS, tmp_path, **COLUMNS, company="company", k_core=0, public_share=0.3)
-    assert list(found) == ["shop.north", "shop.south"]
+    found = from_events(rows, ITEMS, **COLUMNS, company="company", public=0.3)
+    found.save(tmp_path)
+    assert list(found) == ["north", "south"]
     assert list(load_domains(tmp_path)) == list(found)
     for name, domain in found.items():
         assert domain.catalogue == "shop"
-        assert {user.partition(":")[0] for user in domain.clients.users} == {name.partition(".")[2]}
+        assert {user.partition(":")[0] for user in domain.clients.users} == {name}
         assert domain.card["silo"]["shared_out"] == "by company"
-    users = [user for domain in found.values() for user in domain.clients.users] + found["shop.north"].public.users
+    users = [user for domain in found.values() for user in domain.clients.users] + found["north"].public.users
     assert len(set(users)) == len(users) == 21  # customer 3 of one is not customer 3 of the other
-    assert 0 < len(found["shop.north"].public.users) < 12
+    assert 0 < len(found["north"].public.users) < 12
 
 
 def test_a_company_may_sell_one_of_two_catalogues(tmp_path):
@@ -133,7 +140,7 @@ BAD = {
             orders(0, 9, company="a") + orders(0, 1, company="b"), ITEMS, **COLUMNS, company="company", k_core=0,
             public_users_per_domain=0, users_per_domain=10
         ),
-        "got 1 client users in the silo shop.b of 10 in 'shop', expected at least 2. Give more users of this company",
+        "got 1 client users in the silo b of 10 in 'shop', expected at least 2. Give more users of this company",
     ),
 }  # fmt: skip
 

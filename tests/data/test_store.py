@@ -69,7 +69,7 @@ def test_loads_with_datasets(tmp_path):
     assert clients["items"][1] == [1, 1, 2, 0]
     assert clients["timestamps"][0] == [5, -1, 9]
     items = datasets.load_dataset(folder, "items", split="train", cache_dir=cache)
-    assert items[1] == {"item": 1, "key": "k1", "title": "B | b", "text": "title: b | b"}
+    assert items[1] == {"domain": "games", "item": 1, "key": "k1", "title": "B | b", "text": "title: b | b"}
     assert datasets.get_dataset_config_names(folder) == ["items", "clients", "public"]
 
 
@@ -113,7 +113,7 @@ def test_nothing_half_written(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         save_domains({"games": new, "films": replace(new, name="films")}, tmp_path)
     monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["games"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "games"]
     assert load_domains(tmp_path)["games"].titles == old.titles
 
 

@@ -27,12 +27,12 @@ from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.models import counts as others
 from fedecider.models.counts import no_counts
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.hybrid import HybridConfig
 
 pytestmark = pytest.mark.whole
 
-CONFIGS = Path(__file__).resolve().parents[2] / "fedecider" / "configs"
-RUN = RunConfig(seed=5, memory=MemoryConfig(kind="mixture"))
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RUN = RunConfig(seed=5, hybrid=HybridConfig(kind="mixture"))
 NAMES = list(SHOPS)
 BOOKS = NAMES[:3]
 FOUR = {f"books.{number}": shop(f"books.{number}", number - 1) for number in range(1, 5)}
@@ -53,7 +53,7 @@ def sites_in(folder, shops=SHOPS):
 def site_in(folder, client, shops=SHOPS):
     domain = list(shops.values())[client]
     site = site_of("fedavg", 0, folder / domain.name)
-    sums = SiteSums(SecureSums(RUN.seed, RUN.secure_threshold), client, f"counts of {domain.catalogue} in round")
+    sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue} in round")
     siblings = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
     return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", siblings))
 
@@ -398,22 +398,22 @@ def test_one_part_is_masked_with_the_same_siblings(tmp_path):
 
 def test_whoever_makes_a_project_is_told_what_siblings_learn():
     pair = {name: SHOPS[name] for name in ("books.1", "books.2", "games.1")}
-    (two,) = what_siblings_learn(pair, RUN.memory)
+    (two,) = what_siblings_learn(pair, RUN.hybrid)
     assert "memories of books.1, books.2 add up" in two
     assert "the other's counts as they are" in two
-    (three,) = what_siblings_learn(SHOPS, RUN.memory)
+    (three,) = what_siblings_learn(SHOPS, RUN.hybrid)
     assert "a sum over the others" in three
-    assert what_siblings_learn(SHOPS, MemoryConfig(kind="none")) == []
-    assert what_siblings_learn(SHOPS, MemoryConfig(kind="mixture", sources="own,public")) == []
+    assert what_siblings_learn(SHOPS, HybridConfig(kind="none")) == []
+    assert what_siblings_learn(SHOPS, HybridConfig(kind="mixture", sources="own,public")) == []
 
 
 @pytest.mark.slow
 def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
     """Adapters that stay in the model and memories with counts of siblings, as the configuration of silos has them."""
-    silo_settings = yaml.safe_load((CONFIGS / "amazon_silos_cpu.yaml").read_text())
+    silo_settings = yaml.safe_load((CONFIGS / "companies.yaml").read_text())
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
     silos = share_out({"crime": sample["crime"]}, 2, None, 0)
-    more = {name: silo_settings[name] for name in ("fedecider", "patience", "memory", "update_shares", "softmax")}
+    more = {name: silo_settings[name] for name in ("fedecider", "patience", "hybrid", "update_shares")}
     more |= {"num_rounds": 3, "learning_rate": 0.01}  # so that few steps change something
     write_playground(tmp_path, {**silos, "comics": sample["comics"]}, **more)
     deploy_playground(tmp_path)

@@ -187,9 +187,9 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     save_domains({name: few(one) for name, one in sample_domains(["crime", "comics"]).items()}, tmp_path / "all")
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "data": "all", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
-    content |= {"encoder": "tfidf", "num_threads": 1}
+    content |= {"num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 4}

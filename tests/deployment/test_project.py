@@ -29,7 +29,6 @@ NAMES = ("crime", "comics")
 CPU = torch.device("cpu")
 CONFIG = DeploymentConfig(max_megabytes=64)
 SEVERAL_TOKENS = ("--pretrain.ids", "keywords", "--pretrain.train.table_rate", "1")
-SEVERAL_TOKENS += ("--softmax", "vocabulary")
 
 
 def few(domain: Domain, first: int = 0) -> Domain:
@@ -48,9 +47,9 @@ def federate(*words: str) -> None:
 
 def toy_settings(names, **more) -> str:
     """The demo, made small, with ``more`` options."""
-    content = yaml.safe_load((REPOSITORY / "fedecider" / "configs" / "demo_causal.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": ",".join(names), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
-    content |= {"num_eval_users": 0, "encoder": "tfidf", "lora_targets": "attention,table", "num_threads": 1}
+    content |= {"num_eval_users": 0, "lora_targets": "attention,table", "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 4}
@@ -225,7 +224,6 @@ def test_a_damaged_project_is_refused(playground, tmp_path):
         (("--num_beams", "3", *SEVERAL_TOKENS), "got num_beams 3, expected at least 20"),
         (("--lora_rank", "4000"), "got lora_rank 4000, expected at most 16"),
         (("--tracker", "tensorboard"), "got tracker tensorboard, expected none in a deployment"),
-        (("--placement", "data"), "got placement data, expected clients in a deployment"),
     ],
 )
 def test_what_cannot_be_deployed_is_told_before_any_work(words, message, playground, monkeypatch, tmp_path):

@@ -68,6 +68,19 @@ def test_they_train_together(shops, monkeypatch):
     assert list(metrics["domains"]) == list(NAMES)
 
 
+def test_nobody_has_to_be_public(shops, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--items", str(shops / "products.csv"), "--companies", "north,south", "--texts", "title=label")
+    assert main(["publish", *words, *COLUMNS, "--output", "public"]) == 0
+    (tmp_path / "toy.yaml").write_text(toy_settings(NAMES))
+    make_project(parse_settings("", ["--config", "toy.yaml"]), tmp_path / "project", CPU, quiet=True)
+    words = ("--project", "project", "--client", NAMES[0], "--events", str(shops / "north.parquet"))
+    assert main(["prepare", *words, *COLUMNS, "--output", "prepared"]) == 0
+    own = own_domain(read_project(tmp_path / "project"), "prepared", NAMES[0])
+    assert (len(own.clients.users), own.public.users) == (30, [])
+    assert party(read_project(tmp_path / "project"), {NAMES[0]: own}, CPU)
+
+
 def test_a_site_cannot_take_another_catalogue(shops, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(shops)
     other = pd.read_parquet("north.parquet").assign(sku=lambda rows: "x" + rows.sku)

@@ -11,9 +11,9 @@ from embedding_fr.blocks import make_block, rank_users
 from embedding_fr.methods import BUILT_IN, cofedrec
 from embedding_fr.methods.cofedrec import CofedrecConfig, anchors, contrastive_loss, elbow, grouped
 from embedding_fr.methods.pfedrec import linear_logits
+from embedding_fr.testing import EmbeddingBench, check_reference
 from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.streams import stream
-from fedecider.testing import EmbeddingBench, check_reference
 
 
 @pytest.mark.parametrize(

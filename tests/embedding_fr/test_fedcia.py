@@ -10,11 +10,11 @@ from embedding_fr.blocks import block_packer
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedcia import FedciaConfig, client_bytes, own_similarity, with_low_pass
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_set
-from embedding_fr.testing.fedcia import fedcia as reference
-from embedding_fr.testing.fedcia import graph_filter
 from embedding_fr.testing.loop import run_reference
+from embedding_fr.testing.reference import fedcia as reference
+from embedding_fr.testing.reference import graph_filter
 from fedecider.baselines.fitting import train_matrix
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.method import Download
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.rounds import evaluate

@@ -17,8 +17,8 @@ from embedding_fr.methods.fedcia_fitted import (
     with_decay,
 )
 from embedding_fr.setup import local_only
-from embedding_fr.testing.fedcia import fedcia_fitted as reference
 from embedding_fr.testing.loop import run_reference
+from embedding_fr.testing.reference import fedcia_fitted as reference
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
 

@@ -13,13 +13,13 @@ from embedding_fr.local_training import ExampleBatch, Objective, plain_gradients
 from embedding_fr.methods import BUILT_IN
 from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed, gmf_gradients, gmf_logits
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
+from embedding_fr.testing import EmbeddingBench, check_reference
 from embedding_fr.testing.reference import REFERENCES
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.method import Upload
 from fedecider.federation.parties import choose_cohort, sample_cohort
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.streams import stream
-from fedecider.testing import EmbeddingBench, check_reference
 
 EVERYONE = torch.ones(2, dtype=torch.bool)
 

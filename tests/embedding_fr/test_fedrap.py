@@ -24,8 +24,8 @@ from embedding_fr.methods.fedrap import (
     start_values,
 )
 from embedding_fr.tables import personal_table
-from embedding_fr.testing.fedrap import fedrap as reference
 from embedding_fr.testing.loop import run_reference
+from embedding_fr.testing.reference import fedrap as reference
 from fedecider.federation.state import is_mapped
 
 NOW = FedrapRound(distance=0.25, sparsity=0.3, user_rate=0.1, item_rate=0.2)

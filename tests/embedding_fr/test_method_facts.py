@@ -12,11 +12,11 @@ from embedding_fr.merging import Merging
 from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.results import privacy_text
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
+from embedding_fr.testing import EmbeddingBench
 from embedding_fr.testing.contract import federation_off
-from fedecider.data.rating_sets import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig, privacy_report
 from fedecider.federation.wire import dense
-from fedecider.testing import EmbeddingBench
 from fedecider.testing.shared_contract import absent_clients
 
 

@@ -20,11 +20,11 @@ from embedding_fr.methods.perfedrec import (
     pairs_without_edge,
 )
 from embedding_fr.similarity import k_means, nearest
+from embedding_fr.testing import EmbeddingBench, check_reference
 from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.method import Upload
 from fedecider.federation.parties import choose_cohort, sample_cohort
 from fedecider.federation.streams import stream
-from fedecider.testing import EmbeddingBench, check_reference
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, local_only
 from embedding_fr.similarity import cosines
 from embedding_fr.tables import PERSONAL, Cohort, gram_matrix, measured_from
 from embedding_fr.testing.loop import run_reference
-from embedding_fr.testing.pfedgraph import pfedgraph as reference
-from fedecider.data.rating_sets import InteractionsConfig
+from embedding_fr.testing.reference import pfedgraph as reference
+from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
 
 

@@ -19,7 +19,7 @@ from embedding_fr.tables import (
     squared_distances,
     start_server,
 )
-from embedding_fr.testing.fedem import nearest_on_simplex
+from embedding_fr.testing.reference import nearest_on_simplex
 from fedecider.federation.method import Upload
 
 SHARE = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

@@ -216,7 +216,7 @@ def test_scenarios_are_read():
         read_faults({"faults": [{"client": "crime", "kind": "away", "rounds": r}]}, NAMES, "f")[0] for r in (3, "3-")
     ]
     assert [(one.first, one.last) for one in ends] == [(3, 3), (3, None)]
-    for path in sorted((REPOSITORY / "fedecider" / "configs" / "scenarios").glob("*.yaml")):
+    for path in sorted((REPOSITORY / "configs" / "scenarios").glob("*.yaml")):
         assert read_faults(yaml.safe_load(path.read_text()), NAMES, str(path))
 
 

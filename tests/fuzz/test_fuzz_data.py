@@ -13,9 +13,8 @@ from fuzzing import PATHS, SCALARS, damaged, fixed, told, with_other_value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedecider.data.interactions import load_interactions
+from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.data.prepare import PrepareConfig, prepare
-from fedecider.data.rating_sets import InteractionsConfig
 from fedecider.data.readers import SOURCES, ReadOptions
 from fedecider.data.store import file_sha256, load_domains
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedecider.cli import audit, federate, report, tune
-from fedecider.cli.federate import track_of
+from fedecider.cli.federate import chosen_track
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import mean_metrics
@@ -17,8 +17,8 @@ from fedecider.evaluation.per_user import read_per_user
 from fedecider.experiment import comparison as collect
 from fedecider.experiment.comparison import id_row
 from fedecider.federation.record import read_records
-from fedecider.id_based import METHODS
 from fedecider.id_based.fedsasrec import FedsasrecConfig
+from fedecider.id_based.methods import BUILT_IN, METHODS
 from fedecider.id_based.run import IdRunConfig
 from fedecider.models.folders import read_llm_run
 from fedecider.running.run_folder import RunFolder
@@ -75,7 +75,7 @@ def test_a_stopped_run_goes_on(data, tmp_path, monkeypatch):
 
     run = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr("fedecider.id_based.run.round_teller", lambda launch, num_rounds: stop_after_two)
+        patch.setattr("fedecider.experiment.engine.round_teller", lambda launch, num_rounds: stop_after_two)
         assert call(data, run, "--num_rounds", "3") == 130
     assert not RunFolder(run).results.exists()
     assert call(data, run, "--num_rounds", "3", "--resume", "true") == 0
@@ -133,18 +133,21 @@ def test_domains_are_chosen_and_a_foreign_pool_is_no_client(data, tmp_path, caps
 
 def test_other_commands_say_that_the_run_is_none_of_theirs(data, tmp_path, capsys):
     assert call(data, tmp_path / "run", "--num_rounds", "1") == 0
-    for main in (report.main, audit.main):
+    for main, words in (
+        (report.main, "a run of an ID-based method"),
+        (audit.main, "ID-based methods, which has no audit"),
+    ):
         assert main(["--run", str(tmp_path / "run")]) == 2
-        assert "a run of an ID-based method" in capsys.readouterr().err
+        assert words in capsys.readouterr().err
     with pytest.raises(ValueError, match="a run without a language model, expected one of the LLM track"):
         read_llm_run(tmp_path / "run")
     assert tune.main(["--method", "fedsasrec"]) == 2
-    assert "ID-based methods are tuned by compare" in capsys.readouterr().err
+    assert "got the track of ID-based methods, which has no tune" in capsys.readouterr().err
 
 
 def test_the_track_of_a_method():
-    assert {track_of(["--method", name]) for name in METHODS} == {"id"}
-    assert track_of(["--method", "fedavg"]) == "llm"
+    assert {chosen_track(["--method", name]).name for name in METHODS} == {"id"}
+    assert chosen_track(["--method", "fedavg"]).name == "llm"
 
 
 def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
@@ -153,7 +156,7 @@ def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
     grid = ({}, {"share": "nothing"})
     entry = METHODS["fedsasrec"]._replace(config=small, grid=grid)
-    monkeypatch.setitem(METHODS, "fedsasrec", entry)
+    monkeypatch.setitem(BUILT_IN, "fedsasrec", entry)
     row = id_row("fedsasrec", domains, "strict", 2, 2, tmp_path)
     assert {name: place.shape for name, place in row.position_SU.items()} == {
         name: (2, len(users)) for name, users in HISTORIES.items()
@@ -185,7 +188,7 @@ def _patience(folder) -> set[int]:
 def test_rounds_that_are_stages_are_all_run(tmp_path, monkeypatch):
     entry = METHODS["fedgcdr"]
     stages = partial(entry.config, source_rounds=1, target_rounds=1)
-    monkeypatch.setitem(METHODS, "fedgcdr", entry._replace(config=stages))
+    monkeypatch.setitem(BUILT_IN, "fedgcdr", entry._replace(config=stages))
     monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=7))
     row = id_row("fedgcdr", tiny_domains(), "strict", 1, 1, tmp_path)
     assert [len(records) for records in row.records] == [7]
@@ -195,7 +198,7 @@ def test_rounds_that_are_stages_are_all_run(tmp_path, monkeypatch):
 def test_the_table_of_a_comparison_has_the_row_and_its_costs(tmp_path, monkeypatch):
     monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=2))
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
-    monkeypatch.setitem(METHODS, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
+    monkeypatch.setitem(BUILT_IN, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
     config = SimpleNamespace(baselines=("popularity", "fedsasrec"), seeds=1, tune=1, cache=str(tmp_path))
     settings = SimpleNamespace(run=SimpleNamespace(protocol="strict"))
     methods = [SimpleNamespace(runs=[SimpleNamespace(settings=settings)])]

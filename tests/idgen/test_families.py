@@ -37,40 +37,37 @@ ONE_TOKEN_IDS = [[9], [4], [17], [2], [30], [11]]
 pytestmark = pytest.mark.parametrize("name", MODELS)
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
-def test_the_search_equals_the_exact_scorer(name, ids, end, length_penalty):
+def test_the_search_equals_the_exact_scorer(name, ids, end):
     model, trie = MODELS[name](), Trie.build(ids, end)
-    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, len(ids), length_penalty)
-    exact_BI = score_catalogue(model, PROMPTS, MASK, trie, length_penalty, chunk=3)
+    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, len(ids))
+    exact_BI = score_catalogue(model, PROMPTS, MASK, trie, chunk=3)
     best_BK, order_BK = exact_BI.sort(1, descending=True)
     assert item_BK.tolist() == order_BK.tolist()
     assert torch.allclose(score_BK, best_BK, atol=1e-4)
     assert float(best_BK[:, 0].sub(best_BK[:, -1]).min()) > 0.5  # the scores differ
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, None)])
-def test_given_candidates_have_the_exact_scores(name, ids, end, length_penalty):
+def test_given_candidates_have_the_exact_scores(name, ids, end):
     model, trie = MODELS[name](), Trie.build(ids, end)
     candidate_BM = torch.tensor([[3, 1, 0, 4], [2, -1, 5, 2], [0, 1, 2, 3]])
-    score_BM = score_candidates(model, PROMPTS, MASK, trie, candidate_BM, length_penalty)
-    exact_BI = score_catalogue(model, PROMPTS, MASK, trie, length_penalty)
+    score_BM = score_candidates(model, PROMPTS, MASK, trie, candidate_BM)
+    exact_BI = score_catalogue(model, PROMPTS, MASK, trie)
     expected_BM = exact_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
     assert torch.allclose(score_BM, expected_BM, atol=1e-4)
 
 
 @pytest.mark.parametrize("scored", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 1.7])
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
-def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, temperature, scored, monkeypatch):
+def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, scored, monkeypatch):
     """The oracle: teacher-forced logits, of which only what may follow a beginning is kept, and scores of nodes."""
     monkeypatch.setattr("idgen.ranking.MAX_LOGITS", 7)  # in pieces
     model, trie = MODELS[name](), Trie.build(ids, end)
     closed = [[*tokens, *([] if end is None else [end])] for tokens in ids]
     candidate_BM = torch.tensor([[3, 1, 0, 4, -1], [2, -1, 5, 2, 1], [0, 1, 2, 3, 5]])
     score_N = torch.linspace(-1, 1, len(trie.token_N)) if scored else torch.zeros(len(trie.token_N))
-    found_BM = trie_log_probs(model, PROMPTS, MASK, trie.scored(score_N if scored else None), candidate_BM, temperature)
+    found_BM = trie_log_probs(model, PROMPTS, MASK, trie.scored(score_N if scored else None), candidate_BM)
     expected_BI = torch.zeros(len(PROMPTS), len(ids), dtype=torch.float64)
     with evaluating(model):
         logits = family_of(model).teacher_forced(model, PROMPTS, MASK)
@@ -80,7 +77,7 @@ def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, 
                 for place, token in enumerate(tokens):
                     allowed = sorted({one[place] for one in closed if one[:place] == tokens[:place] and one[place:]})
                     children_C = trie.walk(torch.tensor([[*tokens[:place], one] for one in allowed]))
-                    logit_C = logit_TV[place, allowed] / temperature + score_N[children_C]
+                    logit_C = logit_TV[place, allowed] + score_N[children_C]
                     expected_BI[user, item] += torch.log_softmax(logit_C, 0)[allowed.index(token)]
     assert torch.allclose(expected_BI.exp().sum(1), torch.ones(len(PROMPTS), dtype=torch.float64))
     kept_BM = expected_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
@@ -138,7 +135,7 @@ def test_a_prompt_is_read_alone(name):
 def test_generate_writes_what_the_search_finds(name):
     """transformers' own beams, one prompt at a time: without padding, and with its own cache."""
     model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
-    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, 4, 1.0)
+    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, 4)
     for user, (prompt, mask) in enumerate(zip(PROMPTS, MASK, strict=True)):
         prompt_1S = prompt[None, mask > 0]
         before = prompt_1S.shape[1] if family_of(model).continues_prompt else 1
@@ -148,7 +145,7 @@ def test_generate_writes_what_the_search_finds(name):
             num_beams=4,
             num_return_sequences=4,
             max_new_tokens=trie.max_length,
-            length_penalty=1.0,
+            length_penalty=0.0,
             early_stopping="never",
             eos_token_id=1,
             pad_token_id=0,

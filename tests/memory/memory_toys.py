@@ -32,8 +32,8 @@ def scores_of(histories) -> torch.Tensor:
 def toy_model(num_beams: int = 0) -> ModelScores:
     """A softmax over the catalogue; with ``num_beams`` it is asked for candidates, as one with long IDs is."""
 
-    def log_probs(histories, item_BM, temperature):
-        found_BM = torch.log_softmax(scores_of(histories) / temperature, 1).gather(1, item_BM.clamp(min=0))
+    def log_probs(histories, item_BM):
+        found_BM = torch.log_softmax(scores_of(histories), 1).gather(1, item_BM.clamp(min=0))
         return found_BM.masked_fill(item_BM < 0, -torch.inf)
 
     return ModelScores(

@@ -11,7 +11,7 @@ from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models import loaded as asking
 from fedecider.models.counts import count_events, training_contexts
-from fedecider.models.hybrid import MemoryConfig, fit_memory
+from fedecider.models.hybrid import HybridConfig, fit_memory
 from fedecider.models.loaded import mix
 from idgen.ranking import RankingConfig
 
@@ -19,12 +19,12 @@ HISTORIES = [[1, 2], [3, 4, 5, 3]]
 
 
 @pytest.mark.parametrize("k", [1, 6, NUM_ITEMS])
-def test_a_list_has_as_many_items_as_were_asked_for(k):
+def test_a_list_has_as_many_items_as_were_asked_for(k, monkeypatch):
+    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 1)
     users, model = sequences(12), toy_model(num_beams=2)
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
-    config = MemoryConfig("mixture", num_buckets=1, num_best=1)
     unit = experts.unit_vectors(vectors())
-    memory = fit_memory(counts, unit, training_contexts(users, 100, stream(0, "toy")), model, config)
+    memory = fit_memory(counts, unit, training_contexts(users, stream(0, "toy")), model, HybridConfig("mixture"))
     for history, found in zip(HISTORIES, mix(memory, model, HISTORIES, k), strict=True):
         items = [one.item for one in found]
         assert len(items) == len(set(items)) == min(k, NUM_ITEMS - len(set(history)))
@@ -35,7 +35,7 @@ def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
     """Four beams are enough for one item behind two; nobody's beams depend on those of others."""
     searched = []
 
-    def search(model, input_ids_BS, mask_BS, trie, *, num_beams, length_penalty):
+    def search(model, input_ids_BS, mask_BS, trie, *, num_beams):
         searched.append((input_ids_BS[:, 0].tolist(), num_beams))
         return torch.arange(num_beams).expand(len(input_ids_BS), -1), None
 

@@ -29,7 +29,7 @@ def test_sides_rank_as_they_do_alone():
     memory_alone = all_of(rank(one_sided(MEMORY, "memory"), ASKED, model))
     assert torch.allclose(memory_alone, all_of(rank(MEMORY, ASKED, None)))
     model_alone = one_sided(MEMORY, "model")
-    assert model_alone.beside_model.weight_QE[:, MEMORY.beside_model.experts.index("model")].tolist() == [1.0, 1.0]
+    assert model_alone.beside_model.weight_QE[:, MEMORY.beside_model.experts.index("model")].tolist() == [1.0] * 3
     assert not torch.allclose(all_of(rank(model_alone, ASKED, model)), memory_alone)
     assert one_sided(MEMORY, "mixture") is MEMORY
 
@@ -69,8 +69,9 @@ def test_the_chosen_weights_are_kept(tmp_path):
         assert torch.equal(all_of(rank(again, ASKED, toy_model())), all_of(rank(memory, ASKED, toy_model())))
 
 
-def test_ids_of_several_tokens_have_sides_too():
-    memory = fitted(model=toy_model(num_beams=3), num_best=2)
+def test_ids_of_several_tokens_have_sides_too(monkeypatch):
+    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 2)
+    memory = fitted(model=toy_model(num_beams=3))
     valid = held_out_contexts(USERS, "valid")
     found, choice = choose_weights(memory, lambda one: positions(one, valid, toy_model(num_beams=3)))
     assert set(choice.valid) == {"mixture", "model", "memory"}
@@ -81,7 +82,7 @@ def test_ids_of_several_tokens_have_sides_too():
 def test_the_model_alone_ranks_its_beams_and_nothing_else():
     """No item of the memory is better than another there; some of them would take places of beams."""
     model = toy_model(num_beams=3)
-    memory = one_sided(fitted(model=model, num_best=4), "model")
+    memory = one_sided(fitted(model=model), "model")
     found = list(rank(memory, ASKED, model))
     beam_BK = model.beams(ASKED.histories, 0)
     item_BM = torch.cat([batch.item_BM for batch in found])

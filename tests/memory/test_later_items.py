@@ -9,7 +9,7 @@ from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models.counts import count_events, new_contexts, training_contexts
-from fedecider.models.hybrid import COUNTING, MemoryConfig, ModelScores, alone_probs, fit_memory, rank, with_items
+from fedecider.models.hybrid import COUNTING, HybridConfig, ModelScores, alone_probs, fit_memory, rank, with_items
 
 USERS = sequences(12)
 VECTORS = vectors()
@@ -21,10 +21,10 @@ HISTORIES = [[1, 2], [3], [TWIN, 4], [4, FAR, TWIN]]
 def longer_model() -> ModelScores:
     """The toy model; later items are as likely as the first two."""
 
-    def log_probs(histories, item_BM, temperature):
+    def log_probs(histories, item_BM):
         known = [[item % NUM_ITEMS for item in items] for items in histories]
         every_BI = torch.arange(NUM_ITEMS).expand(len(known), -1)
-        score_BI = toy_model().log_probs(known, every_BI, temperature)
+        score_BI = toy_model().log_probs(known, every_BI)
         longer_BI = torch.cat([score_BI, score_BI[:, :2]], 1).log_softmax(1)
         return longer_BI.gather(1, item_BM)
 
@@ -33,12 +33,13 @@ def longer_model() -> ModelScores:
 
 def fitted():
     """With weights of its own: a toy's texts say nothing."""
-    config = MemoryConfig("mixture", num_buckets=2, bucket_prior=5.0)
     counts = count_events([train_part(sequence) for sequence in USERS], NUM_ITEMS)
-    contexts = training_contexts(USERS, config.max_contexts, stream(0, "toy"))
-    memory = fit_memory(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), config)
-    alone = memory.alone._replace(weight_QE=np.array([[0.4, 0.3, 0.1, 0.2], [0.1, 0.4, 0.3, 0.2]]))
-    weight_QE = np.array([[0.3, 0.2, 0.1, 0.15, 0.15, 0.1], [0.1, 0.2, 0.1, 0.3, 0.2, 0.1]])
+    contexts = training_contexts(USERS, stream(0, "toy"))
+    memory = fit_memory(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), HybridConfig("mixture"))
+    alone = memory.alone._replace(
+        weight_QE=np.array([[0.4, 0.3, 0.1, 0.2], [0.1, 0.4, 0.3, 0.2], [0.2, 0.2, 0.3, 0.3]])
+    )
+    weight_QE = np.array([[0.3, 0.2, 0.1, 0.15, 0.15, 0.1], [0.1, 0.2, 0.1, 0.3, 0.2, 0.1], [0.2] * 4 + [0.1] * 2])
     return memory._replace(alone=alone, beside_model=memory.beside_model._replace(weight_QE=weight_QE))
 
 
@@ -72,8 +73,8 @@ def test_experts_that_count_abstain_and_all_sums_to_one(model):
 def test_the_others_share_the_weights_of_those_that_count():
     """By hand: of a later item the mean of its text and the uniform floor by their weights."""
     history = [[1, 2]]
-    found = experts.evidence(LONGER.counts, new_contexts(history), LONGER.config.num_context)
-    own = {name: prob_BI[0] for name, prob_BI in alone_probs(found, LONGER.unit_ID, LONGER.config).items()}
+    found = experts.evidence(LONGER.counts, new_contexts(history))
+    own = {name: prob_BI[0] for name, prob_BI in alone_probs(found, LONGER.unit_ID).items()}
     weight = dict(zip(LONGER.alone.experts, LONGER.alone.weights(experts.known(found))[0], strict=True))
     expected_I = sum(weight[name] * prob_I for name, prob_I in own.items())
     abstained_I = weight["text"] * own["text"] + weight["uniform"] * own["uniform"]

@@ -16,9 +16,10 @@ from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models.counts import count_events, held_out_contexts, training_contexts
 from fedecider.models.hybrid import (
+    NUM_BUCKETS,
     SETTINGS_FILE,
     TENSOR_FILE,
-    MemoryConfig,
+    HybridConfig,
     fit_memory,
     load_memory,
     model_probs,
@@ -32,11 +33,10 @@ UNIT = experts.unit_vectors(vectors())
 KEYS = [f"item{n:02d}" for n in range(NUM_ITEMS)]
 
 
-def fitted(users=USERS, model=None, **settings):
-    config = MemoryConfig("mixture", num_buckets=2, bucket_prior=5.0, **settings)
+def fitted(users=USERS, model=None):
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
-    contexts = training_contexts(users, config.max_contexts, stream(0, "toy"))
-    return fit_memory(counts, UNIT, contexts, toy_model() if model is None else model, config)
+    contexts = training_contexts(users, stream(0, "toy"))
+    return fit_memory(counts, UNIT, contexts, toy_model() if model is None else model, HybridConfig("mixture"))
 
 
 MEMORY = fitted()
@@ -67,7 +67,7 @@ def test_batches_change_nothing(monkeypatch):
 def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
     mixture = MEMORY.beside_model
     only = np.eye(len(mixture.experts))[mixture.experts.index("model")]
-    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (2, 1))))
+    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
     found = positions(memory, held_out_contexts(USERS, "test"), toy_model())
     score = rank_held_out(
         lambda user_B: scores_of([HISTORIES[user] for user in user_B.tolist()]), USERS, NUM_ITEMS, "test"
@@ -81,7 +81,7 @@ def test_the_consensus_is_the_root_of_what_both_find_likely():
     assert mixture.experts == ("counts", "text", "agreement", "model", "consensus", "uniform")
     assert mixture.mean_E[4] > 0
     only = np.eye(6)[4]
-    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (2, 1))))
+    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
     alone_BI, found_BI = all_of(rank(MEMORY, ASKED, None)), all_of(rank(memory, ASKED, toy_model()))
     unseen_BI = torch.ones(len(USERS), NUM_ITEMS, dtype=torch.bool)
     for row, items in enumerate(HISTORIES):
@@ -91,9 +91,10 @@ def test_the_consensus_is_the_root_of_what_both_find_likely():
     torch.testing.assert_close(found_BI, product_BI / product_BI.sum(1, keepdim=True))
 
 
-def test_candidates_have_the_probabilities_of_the_whole_catalogue():
+def test_candidates_have_the_probabilities_of_the_whole_catalogue(monkeypatch):
     """As for item IDs of several tokens: beams and the best of the memory, in place of every item."""
-    memory = fitted(model=toy_model(num_beams=3), num_best=2)
+    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 2)
+    memory = fitted(model=toy_model(num_beams=3))
     assert memory.beside_model.experts == (
         "counts",
         "text",
@@ -112,8 +113,9 @@ def test_candidates_have_the_probabilities_of_the_whole_catalogue():
         assert (some.prob_BM[row, len(items) :] == 0).all()
 
 
-def test_positions_by_hand_and_beyond_the_candidates():
-    memory = fitted(model=toy_model(num_beams=2), num_best=1)
+def test_positions_by_hand_and_beyond_the_candidates(monkeypatch):
+    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 1)
+    memory = fitted(model=toy_model(num_beams=2))
     contexts = held_out_contexts(USERS, "test")
     found = positions(memory, contexts, toy_model(num_beams=2))
     (some,) = rank(memory, ASKED, toy_model(num_beams=2))
@@ -126,7 +128,7 @@ def test_positions_by_hand_and_beyond_the_candidates():
     assert (found == NOT_RANKED).any()
     assert (found < NOT_RANKED).any()
     equal = positions(
-        MEMORY._replace(alone=MEMORY.alone._replace(weight_QE=np.array([[0, 0, 0, 1.0]] * 2))), contexts, None
+        MEMORY._replace(alone=MEMORY.alone._replace(weight_QE=np.array([[0, 0, 0, 1.0]] * NUM_BUCKETS))), contexts, None
     )
     unseen = [NUM_ITEMS - len(set(items)) for items in HISTORIES]
     ranked = [row for row, target in enumerate(contexts.targets) if target not in HISTORIES[row]]
@@ -138,9 +140,8 @@ def test_probabilities_of_the_model_leave_out_seen_items():
     item_BM = torch.arange(NUM_ITEMS).expand(len(HISTORIES), -1)
     expected = scores_of(HISTORIES).masked_fill(~torch.from_numpy(found.unseen_BI), -torch.inf)
     for model in (toy_model(), toy_model(num_beams=2)):
-        for temperature in (1.0, 2.0):
-            prob_BM = model_probs(model, found.unseen_BI, HISTORIES, item_BM, temperature)
-            assert torch.allclose(prob_BM, torch.softmax(expected / temperature, 1))
+        prob_BM = model_probs(model, found.unseen_BI, HISTORIES, item_BM)
+        assert torch.allclose(prob_BM, torch.softmax(expected, 1))
 
 
 def test_held_out_events_change_no_count_and_no_weight():
@@ -170,7 +171,7 @@ def test_what_cannot_be_fitted_or_ranked():
 @pytest.mark.parametrize("sources", ["", "own,own", "own,mine"])
 def test_sources_that_are_none(sources):
     with pytest.raises(ValueError, match="expected some of own, public, others"):
-        MemoryConfig(sources=sources)
+        HybridConfig(sources=sources)
 
 
 @pytest.mark.parametrize("memory", [MEMORY, MEMORY._replace(beside_model=None)], ids=["with a model", "alone"])
@@ -245,7 +246,6 @@ DAMAGE = {
     "cuts that fall": (
         spoil_json(
             lambda content: [
-                content["config"].update(num_buckets=3),
                 content["mixtures"].update(beside_model=None),
                 content["mixtures"]["alone"].update(cut_Q=[2.0, 1.0], weight_QE=[[0.25] * 4] * 3),
             ]
@@ -253,7 +253,7 @@ DAMAGE = {
         "cuts that do not rise",
     ),
     "a cut that is no number": (
-        spoil_json(lambda content: content["mixtures"]["alone"].update(cut_Q=[float("nan")])),
+        spoil_json(lambda content: content["mixtures"]["alone"].update(cut_Q=[1.0, float("nan")])),
         "no shares of 1",
     ),
     "unknown settings": (spoil_json(lambda content: content["config"].update(depth=3)), "depth"),
@@ -284,8 +284,8 @@ def test_a_memory_of_another_catalogue_is_refused(tmp_path):
 
 def test_nobody_is_left_out_of_counts_that_nobody_is_in():
     public = count_events(sequences(5, seed=8), NUM_ITEMS)
-    contexts = training_contexts(USERS, 50, stream(0, "toy"))
-    config = MemoryConfig(sources="public", num_buckets=1)
+    contexts = training_contexts(USERS, stream(0, "toy"), 50)
+    config = HybridConfig(sources="public")
     memory = fit_memory(public, UNIT, contexts, None, config)
     kept = fit_memory(public, UNIT, contexts._replace(left_out=[[] for _ in contexts.targets]), None, config)
     assert np.array_equal(memory.alone.weight_QE, kept.alone.weight_QE)

@@ -13,7 +13,7 @@ from fedecider.experiment import rows as memories
 from fedecider.experiment.prepare import calibration
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models.counts import calibration_users, count_events
-from fedecider.models.hybrid import MemoryConfig
+from fedecider.models.hybrid import HybridConfig
 
 
 def shop(name: str, seed: int, silo: bool = True) -> Domain:
@@ -38,7 +38,7 @@ def public(name: str):
 
 
 def counted(sources: str, shops=SHOPS):
-    return memories.client_counts(shops, MemoryConfig(sources=sources), seed=1)
+    return memories.client_counts(shops, HybridConfig(sources=sources), seed=1)
 
 
 def same(one, other) -> bool:
@@ -77,11 +77,10 @@ def test_events_held_out_by_siblings_are_not_in_the_sum():
         users = domain.clients
         cut = [[*train_part(sequence), 0, 1] for sequence in users.sequences]
         changed[name] = replace(domain, clients=users._replace(sequences=cut))
-    after = memories.client_counts(changed, MemoryConfig(), seed=1)[0]
+    after = memories.client_counts(changed, HybridConfig(), seed=1)[0]
     assert all(same(before[name], after[name]) for name in SHOPS)
-    config = MemoryConfig(max_contexts=10)
     for name in SHOPS:
-        contexts = [memories.memory_contexts(one[name], config, 3) for one in (SHOPS, changed)]
+        contexts = [memories.memory_contexts(one[name], 3) for one in (SHOPS, changed)]
         assert contexts[0] == contexts[1]
 
 
@@ -98,9 +97,9 @@ def test_users_who_fit_the_weights_are_a_draw_of_those_who_can():
 
 
 def test_weights_are_fitted_on_the_users_who_train_no_adapter():
-    domain, config = SHOPS["books.1"], MemoryConfig(calibration_share=0.4)
-    kept = calibration(domain, config, 5)
-    assert kept == calibration(domain, config, 5)
+    domain = SHOPS["books.1"]
+    kept = calibration(domain, 5)
+    assert kept == calibration(domain, 5)
     parts = [list(train_part(domain.clients.sequences[user])) for user in kept]
-    contexts = memories.memory_contexts(domain, config, 5)
+    contexts = memories.memory_contexts(domain, 5)
     assert {tuple(part) for part in contexts.left_out} == {tuple(part) for part in parts}

@@ -18,7 +18,7 @@ from fedecider.federation.wire import take_row
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.fedecider import FedeciderConfig
 from fedecider.models.adapters import FACTORS, read_adapters
-from fedecider.testing import LLM_CONTRACT, LlmBench
+from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
 
 pytestmark = pytest.mark.whole
 
@@ -181,16 +181,6 @@ def test_exchanging_neighbours_leaves_the_bits_of_both(name):
         alpha_KK = moved.local["alpha"][order][:, order]
         assert torch.equal(alpha_KK[:2], first.local["alpha"][:2])
         torch.testing.assert_close(alpha_KK[2], first.local["alpha"][2], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("balanced", [False, slow(True)])
-def test_normalising_at_the_client_or_at_the_server_gives_the_same_bits(balanced):
-    server_side, _ = run(build("fedecider", balanced=balanced), 3, 2)
-    client_side, _ = run(build("fedecider", balanced=balanced, normalize_at="client"), 3, 2)
-    other_mode, _ = run(build("fedecider", balanced=not balanced), 3, 2)
-    assert same(server_side.server, client_side.server)
-    assert same(server_side.local, client_side.local)
-    assert not same(server_side.server, other_mode.server)
 
 
 @pytest.mark.parametrize("name", fast_where(OF_THEIR_OWN, [name for name in FEDERATED if name != "local"]))

@@ -8,7 +8,7 @@ import toy_recommender as toys
 from slow import fast_where, slow
 from toy_recommender import SILO_SIZES, SILOS, WORDING, blocks, catalogue_recommender, run
 
-from fedecider.federation.wire import message, received, take_row
+from fedecider.federation.wire import received, take_row
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import TABLE, common_rows, rows_of_clients, sends_own_rows, travelling_shapes
@@ -95,9 +95,7 @@ def test_block_size_and_a_resumed_run_do_not_matter(name, tmp_path):
         assert (record["valid"], record["traffic"]) == (other["valid"], other["traffic"])
 
 
-@pytest.mark.parametrize(
-    "config", [{}, slow({"skip_below": 0.49}), slow({"own_slot": "normalized"}), slow({"alpha_per": "module"})]
-)
+@pytest.mark.parametrize("config", [{}, slow({"own_slot": "normalized"}), slow({"alpha_per": "module"})])
 def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
     recommender = catalogue_recommender()
     rows, found = run(build("fedecider", recommender, **config), 4, 3)
@@ -113,18 +111,6 @@ def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
     for record, other in zip(found, expected, strict=True):
         assert record["valid"] == other["valid"]
         assert [log["loss"] for log in record["clients"]] == [log["loss"] for log in other["clients"]]
-
-
-def test_skipped_directions_do_not_travel_by_rows_either():
-    method = build("fedecider", skip_below=0.49)
-    state, _ = run(method, 4, 3)
-    away_KK = state.local["away"]
-    assert away_KK.any()
-    assert not away_KK.all()
-    for client, away_K in enumerate(away_KK):
-        sent = message(method.broadcast(4, state.server, torch.tensor([client])), 0)
-        common = torch.tensor(common_rows(catalogue_recommender().own_rows)[client])
-        assert len(sent[TABLE]) == int(common[~away_K].sum())
 
 
 @pytest.mark.slow

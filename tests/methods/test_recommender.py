@@ -279,20 +279,6 @@ def test_wrong_settings_are_refused(config, changes, message):
         config(**changes)
 
 
-def test_items_of_several_tokens_cannot_be_compared_with_a_catalogue(parts):
-    tokenizer, tasks = parts
-    model = recommender_of(parts).model
-    with pytest.raises(ValueError, match="softmax catalogue, expected one token each"):
-        build_recommender(
-            model,
-            tokenizer,
-            tasks,
-            seed=0,
-            training=LocalTraining(softmax="catalogue"),
-            ranking=RankingConfig(),
-        )
-
-
 def test_processes_that_share_a_client_rank_its_users_between_them(parts):
     recommender = recommender_of(parts, num_beams=15, eval_batch_size=1)
     whole = recommender.positions(0, "test")

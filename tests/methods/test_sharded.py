@@ -26,7 +26,7 @@ def trained(folder, config=""):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     if config:
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        file = str(REPOSITORY / "fedecider" / "configs" / "deepspeed" / f"{config}.json")
+        file = str(REPOSITORY / "configs" / "deepspeed" / f"{config}.json")
         env |= {**place, "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": file}
     command = [sys.executable, str(PROGRAM), str(folder)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)

@@ -27,7 +27,6 @@ METRICS = {
     "best_round": 2,
     "best_valid_ndcg@10": 0.25,
     "num_beams": 20,
-    "length_penalty": 0.0,
     "domains": {"crime": domain(0.3125, 0.11), "comics": domain(0.07, 0.0625)},
     "macro": {"test": {REPORTED: intervals(0.19125), "popularity": intervals(0.08625)}},
 }

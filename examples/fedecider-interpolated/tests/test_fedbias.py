@@ -7,10 +7,11 @@ from fedecider_interpolated.fedbias import METHOD, FedbiasConfig, fedbias
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf
+from embedding_fr.testing import EmbeddingBench, check_reference
 from embedding_fr.testing.contract import run, tiny_federation, tiny_training
 from embedding_fr.testing.loop import Reference, User, bce, mean_of, parameters, step
 from fedecider.federation.method import Tree
-from fedecider.testing import EmbeddingBench, check_method, check_reference
+from fedecider.testing import check_method
 
 
 def one_by_one(federation: Federation, training: EmbeddingTraining, config: FedbiasConfig) -> Reference:

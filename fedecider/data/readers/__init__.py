@@ -1,38 +1,27 @@
-"""Readers of the original file formats; each module has ``read(raw, domain, options) -> RawDomain``."""
+"""Readers of the original file formats, each ``(raw, domain, options) -> RawDomain``; `raw` is what they stand on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from fedecider.data.readers import (
-    amazon,
-    amazon_ratings,
-    csv_columns,
-    filmtrust,
-    goodbooks,
-    goodreads,
-    lastfm,
-    lists,
-    movielens,
-    packed,
-)
-from fedecider.data.readers.table import RawDomain, ReadOptions
+from fedecider.data.readers import amazon, goodreads, packed, ratings
+from fedecider.data.readers.raw import RawDomain, ReadOptions
 
 Read = Callable[[Path, str, ReadOptions], RawDomain]
 """Folder of the raw files, domain, options -> what there is."""
 SOURCES: dict[str, Read] = {
     "goodreads": goodreads.read,
     "amazon": amazon.read,
-    "movielens": movielens.read,
-    "goodbooks": goodbooks.read,
+    "movielens": ratings.read_movielens,
+    "goodbooks": ratings.read_goodbooks,
     "packed": packed.read,
-    "lastfm_tags": lastfm.read_tags,
-    "lastfm_plays": lastfm.read_plays,
-    "filmtrust": filmtrust.read,
-    "amazon_ratings": amazon_ratings.read,
-    "lists": lists.read,
-    "csv": csv_columns.read,
+    "lastfm_tags": ratings.read_lastfm_tags,
+    "lastfm_plays": ratings.read_lastfm_plays,
+    "filmtrust": ratings.read_filmtrust,
+    "amazon_ratings": ratings.read_amazon_ratings,
+    "lists": ratings.read_lists,
+    "csv": ratings.read_csv_columns,
 }
 WITHOUT_TEXTS = frozenset({"filmtrust", "amazon_ratings", "lists", "csv"})
 """Sources that know nothing of an item but its key: enough for models of embeddings, not for models of texts."""

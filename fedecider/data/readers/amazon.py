@@ -14,9 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.files import find_file
-from fedecider.data.readers.lines import finite_number, json_object, read_records, text_field
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     BELOW_RATING,
     Catalogue,
     EventTable,
@@ -25,7 +23,12 @@ from fedecider.data.readers.table import (
     ReadOptions,
     clean,
     collect_items,
+    find_file,
+    finite_number,
+    json_object,
     keep_rating,
+    read_records,
+    text_field,
     unix_time,
 )
 

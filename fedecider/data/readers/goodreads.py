@@ -13,9 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.files import find_file, find_optional
-from fedecider.data.readers.lines import finite_number, json_object, read_records, text_field
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     BELOW_RATING,
     MAX_TIME,
     NUM_SHELVES,
@@ -27,7 +25,13 @@ from fedecider.data.readers.table import (
     ReadOptions,
     clean,
     collect_items,
+    find_file,
+    find_optional,
+    finite_number,
+    json_object,
     keep_rating,
+    read_records,
+    text_field,
 )
 
 STEMS = {

@@ -13,22 +13,28 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.files import RawFile, find_file
-from fedecider.data.readers.lines import finite_number, json_object, read_csv, read_records, text_field, whole_number
-from fedecider.data.readers.table import (
+from fedecider.data.readers.raw import (
     BELOW_RATING,
     NO_ITEMS,
     Catalogue,
     EventTable,
     ItemFields,
     RawDomain,
+    RawFile,
     ReadOptions,
     clean,
     collect_items,
     duplicate_key,
+    find_file,
+    finite_number,
+    json_object,
     keep_rating,
     no_ratings,
+    read_csv,
+    read_records,
+    text_field,
     unix_time,
+    whole_number,
 )
 
 _FIELDS = ("title", "author", "brand", "series", "categories", "genres", "attribute", "keywords", "description", "year")

@@ -1,0 +1,453 @@
+"""The Python API: train in this process, read a run as frames, recommend, compare, save, publish.
+
+>>> import fedecider as fd
+>>> data = fd.from_events({"north": orders_north, "south": orders_south}, items=products)
+>>> result = fd.federate(data, num_rounds=20, callbacks=[fd.EarlyStopping(3)])
+>>> print(result.verdict)
+>>> result.recommender("north").recommend(history, k=10)
+
+What is trained, and with which settings, is what ``fedecider federate`` trains with the same settings, bit for bit: a
+keyword is an option of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedecider.data.domain import Domain
+from fedecider.evaluation.metrics import MACRO
+from fedecider.experiment.engine import Callback, kept_data, run_track
+from fedecider.experiment.track import Track, track_of, track_of_config, tracks
+from fedecider.federation.record import read_records
+from fedecider.running.progress import quiet
+from fedecider.running.run_folder import RunFolder, read_object, read_run
+
+DESCRIPTION = "fedecider.federate"
+CACHE = ".cache"
+"""Where prepared data that were in memory are kept, beside the stages of runs: ``cache`` of a run, if it is given."""
+REPORTED = ("hit@10", "ndcg@10")
+
+
+def federate(
+    data: Mapping[str, Domain] | str | Path | None = None,
+    method: Any = "fedecider",
+    *,
+    config: str | Path | Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> Result:
+    """Train recommenders together, in this process, and return what came of it.
+
+    Args:
+        data: What `from_events`, `open_prepared` or `sample` gave, or the folder of prepared data; for methods of the
+            embedding track also the name of a rating data set, such as ``ml-100k``. None: the embedded sample.
+        method: The name of a method, or the entry of one's own (`fedecider.methods.Method` and its like).
+        config: A YAML file of settings, or such settings as a mapping. None: chosen for the data and the machine, or
+            those of the embedded sample.
+        output: The run folder. None: a temporary one, gone with the result; `Result.save` keeps it.
+        resume: If true, a run that stopped in ``output`` goes on; where there is none yet, it begins.
+        callbacks: Called after every round with a `fedecider.experiment.engine.Round`, in every process; what is true
+            ends the run after that round. They are asked in their order.
+        progress: If false, nothing but warnings is printed.
+        settings: Options of ``fedecider federate``, blocks as mappings: ``num_rounds=20``,
+            ``pretrain={"train": {"epochs": 3}}``.
+
+    Raises:
+        ValueError: an unknown setting (the nearest known one is named), a value that cannot be, data that do not suit
+            the method, or ``resume`` without ``output``.
+    """
+    if resume and output is None:
+        raise ValueError("got resume without output, expected the folder of the run: output='runs/x'")
+    temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
+    folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
+    try:
+        with named(method) as (name, track):
+            words = [f"--output={folder}"]
+            if resume and RunFolder(folder).record.is_file():
+                words.append("--resume=true")
+            words += _data_words(track, name, data, Path(str(settings.get("cache", CACHE))))
+            words += option_words(settings)
+            with config_file(config) as file:
+                first = [f"--config={file}"] if file else []
+                parsed, _ = track.part("parse")(DESCRIPTION, [*first, f"--method={name}", *words])
+            with quiet(not progress):
+                run_track(track, parsed, callbacks, tell_results=False)
+    except BaseException:
+        if temporary is not None:
+            temporary.cleanup()
+        raise
+    return Result(folder, temporary)
+
+
+def load(folder: str | Path) -> Result:
+    """A finished run of any track.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        ValueError: the run did not finish, or its record is damaged.
+    """
+    return Result(folder)
+
+
+def compare(
+    methods: Sequence[Any],
+    data: Mapping[str, Domain] | str | Path | None = None,
+    *,
+    seeds: int | Sequence[int] = 3,
+    output: str | Path | None = None,
+    **settings: Any,
+) -> Any:
+    """Every method with every seed on the same data, with paired tests over users against the first method.
+
+    Args:
+        methods: Names of methods or entries of one's own; the first one is what the others are compared with.
+        data: As for `federate`.
+        seeds: So many seeds from 0 on, or the seeds themselves.
+        output: The folder of the runs, ``METHOD/SEED``; what is finished there is kept. None: a temporary one.
+        settings: As for `federate`, the same for all methods.
+
+    Returns:
+        `fedecider.experiment.comparison.Comparison`, whose ``table`` is a frame.
+
+    Raises:
+        ValueError: as `federate`; a method named twice; or no seed.
+    """
+    from fedecider.experiment.comparison import compare_runs
+
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    labels = [one if isinstance(one, str) else _name_of(one) for one in methods]
+    if not numbers or len(set(labels)) < len(labels) or not labels:
+        raise ValueError(
+            f"got the methods {labels} and the seeds {numbers}, expected each method once, and some of both"
+        )
+    with tempfile.TemporaryDirectory(prefix="fedecider-") as scratch:
+        root = Path(output) if output is not None else Path(scratch)
+        runs: dict[str, list[Path]] = {}
+        for label, method in zip(labels, methods, strict=True):
+            for seed in numbers:
+                place = root / label / str(seed)
+                if not RunFolder(place).results.is_file():
+                    federate(data, method, output=place, resume=place.exists(), seed=seed, **settings)
+                runs.setdefault(label, []).append(place)
+        return compare_runs(runs)
+
+
+class Result:
+    """A finished run: figures as frames, verdict, recommenders, page, files.
+
+    Frames are read from the run folder when they are first asked for.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        ValueError: the run did not finish, or its record is damaged.
+    """
+
+    def __init__(self, folder: str | Path, temporary: Any = None):
+        self.folder = RunFolder(Path(folder))
+        self.record = read_run(self.folder.root)
+        """What ``run.json`` holds: settings by block, hashes of the data, versions."""
+        if not self.folder.metrics.is_file():
+            raise ValueError(
+                f"no metrics.json in {folder}: the run did not finish. Go on with it: "
+                f"fedecider.federate(..., output={str(folder)!r}, resume=True)"
+            )
+        self._track = track_of_config(self.record["config"])
+        if temporary is not None:
+            self._end = weakref.finalize(self, temporary.cleanup)
+
+    @property
+    def method(self) -> str:
+        return str(self.record["config"]["run"]["method"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings of the run, by block."""
+        return self.record["config"]
+
+    @cached_property
+    def raw(self) -> dict[str, Any]:
+        """``metrics.json`` as it is."""
+        return read_object(self.folder.metrics)
+
+    @property
+    def clients(self) -> list[str]:
+        """Domains or companies; of the embedding track the data set, whose users are scored together."""
+        return [name for name in _groups(self.raw) if name != MACRO]
+
+    @property
+    def best_round(self) -> int:
+        """The reported round, chosen on validation items."""
+        return int(self.raw["best_round"])
+
+    @cached_property
+    def metrics(self) -> Any:
+        """A frame: client (``macro`` for the mean over clients), split, entry, metric, mean, low, high.
+
+        ``low`` and ``high`` bound the mean over users at 95 %. An entry is the method's reported model, another variant
+        of it, or what it is compared with.
+        """
+        import pandas as pd
+
+        rows = [
+            (client, split, entry, metric, *(value.get(name) for name in ("mean", "low", "high")))
+            for client, splits in _groups(self.raw).items()
+            for split, entries in splits.items()
+            for entry, found in entries.items()
+            for metric, value in found.items()
+        ]
+        return pd.DataFrame(rows, columns=["client", "split", "entry", "metric", "mean", "low", "high"])
+
+    @property
+    def table(self) -> Any:
+        """A frame of test means, a row an entry, the mean over clients where there are several."""
+        client = MACRO if MACRO in _groups(self.raw) else self.clients[0]
+        found = self.metrics[(self.metrics["client"] == client) & (self.metrics["split"] == "test")]
+        order = found["entry"].drop_duplicates()
+        return found.pivot(index="entry", columns="metric", values="mean").loc[order, list(REPORTED)]
+
+    @cached_property
+    def per_user(self) -> Any:
+        """A frame: domain, user, split, view, round, position of the held-out item (0 is first), metrics."""
+        import pandas as pd
+
+        return pd.read_parquet(self.folder.per_user)
+
+    @cached_property
+    def rounds(self) -> Any:
+        """A frame: round, client, view and validation metrics, with the client's training loss where it has one."""
+        import pandas as pd
+
+        rows = []
+        for record in read_records(self.folder.rounds):
+            losses = {log.get("client", 0): log.get("loss") for log in record["clients"]}
+            for view, groups in record["valid"].items():
+                for number, (client, found) in enumerate(zip(self.clients, groups, strict=True)):
+                    rows.append({"round": record["round"], "client": client, "view": view, **found})
+                    rows[-1]["loss"] = losses.get(number)
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def fusion_weights(self) -> Any:
+        """A frame of the reported round: a row is a client, a column whose direction it takes, mean over layers.
+
+        Empty for a method without fusion weights.
+        """
+        import pandas as pd
+
+        if not self.folder.fusion_weights.is_file():
+            return pd.DataFrame()
+        found = read_object(self.folder.fusion_weights)
+        place = found["rounds"].index(self.best_round)
+        return pd.DataFrame(found["alpha"][place], index=found["domains"], columns=found["domains"])
+
+    @cached_property
+    def verdict(self) -> str:
+        """Would one switch it on, what was measured, and what speaks against it: a paragraph each."""
+        if not self._track.opening:
+            return f"{self.method} on {', '.join(self.clients)}:\n{self.table.round(4).to_string()}"
+        first = self._track.part("opening")(self.folder)
+        return "\n".join([first.question, first.answer, *first.paragraphs, *first.reservations])
+
+    def recommender(self, client: str | None = None, **options: Any) -> Any:
+        """What recommends for a client's customers; ``options`` are those of `fedecider.Recommender.from_pretrained`.
+
+        Raises:
+            FileNotFoundError: the run has no recommender of that name.
+            ValueError: no client is named where there are several.
+        """
+        from fedecider.models.recommender import Recommender
+
+        if not self.folder.adapters.is_dir():
+            raise ValueError(f"got a run of {self._track.title}, expected one that hands recommenders over")
+        return Recommender.from_pretrained(self.folder.root, client, **options)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """The page of the run in one HTML file; returns ``path``, or where it lies in the run folder."""
+        page = self.folder.root / "report.html"
+        if not page.is_file():
+            from fedecider.experiment.run_page import ReportConfig
+
+            page = self._track.part("page")(ReportConfig(run=str(self.folder.root)))
+        if path is None:
+            return page
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copyfile(page, path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the run folder, what is private in it included; `load` reads it again.
+
+        Raises:
+            ValueError: ``folder`` is there and not empty.
+        """
+        target = _new(folder)
+        shutil.copytree(self.folder.root, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
+        return target
+
+    def export(self, folder: str | Path) -> Path:
+        """Write what may be published: backbone, adapters with item IDs and cards, checksums. No history, no counts.
+
+        ``Recommender.from_pretrained(folder, client)`` reads it, and `peft` does.
+
+        Raises:
+            ValueError: ``folder`` is there and not empty, or the run hands nothing over.
+        """
+        if not self.folder.adapters.is_dir():
+            raise ValueError(f"got a run of {self._track.title}, expected one that hands adapters over")
+        target = _new(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for part in (self.folder.backbone, self.folder.adapters):
+            shutil.copytree(part, target / part.name)
+        shutil.copyfile(self.folder.root / "handover.json", target / "handover.json")
+        (target / "README.md").write_text(self._card(), encoding="utf-8")
+        return target
+
+    def push_to_hub(self, repo_id: str, *, private: bool = True, api: Any = None) -> Any:
+        """Upload what `export` writes to one repository of the hub; returns the commit.
+
+        ``api``: an ``HfApi`` of huggingface_hub, for another endpoint or token.
+
+        Raises:
+            ValueError: no name of a hub, or ``private`` and the repository is there and public.
+            OSError: the hub refuses or cannot be reached.
+        """
+        from huggingface_hub import HfApi
+
+        from fedecider.models.recommender import push_folder
+
+        message = f"Add recommenders of {', '.join(self.clients)}"
+        return push_folder(self.export, HfApi() if api is None else api, repo_id, private, False, message)
+
+    def __repr__(self) -> str:
+        return f"Result of {self.method} on {', '.join(self.clients)}, round {self.best_round}\n{self.table.round(4)}"
+
+    def _repr_html_(self) -> str:
+        paragraphs = "".join(f"<p>{escape(text)}</p>" for text in self.verdict.splitlines()[:3])
+        about = f"{escape(self.method)} on {escape(', '.join(self.clients))}, round {self.best_round}"
+        return f"<p><b>{about}</b></p>{paragraphs}{self.table.round(4).to_html()}"
+
+    def _card(self) -> str:
+        lines = [
+            "---",
+            "library_name: peft",
+            "tags: [recommender, federated-learning]",
+            "---",
+            f"# Recommenders of {', '.join(self.clients)}",
+            "",
+            f"Trained together by {self.method} with FeDecider. `adapters/NAME` are PEFT adapters of `backbone/`.",
+            "",
+            "```python",
+            "from fedecider import Recommender",
+            "",
+            f'Recommender.from_pretrained("THIS REPOSITORY", "{self.clients[0]}").recommend(["A title"], k=10)',
+            "```",
+            "",
+            "```text",
+            self.table.round(4).to_string(),
+            "```",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def option_words(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Settings as words of a command line: ``{"a": {"b": [1, True]}}`` -> ``--a.b=[1, true]``."""
+    words: list[str] = []
+    for name, value in settings.items():
+        full = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            words += option_words(value, f"{full}.")
+        else:
+            text = str(value) if isinstance(value, (str, Path)) else json.dumps(value, default=str)
+            words.append(f"--{full}={text}")
+    return words
+
+
+@contextmanager
+def config_file(config: str | Path | Mapping[str, Any] | None) -> Iterator[str]:
+    """The path of a YAML file that says ``config``; empty for none."""
+    if not isinstance(config, Mapping):
+        yield "" if config is None else os.fspath(config)
+        return
+    import yaml
+
+    with tempfile.TemporaryDirectory(prefix="fedecider-") as scratch:
+        path = Path(scratch) / "config.yaml"
+        path.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+        yield str(path)
+
+
+@contextmanager
+def named(method: Any) -> Iterator[tuple[str, Track]]:
+    """The name under which the method is found while the block lasts, and its track."""
+    if isinstance(method, str):
+        yield method, track_of(method)
+        return
+    name = _name_of(method)
+    for track in tracks():
+        registry = track.part("methods")
+        if isinstance(method, type(next(iter(registry.built_in.values())))):
+            if name in track.method_names:
+                raise ValueError(f"got a method of one's own with the name {name}, expected one that is not taken")
+            with registry.lent(name, method):
+                yield name, track
+            return
+    raise ValueError(
+        f"got the method {method!r}, expected a name, or an entry of one's own, such as a fedecider.methods.Method"
+    )
+
+
+def _name_of(entry: Any) -> str:
+    config = getattr(entry, "config", None)
+    name = getattr(config, "__name__", "")
+    if not name:
+        raise ValueError(f"got the method {entry!r}, expected a name, or an entry with a dataclass of settings")
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Config")).lower()
+
+
+def _data_words(track: Track, method: str, data: Any, cache: Path) -> list[str]:
+    if data is None:
+        return []
+    if track.data_words:
+        return track.part("data_words")(data, cache)
+    return prepared_words(data, cache)
+
+
+def prepared_words(data: Mapping[str, Domain] | str | Path, cache: Path) -> list[str]:
+    """Options that name prepared domains; those in memory are written to the cache under their content's hash."""
+    if isinstance(data, (str, Path)):
+        return [f"--data={data}"]
+    folder = kept_data(data, cache)
+    return [f"--data={folder}", f"--domains={','.join(data)}"]
+
+
+def _groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Client -> split -> entry -> metric -> mean, low, high, from ``metrics.json`` of any track."""
+    splits = ("test", "valid")
+    if "domains" in metrics:
+        groups = {
+            name: {split: one[split] for split in splits if split in one} for name, one in metrics["domains"].items()
+        }
+        return {**groups, **({MACRO: {"test": metrics[MACRO]["test"]}} if MACRO in metrics else {})}
+    if "dataset" in metrics:
+        return {metrics["dataset"]: {split: metrics[split] for split in splits if split in metrics}}
+    return {name: {split: metrics[split][name] for split in splits} for name in metrics["test"]}
+
+
+def _new(folder: str | Path) -> Path:
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"got the folder {folder}, which is there and not empty, expected a new one")
+    return target

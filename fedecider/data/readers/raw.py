@@ -1,0 +1,598 @@
+"""What all readers stand on: files that are read line by line, records, and events in compact arrays with item
+fields on demand.
+
+Shape legend: E events, in file order.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import html
+import json
+import logging
+import math
+import re
+import sys
+import time
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+
+from fedecider.data.domain import UNKNOWN_TIME, Dropped, Size
+
+logger = logging.getLogger(__name__)
+
+Tell = Callable[[str], None]
+"""Takes one line of news for who waits: how far a file is read, what was left out."""
+
+TELL_EVERY_S = 5.0
+NUM_EXAMPLES = 20
+_LOOK_EVERY = 1 << 14
+"""Lines between two looks at the clock: about 0.1 s."""
+MAX_LINE_BYTES = 16 << 20
+"""A few kilobytes of gzip can be a line of gigabytes."""
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_OTHER_FORMATS = {
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"7z\xbc\xaf": "a 7-zip archive",
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "compressed with gzip twice",
+}
+"""First bytes -> what a file is that should be text."""
+
+
+def to_stderr(news: str) -> None:
+    """The ``Tell`` that is used where none is given."""
+    print(news, file=sys.stderr, flush=True)
+
+
+class RawFile:
+    """One raw file while it is read: blank and bad lines counted, bad ones named, an error beyond ``max_bad_lines``."""
+
+    def __init__(self, path: Path, max_bad_lines: int, tell: Tell | None = None) -> None:
+        self.path = path
+        self.max_bad_lines = max_bad_lines
+        self.tell = tell
+        self.num_blank = 0
+        self.num_bad = 0
+        self.bad_lines: list[str] = []
+        """The first ones, as file:line: why."""
+
+    def add_bad_line(self, line_number: int, why: str) -> None:
+        """Count one bad line; ``ValueError`` when there are more than allowed."""
+        place = f"{self.path.name}:{line_number}: {why}"
+        self.num_bad += 1
+        if len(self.bad_lines) < NUM_EXAMPLES:
+            self.bad_lines.append(place)
+        if self.num_bad > self.max_bad_lines:
+            raise ValueError(
+                f"{self.path}: more than {self.max_bad_lines} bad lines, the last one at {place}; expected a file in "
+                "its original format. Check the file, or raise max_bad_lines."
+            )
+        logger.warning("skipped a bad line, %s", place)
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """(line number from 1, line), blank lines skipped, in constant memory; tells every few seconds how far it is.
+
+        Errors: ``ValueError`` for an empty file, a truncated or damaged gzip, UTF-16, and what is no text at all.
+        """
+        number = self.num_blank = 0
+        try:
+            with open(self.path, "rb") as raw, _unpacked(raw) as unpacked:
+                told = time.monotonic()
+                for number, line in enumerate(iter(lambda: unpacked.readline(MAX_LINE_BYTES + 1), b""), 1):
+                    if len(line) > MAX_LINE_BYTES:
+                        raise ValueError(
+                            f"{self.path}: line {number} has more than {MAX_LINE_BYTES:,} bytes; expected one record a "
+                            "line. Check the file."
+                        )
+                    if number == 1:
+                        line = self._first_line(line)
+                    if line.isspace() or not line:
+                        self.num_blank += 1
+                    else:
+                        yield number, line
+                    if not number % _LOOK_EVERY and self.tell and time.monotonic() - told >= TELL_EVERY_S:
+                        told = time.monotonic()
+                        self.tell(f"{self.path.name}: {number:,} lines read ({self._share(raw):.0%} of the file)")
+        except EOFError as error:
+            raise ValueError(
+                f"{self.path} is a truncated gzip file (it ends after line {number}); expected a whole one. "
+                "Download it again."
+            ) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(
+                f"{self.path} is a damaged gzip file (after line {number}: {error}); expected a readable one. "
+                "Download it again."
+            ) from error
+        if number == self.num_blank:
+            raise ValueError(f"{self.path} is empty; expected one record a line. Download it again.")
+
+    def _first_line(self, line: bytes) -> bytes:
+        """``line`` without a byte order mark; ``ValueError`` for what shows that this is no UTF-8 or Latin-1 text."""
+        what = next((what for magic, what in _OTHER_FORMATS.items() if line.startswith(magic)), "")
+        if what:
+            raise ValueError(f"{self.path} is {what}; expected text, plain or gzip. Unpack it first.")
+        if line.startswith(_UTF_16) or b"\0" in line:
+            what = "UTF-16 text" if line.startswith(_UTF_16) else "no text, or UTF-16 (its first line holds zero bytes)"
+            raise ValueError(
+                f"{self.path} is {what}; expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 {self.path.name}"
+            )
+        return line.removeprefix(b"\xef\xbb\xbf")
+
+    def _share(self, raw: BinaryIO) -> float:
+        return raw.tell() / max(1, self.path.stat().st_size)
+
+
+def _unpacked(raw: BinaryIO) -> Any:
+    """The content of a plain or gzip file: told by the first bytes, for copies often drop or keep ".gz" wrongly."""
+    is_gzip = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return gzip.open(raw, "rb") if is_gzip else raw
+
+
+def find_file(folder: Path, names: Iterable[str], what: str) -> Path:
+    """The first of ``names`` (each also with ``.gz``, any letter case) in ``folder``; ``ValueError`` without any."""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"raw folder {folder} {problem}; expected the folder with the {what}. Check --raw.")
+    names = list(names)
+    path = find_optional(folder, names)
+    if path is not None:
+        return path
+    found = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
+    listing = ", ".join(found[:12]) + (", ..." if len(found) > 12 else "") if found else "no file"
+    raise ValueError(f"no {what} in {folder}: expected {' or '.join(names)} (or .gz), found {listing}. Check --raw.")
+
+
+def find_optional(folder: Path, names: Iterable[str]) -> Path | None:
+    """As ``find_file``, but None where there is no such file; ``ValueError`` where only a folder has the name."""
+    present = {path.name.lower(): path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+    spellings = [name.lower() + ending for name in names for ending in ("", ".gz")]
+    found = [present[spelling] for spelling in spellings if spelling in present]
+    files = [path for path in found if path.is_file()]
+    if found and not files:
+        raise ValueError(f"{found[0]} is a folder; expected a file of this name. Move the file out of it, or away.")
+    return files[0] if files else None
+
+
+def describe_bad_lines(files: Iterable[RawFile]) -> dict[str, Any]:
+    """The bad lines of all files of a source together: count, and the first examples as file:line: why."""
+    files = list(files)
+    return {
+        "count": sum(file.num_bad for file in files),
+        "examples": [example for file in files for example in file.bad_lines],
+    }
+
+
+Record = TypeVar("Record")
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character outside the basic plane: JSON can spell it alone, UTF-8 cannot."""
+_BAD_LINE = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)
+"""What parsing a broken or hostile line may raise."""
+
+
+def read_records(file: RawFile, parse: Callable[[bytes], Record]) -> Iterator[Record]:
+    """``parse`` of each line; a line on which it raises is counted as bad and skipped."""
+    for number, line in file.lines():
+        try:
+            record = parse(line)
+        except _BAD_LINE as error:
+            file.add_bad_line(number, _short(error))
+            continue
+        yield record
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """The JSON object of one line; ``ValueError`` for anything else."""
+    value = json.loads(line)
+    if type(value) is not dict:
+        raise ValueError(f"got a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def text_field(record: dict[str, Any], name: str) -> str:
+    """A non-empty text of ``record``; an integer is taken as its digits. ``KeyError`` / ``ValueError`` otherwise."""
+    value = record[name]
+    if type(value) is int:
+        return str(value)
+    if type(value) is not str or not value:
+        raise ValueError(f"field {name!r} is {value!r}, expected a text")
+    # A key that cannot be written as UTF-8 would fail only at the end, when the tables are saved.
+    if not value.isascii() and SURROGATE.search(value):
+        raise ValueError(f"field {name!r} is {value!r}, expected a text without halves of a character")
+    return value
+
+
+def whole_number(value: Any, name: str) -> int:
+    """``value`` (number or digits) as a whole number of 64 bits; ``ValueError`` otherwise."""
+    try:
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        number = None
+    if number is None or not -(1 << 63) <= number < 1 << 63 or (type(value) is float and number != value):
+        raise ValueError(f"{name} is {value!r}, expected a whole number of at most 64 bits")
+    return number
+
+
+def finite_number(value: Any, name: str) -> float:
+    """``value`` (number or text) as a finite float; ``ValueError`` otherwise."""
+    try:
+        number = float(value)
+    except (ValueError, TypeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {value!r}, expected a finite number")
+    return number
+
+
+def read_csv(
+    file: RawFile,
+    columns: Iterable[str],
+    parse: Callable[[dict[str, str]], Record],
+    delimiter: str = ",",
+    quoting: bool = True,
+    expected: str = "the original file",
+) -> Iterator[Record]:
+    """``parse`` of each row as {column: text}; the header must hold ``columns``; UTF-8 text, else Latin-1.
+
+    Every line is a row: no format read here has line breaks in its fields, and so a stray quote costs one line, which
+    is counted as bad, and not all rows up to the next quote. Without ``quoting``, quotes are ordinary characters.
+    """
+    header: list[str] | None = None
+    for number, line in file.lines():
+        try:
+            row = _split(decode(line), delimiter, quoting)
+        except csv.Error as error:
+            file.add_bad_line(number, f"quotes: {_short(error)}")
+            continue
+        if header is None:
+            header = row
+            _check_header(file.path, header, columns, expected)
+            continue
+        if len(row) != len(header):
+            file.add_bad_line(number, f"{len(row)} columns, expected {len(header)}")
+            continue
+        try:
+            record = parse(dict(zip(header, row, strict=True)))
+        except _BAD_LINE as error:
+            file.add_bad_line(number, _short(error))
+            continue
+        yield record
+
+
+def _check_header(path: Path, header: list[str], columns: Iterable[str], expected: str) -> None:
+    """``ValueError`` when a column is missing, or a name stands twice: it could not be told which one is meant."""
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise ValueError(f"{path}: header {header} has no column {missing}; expected {expected}.")
+    twice = sorted(name for name, count in Counter(header).items() if name and count > 1)
+    if twice:
+        raise ValueError(
+            f"{path}: header {header} has more than one column {twice}; expected each name once. "
+            "Rename or remove the columns that are not meant."
+        )
+
+
+def decode(line: bytes) -> str:
+    """UTF-8 where it is valid, else Latin-1 (MovieLens wrote Latin-1 up to ml-1m and UTF-8 after it)."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
+
+
+def _split(line: str, delimiter: str, quoting: bool) -> list[str]:
+    line = line.rstrip("\r\n")
+    if not quoting or '"' not in line:
+        return line.split(delimiter)
+    return next(csv.reader((line,), delimiter=delimiter, strict=True))  # strict: an open quote is an error
+
+
+def _short(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"no field {error}"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+ItemFields = dict[str, str]
+"""Clean one-line texts of one item by field name; "title" is empty where unknown."""
+
+DEFAULT_TEXT_FIELDS = (
+    "title",
+    "author",
+    "brand",
+    "series",
+    "categories",
+    "genres",
+    "shelves",
+    "attribute",
+    "keywords",
+    "description",
+)
+OTHER_TEXT_FIELDS = ("year", "price", "sales_rank")
+"""Off by default: numbers pollute item IDs, and price and sales rank are snapshots taken after the interactions."""
+
+
+MICROSECONDS = 1_000_000
+MAX_TIME = 1 << 33
+"""Unix seconds end here (the year 2242)."""
+NUM_SHELVES = 5
+NO_ITEMS = "users listed without items"
+BELOW_RATING = "rating below min_rating"
+_STATES = (
+    "to-read currently-reading read favorites favourites owned owned-books books-i-own i-own kindle ebook ebooks "
+    "library my-books my-library default all-time-favorites did-not-finish dnf abandoned wish-list to-buy re-read "
+    "reviewed own book-club audiobook audiobooks audio favorite-books maybe home-library"
+)
+STATE_SHELVES = frozenset(_STATES.split())
+"""Shelves of book readers that say what was done with a book, not what it is about."""
+
+
+class Columns(NamedTuple):
+    """Which columns of a csv hold what; "" for what is not there."""
+
+    user: str = "user"
+    item: str = "item"
+    rating: str = ""
+    time: str = ""
+
+
+class ReadOptions(NamedTuple):
+    """What all readers are told."""
+
+    min_rating: float | None = None
+    """Keep events rated at least this; None keeps all (Goodreads: all that are read or rated)."""
+    max_bad_lines: int = 100
+    """Unreadable lines allowed in each file."""
+    duplicate_items: str = "error"
+    """An item key that occurs twice: "error", or "first" keeps the first one."""
+    texts_required: bool = True
+    """A missing file of item texts is an error; False: the items have no texts then (MovieLens and Last.fm)."""
+    columns: Columns = Columns()
+    """Columns of source csv."""
+    tell: Tell | None = None
+    """Hears every few seconds how far a file is read."""
+
+    def file(self, path: Path) -> RawFile:
+        """``path`` as a file to read under these options."""
+        return RawFile(path, self.max_bad_lines, self.tell)
+
+
+class RawEvents(NamedTuple):
+    """Events of one domain as arrays of numbers; ``users[user_E[e]]`` is the user key of event e."""
+
+    users: list[str]
+    items: list[str]
+    user_E: np.ndarray
+    """(E,) int32."""
+    item_E: np.ndarray
+    """(E,) int32."""
+    time_E: np.ndarray
+    """(E,) int64 Unix seconds, ``UNKNOWN_TIME`` where not known."""
+    order_E: np.ndarray | None
+    """(E,) int64 order within a user where the source gives one; None: ordered by time, ties in file order."""
+    dropped: Dropped
+    """What the reader could read and left out on purpose."""
+
+    def size(self) -> Size:
+        """Users, items and events as read."""
+        return Size(len(self.users), len(self.items), len(self.user_E))
+
+
+class Catalogue(NamedTuple):
+    """Texts of the wanted items and what was found on the way."""
+
+    items: dict[str, ItemFields]
+    num_same: int
+    """Repeated records of an item with the same text, skipped."""
+    num_different: int
+    """Repeated records with another text, skipped (only with duplicate_items="first")."""
+    num_unused: int
+    """Records of items that are not wanted."""
+
+
+class RawDomain(NamedTuple):
+    """One domain of a raw source."""
+
+    events: RawEvents
+    read_catalogue: Callable[[Collection[str]], Catalogue]
+    """Texts of the wanted item keys, read when called (after k-core, so that few texts are held)."""
+    files: list[RawFile]
+    """First the one with the events; the counts of the item files fill up when the catalogue is read."""
+
+    def places(self, first: int, last: int | None = None) -> str:
+        """The names of some files, for a message."""
+        return ", ".join(file.path.name for file in self.files[first:last]) or "the table"
+
+    def dropped(self) -> Dropped:
+        """All that was left out so far while reading: lines first, then what the reader left out on purpose."""
+        dropped = Dropped()
+        dropped.add("unreadable lines", lines=sum(file.num_bad for file in self.files))
+        dropped.add("blank lines", lines=sum(file.num_blank for file in self.files))
+        return dropped.include(self.events.dropped)
+
+
+class EventTable:
+    """Grows by one event at a time; 16 bytes an event (24 with an order) plus one key per user and item."""
+
+    def __init__(self, with_order: bool = False) -> None:
+        self._users: dict[str, int] = {}
+        self._items: dict[str, int] = {}
+        self._user = array("i")
+        self._item = array("i")
+        self._time = array("q")
+        self._order = array("q") if with_order else None
+        self.dropped = Dropped()
+
+    def add(self, user: str, item: str, time: int = UNKNOWN_TIME, order: int = 0) -> None:
+        """Append one event."""
+        users, items = self._users, self._items
+        self._user.append(users.setdefault(user, len(users)))
+        self._item.append(items.setdefault(item, len(items)))
+        self._time.append(time)
+        if self._order is not None:
+            self._order.append(order)
+
+    def skip(self, reason: str) -> None:
+        """Count a readable event that is left out on purpose."""
+        self.dropped.add(reason, events=1)
+
+    def build(self) -> RawEvents:
+        """The events; no more may be added afterwards (the arrays are shared, not copied)."""
+        return RawEvents(
+            users=list(self._users),
+            items=list(self._items),
+            user_E=np.frombuffer(self._user, dtype=np.int32) if self._user else np.zeros(0, np.int32),
+            item_E=np.frombuffer(self._item, dtype=np.int32) if self._item else np.zeros(0, np.int32),
+            time_E=np.frombuffer(self._time, dtype=np.int64) if self._time else np.zeros(0, np.int64),
+            order_E=None if self._order is None else np.asarray(self._order, dtype=np.int64),
+            dropped=self.dropped,
+        )
+
+
+def collect_items(
+    records: Iterable[tuple[str, ItemFields]],
+    wanted: Collection[str],
+    options: ReadOptions,
+    path: Path,
+    allow_same: bool = False,
+) -> Catalogue:
+    """The wanted items of a stream of (key, fields).
+
+    With ``allow_same``, a repeated record with equal fields is counted and skipped (Amazon's meta files have such).
+    Errors: ``ValueError`` for any other repeated key, unless ``duplicate_items`` is "first".
+    """
+    items: dict[str, ItemFields] = {}
+    num_same = num_different = num_unused = 0
+    for key, fields in records:
+        if key not in wanted:
+            num_unused += 1
+            continue
+        known = items.setdefault(key, fields)
+        if known is fields:
+            continue
+        if known != fields:
+            num_different += 1
+        else:
+            num_same += 1
+        if options.duplicate_items != "first" and not (allow_same and known == fields):
+            raise duplicate_key(path, key, known, fields)
+    return Catalogue(items, num_same, num_different, num_unused)
+
+
+def no_texts(_wanted: Collection[str]) -> Catalogue:
+    """The catalogue of a source without item texts."""
+    return Catalogue({}, 0, 0, 0)
+
+
+def duplicate_key(path: Path, key: str, first: ItemFields, second: ItemFields) -> ValueError:
+    """The error for an item key that occurs twice."""
+    return ValueError(
+        f"{path}: duplicate item key {key!r} ({first.get('title', '')!r} and {second.get('title', '')!r}); expected "
+        "each item once. Correct the file, or pass --duplicate_items first to keep the first one."
+    )
+
+
+_INLINE_TAG = re.compile(r"</?(a|b|i|u|em|strong|span|font|sup|sub)\b[^<>]*>", re.IGNORECASE)
+_TAG = re.compile(r"<(script|style)\b.*?</\1\s*>|</?[a-zA-Z!][^<>]*>", re.IGNORECASE | re.DOTALL)
+
+
+def clean(value: Any) -> str:
+    """One line of text: HTML tags and entities removed, white space collapsed; lists joined by commas.
+
+    Halves of a character are joined where both are there (Python literals spell them so) and left out else.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        parts = [clean(part) for part in value]
+        return ", ".join(dict.fromkeys(part for part in parts if part))
+    text = str(value)
+    if "&" in text:
+        text = html.unescape(text)
+    if not text.isascii() and SURROGATE.search(text):
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
+    if "<" in text:
+        text = _TAG.sub(" ", _INLINE_TAG.sub("", text))
+    return " ".join(text.split())
+
+
+def item_text(fields: ItemFields, names: Iterable[str], description_chars: int) -> str:
+    """``title: ...; brand: ...; ...`` in lower case, of the fields that are known; "" when none is.
+
+    Format after IDGenRec (SIGIR 2024). Differs from the paper: an unknown brand is left out, not written as "na", and
+    price and sales rank are off by default.
+    """
+    parts = []
+    for name in names:
+        value = fields.get(name, "")
+        if name == "description" and len(value) > description_chars:
+            value = value[:description_chars].rsplit(" ", 1)[0]
+        # "; " separates fields, so it may not occur inside one.
+        value = value.replace(";", ",").lower().strip()
+        if value:
+            parts.append(f"{name.replace('_', ' ')}: {value}")
+    return "; ".join(parts)
+
+
+def display_title(fields: ItemFields) -> str:
+    """The title, or where there is none the first other text, shortened."""
+    for name in DEFAULT_TEXT_FIELDS:
+        if value := fields.get(name, ""):
+            return value if name == "title" else value[:80]
+    return ""
+
+
+def keep_rating(rating: float, options: ReadOptions) -> bool:
+    """Whether an event passes ``min_rating``."""
+    return options.min_rating is None or rating >= options.min_rating
+
+
+def no_ratings(path: Path, options: ReadOptions) -> None:
+    """``ValueError`` where ``min_rating`` is set for a file that has no ratings."""
+    if options.min_rating is not None:
+        raise ValueError(
+            f"{path}: no ratings are read from it, but min_rating is {options.min_rating}; expected none. "
+            "Leave the threshold (min_rating, implicit_threshold) out, or name a rating column where there is one."
+        )
+
+
+def moment(value: Any) -> tuple[int, int]:
+    """Unix seconds as :func:`unix_time`, and microseconds: what orders the events within a second."""
+    return unix_time(value), round(float(value) * MICROSECONDS)
+
+
+def finer_than_seconds(events: RawEvents) -> bool:
+    """Whether the order of ``events`` is that of :func:`moment`."""
+    return events.order_E is not None and bool((events.order_E // MICROSECONDS == events.time_E).all())
+
+
+def unix_time(value: Any) -> int:
+    """Unix seconds; ``ValueError`` for what is no time from 1970 on (milliseconds count as a mistake)."""
+    try:
+        time = int(value)
+    except (ValueError, OverflowError):
+        time = -1
+    if not 0 <= time < MAX_TIME:
+        raise ValueError(f"timestamp {value!r} is not in Unix seconds")
+    return time

@@ -1,0 +1,18 @@
+"""The track of methods over domains with item IDs alone, as the engine knows it."""
+
+from fedecider.experiment.track import Track
+
+TRACK = Track(
+    name="id",
+    title="the track of ID-based methods",
+    description="Every prepared domain or silo is a client, and models know item IDs alone: no language model.",
+    built_in=("fedsasrec", "feddcsr", "fedgcdr", "fedhcdr"),
+    group="fedecider.id_methods",
+    is_config=lambda config: not {"ranking", "training"} & set(config),
+    methods="fedecider.id_based.methods:METHODS",
+    parse="fedecider.id_based.run:parse_settings_and",
+    recorded="fedecider.id_based.run:recorded_settings",
+    load="fedecider.id_based.run:load",
+    page="fedecider.id_based.run:no_page",
+    contract="fedecider.testing.id_contract:bench_of",
+)

@@ -1,0 +1,94 @@
+"""Finished runs beside each other: hand-written positions, runs of several tracks, what cannot be compared."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.experiment.comparison import compare_runs
+
+USERS = {"north": [f"n{user}" for user in range(40)], "south": ["n0", *(f"s{user}" for user in range(9))]}
+
+
+def run(root, seed, first, users=USERS, protocol="strict", data="a"):
+    """A finished run; ``first``: client -> number of its users whose item stands first."""
+    folder = root / f"run-{len(list(root.iterdir()))}"
+    folder.mkdir()
+    record = {"config": {"run": {"seed": seed}}, "data": {**dict.fromkeys(users, data), "text encoder": str(seed)}}
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "metrics.json").write_text(json.dumps({"reported": "mine (own)", "protocol": protocol}))
+    places = {name: torch.where(torch.arange(len(users[name])) < first[name], 0, 50) for name in users}
+    views = {"mine (own)": places, "popularity": {name: torch.zeros(len(users[name])) for name in users}}
+    write_per_user(
+        folder / "per_user.parquet",
+        [UserPositions(n, users[n], "test", view, 1, p) for view, of in views.items() for n, p in of.items()],
+    )
+    (folder / "results.md").touch()
+    return folder
+
+
+def test_means_over_seeds_and_clients_with_tests_against_the_first_label(tmp_path):
+    found = compare_runs(
+        {
+            "alone": [run(tmp_path, 0, {"north": 4, "south": 2}), run(tmp_path, 1, {"north": 8, "south": 4})],
+            "joined": [run(tmp_path, 0, {"north": 30, "south": 9}), run(tmp_path, 1, {"north": 32, "south": 9})],
+            "same": [run(tmp_path, 0, {"north": 4, "south": 2}), run(tmp_path, 1, {"north": 8, "south": 4})],
+        }
+    )
+    table = found.table
+    assert list(table.index) == ["alone", "joined", "same"]
+    assert set(table["seeds"]) == {2}
+    assert table.loc["alone", "hit@10"] == pytest.approx((0.15 + 0.3) / 2)
+    assert table.loc["joined", "ndcg@10"] == pytest.approx((31 / 40 + 0.9) / 2)
+    assert table.loc["joined", "hit@10_low"] < table.loc["joined", "hit@10"] < table.loc["joined", "hit@10_high"]
+    assert pd.isna(table.loc["alone", "hit@10_p_holm"])
+    assert table.loc["joined", "hit@10_p_holm"] < 0.05
+    assert table.loc["same", "hit@10_p_holm"] == 1
+    assert found.per_client.loc[("joined", "south"), "hit@10"] == pytest.approx(0.9)
+    assert list(found.tests["second"]) == ["joined", "joined", "same", "same"]
+    assert set(found.tests["first"]) == {"alone"}
+    gained = found.tests.set_index(["second", "metric"]).loc[("joined", "hit@10")]
+    assert gained["difference"] == pytest.approx(table.loc["joined", "hit@10"] - table.loc["alone", "hit@10"])
+    assert gained["low"] < gained["difference"] < gained["high"]
+    assert "who is a user of several clients counts once" in found.caption
+    assert "protocol: strict" in found._repr_html_()
+    root = found.save(tmp_path / "saved")
+    assert pd.read_csv(root / "table.csv", index_col="label").equals(table)
+    assert {path.name for path in root.iterdir()} == {"table.csv", "per_client.csv", "tests.csv", "table.html"}
+
+
+def test_one_label_alone_has_no_tests(tmp_path):
+    found = compare_runs({"alone": [run(tmp_path, 0, {"north": 4}, {"north": USERS["north"]})]})
+    assert found.table.loc["alone", "hit@10"] == pytest.approx(0.1)
+    assert found.tests.empty
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"protocol": "strict/keep_seen"}, "got other protocol in .*run-1"),
+        ({"data": "b"}, "got other data in .*run-1"),
+        ({"users": {**USERS, "south": USERS["south"][::-1]}}, "got other users in .*run-1"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(tmp_path, other, message):
+    hits = {"north": 4, "south": 2}
+    with pytest.raises(ValueError, match=message):
+        compare_runs({"one": [run(tmp_path, 0, hits)], "two": [run(tmp_path, 0, hits, **other)]})
+
+
+def test_what_is_no_set_of_finished_runs_is_refused(tmp_path):
+    one, two = run(tmp_path, 0, {"north": 4, "south": 2}), run(tmp_path, 1, {"north": 4, "south": 2})
+    with pytest.raises(ValueError, match="one at least for each label"):
+        compare_runs({"one": [one], "two": []})
+    with pytest.raises(ValueError, match="expected the same seeds for every label"):
+        compare_runs({"one": [one, two], "two": [two]})
+    with pytest.raises(ValueError, match="twice, expected each once"):
+        compare_runs({"one": [one, one]})
+    with pytest.raises(FileNotFoundError, match="no run in"):
+        compare_runs({"one": [tmp_path / "nowhere"]})
+    (two / "results.md").unlink()
+    with pytest.raises(ValueError, match="did not finish"):
+        compare_runs({"one": [one], "two": [two]})

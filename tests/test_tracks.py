@@ -1,0 +1,69 @@
+"""Tracks: what each one says of itself is true, and asking costs no library."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedecider.experiment.track import Track, all_method_names, track_of, tracks
+from fedecider.testing import bench_of
+
+PARTS = [(track, part) for track in tracks() for part in Track._fields[6:] if getattr(track, part)]
+COMING = {"deployment"}
+"""Parts that are named before they are there."""
+PROGRAM = """
+import sys
+from fedecider.experiment.track import all_method_names, track_of
+assert {track_of(name).name for name in all_method_names()} == {"llm", "id", "embedding"}
+print(*{"torch", "transformers", "numba", "pandas"} & set(sys.modules))
+"""
+
+
+def part_of(track, name):
+    coming = pytest.mark.xfail(strict=True, reason="a deployed run knows what it trains by its track")
+    return pytest.param(track, name, id=f"{track.name}-{name}", marks=coming if name in COMING else ())
+
+
+def test_the_three_of_this_project_are_installed():
+    assert {track.name for track in tracks()} >= {"llm", "id", "embedding"}
+
+
+@pytest.mark.parametrize(("track", "name"), [part_of(track, name) for track, name in PARTS])
+def test_every_part_is_there(track, name):
+    assert track.part(name) is not None
+
+
+@pytest.mark.parametrize("track", tracks(), ids=lambda track: track.name)
+def test_the_names_are_those_of_the_methods(track):
+    methods = track.part("methods")
+    assert list(getattr(methods, "built_in", methods)) == list(track.built_in)
+    assert set(track.method_names) == set(methods)
+
+
+def test_no_two_tracks_have_a_method_of_one_name():
+    names = list(all_method_names())
+    assert len(names) == len(set(names))
+    assert all(name in track_of(name).method_names for name in names)
+
+
+def test_the_track_of_a_method_is_found_without_its_libraries():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    assert not done.stdout.split()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsasrec", "fedmf"])
+def test_a_contract_is_found_by_name_and_by_entry(name):
+    """An entry is recognised by its type."""
+    track = track_of(name)
+    entry = track.part("methods")[name]
+    (bench, contract), (same, _) = bench_of(entry), bench_of(name)
+    assert bench.entry is same.entry is entry
+    assert contract is track.part("contract")(entry, None)[1]
+
+
+def test_what_is_no_method_has_no_contract():
+    for other in ("fedavgg", track_of("fedavg"), 3):
+        with pytest.raises(ValueError, match="expected the name of a method"):
+            bench_of(other)
+    with pytest.raises(ValueError, match="pools the data"):
+        bench_of("centralised")

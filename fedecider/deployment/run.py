@@ -74,7 +74,9 @@ def serve(
             resume=resume,
             on_round=on_round,
             masking=masking(sums_of(project, served), line) if run.secure_sum else None,
-            after_rounds=lambda round: share_counts(line, run, served.foundation.everyone, round, output),
+            after_rounds=lambda round: share_counts(
+                line, run.hybrid, run.seed, served.foundation.everyone, round, output
+            ),
         )
         write_wire(line, output)
         write_json(folder.metrics, _server_metrics(project, state, told))
@@ -97,7 +99,9 @@ def make_site(project: Project, data: str, name: str, output: Path, launch: Laun
     own = party(project, {name: domain}, launch.device)
     client, settings = project.names.index(name), project.settings
     output.mkdir(parents=True, exist_ok=True)
-    counts = site_counts(settings.run, own.foundation, project.names, client, output, project.run)
+    counts = site_counts(
+        settings.run.hybrid, settings.run.seed, own.foundation, project.names, client, output, project.run
+    )
     return Site(
         method=own.method,
         hosted=one_client(client),

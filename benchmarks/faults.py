@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.deployment.faults import faulty
-from fedecider.deployment.hosted import one_client
 from fedecider.deployment.messages import Message, pack, unpack
-from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
-from fedecider.deployment.site import Site
+from fedecider.deployment.server import Channel, DeploymentConfig, Plan, run_deployed
+from fedecider.deployment.site import Site, one_client
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, Fault, scenario
 from fedecider.federation.rounds import RoundSettings
@@ -123,10 +122,10 @@ def deployed(case: Case, faults: Sequence[Fault]) -> Ran:
             found = {client: answers[client](blob) for client, blob in sent.items()}
             return {c: case.damage(unpack(sent[c], MOST), blob) if c == HIT else blob for c, blob in found.items()}
 
-        line, records = Line(exchange, DeploymentConfig(max_megabytes=1), "run", NAMES), []
+        line, records = Channel(exchange, DeploymentConfig(max_megabytes=1), "run", NAMES), []
         method = with_robust_mean(llm_method(case.method, [nothing] * 3), case.mean)
         settings = RoundSettings(num_rounds=ROUNDS, seed=0)
-        state, results = run_deployed(method, line, settings, ("ndcg@10",), on_round=records.append)
+        state, results = run_deployed(Plan(method, settings, ("ndcg@10",)), line, on_round=records.append)
         assert results.keys() >= {0, 2}, "an honest site's results are lost"
         return Ran(state, records, line.refused)
 

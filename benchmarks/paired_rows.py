@@ -28,7 +28,8 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, table_intervals
-from fedecider.experiment.comparison import SASREC, SASREC_TEXT, sasrec
+from fedecider.experiment.comparison import Shared, fill, positions_of
+from fedecider.experiment.llm_comparison import SASREC, SASREC_TEXT, sasrec
 from fedecider.federation.streams import stream
 from fedecider.running.options import run
 
@@ -108,9 +109,10 @@ def sasrec_rows(data: list[str], names: list[Names], seeds: int, tune: int, cach
         )
     rows: Positions = {SASREC: {}, SASREC_TEXT: {}}
     for folder, shown in zip(data * len(names) if len(data) == 1 else data, names, strict=True):
-        asked = (load_domains(folder, list(shown)), "strict", seeds, tune, Path(cache), "cpu")
-        for row, positions in ((SASREC, sasrec(*asked)), (SASREC_TEXT, sasrec(*asked, encoder))):
-            rows[row] |= {shown[domain]: position_SU for domain, position_SU in positions.items()}
+        shared = Shared(load_domains(folder, list(shown)), "strict", tune, Path(cache), "cpu")
+        for row in fill([sasrec(shared), sasrec(shared, encoder)], seeds):
+            positions = positions_of(row, shared.protocol)[row.entry.label]
+            rows[row.entry.label] |= {shown[domain]: position_SU for domain, position_SU in positions.items()}
     return rows
 
 

@@ -1,18 +1,17 @@
-"""The whole table of the embedding track: every method and baseline, every protocol, equal tuning, several seeds.
+"""The leaderboard: every method and baseline of the embedding track on one data set, under every protocol.
 
-Each run is a cell that is kept by its content, so a table that was stopped goes on where it was, and several processes
-may fill it together. Cells with training negatives from outside the train items serve ``strict`` and
-``strict/sampled99`` alike, where both are asked for together; their round and their settings are chosen by the
-validation ndcg@10 in the whole catalogue.
+Cells with training negatives from outside the train items serve ``strict`` and ``strict/sampled99`` alike, where both
+are asked for together; their round and their settings are chosen by the validation ndcg@10 in the whole catalogue.
 
-Shape legend: S seeds, U users.
+Shape legend: U users.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,43 +25,28 @@ from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
-from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, check
-from fedecider.data.interactions import Interactions, InteractionsConfig
+from fedecider.bounds import NotNegative, OneOrMore, Setting, Threads, ZeroOrMore, check
+from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol, rank_held_out, stamp
-from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners
-from fedecider.experiment.tuning import Search, best_of, check_budget, search_of
-from fedecider.experiment.tuning import search_settings as tune
+from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
+from fedecider.experiment.comparison import Cell, Course, Entry, Plan, Positions, Table, TrackRows, Words
+from fedecider.experiment.tuning import ONE_SETTING, Search, search_of, setting_text
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.federation.record import read_json, write_json, write_text
-from fedecider.federation.streams import stream
+from fedecider.federation.record import read_json, write_json
 from fedecider.report.analyses import median_seconds, participations, total_bytes
-from fedecider.report.figures import convergence_curves
-from fedecider.report.page import Download, Opening, PageTable, Section, write_page
-from fedecider.report.tables import (
-    CANARY,
-    COMPARED,
-    ResultRow,
-    comparisons_csv,
-    comparisons_data,
-    csv_text,
-    interval_text,
-    markdown_grid,
-    number_text,
-    result_rows,
-)
-from fedecider.report.verdict import WITHOUT_EXCHANGE, Evidence, opening
+from fedecider.report.tables import CANARY, COMPARED
 from fedecider.running.options import from_plain
 from fedecider.running.progress import say
-from fedecider.running.run_folder import as_plain, cached_stage
+from fedecider.running.run_folder import as_plain, cached_stage, check_output
 
-# The whole table of the embedding track: every method and baseline, every protocol, equal tuning, several seeds.
+# What stands in the table.
 
 LOCAL = "/local"
 """``fedmf/local`` is FedMF with federation off."""
 CODE = "/code"
 """``pfedrec/code`` is PFedRec as its authors' public code does it, which is not tuned."""
+SIMPLE = ("popularity", "last_item_cooccurrence", "decayed_cooccurrence")
+"""Rows that need no training."""
 Kind = Literal["federated", "local", "central"]
 
 
@@ -122,32 +106,6 @@ class LeaderboardConfig:
         return list(dict.fromkeys(name.strip() for name in self.protocol.split(",") if name.strip()))
 
 
-class Cell(NamedTuple):
-    """One run: what it scored on validation, and where its test positions lie."""
-
-    folder: Path
-    info: dict[str, Any]
-    """``valid`` ndcg@10 of the reported model, and for federated runs best round, curve, seconds, bytes."""
-
-    def positions(self, protocol: str) -> Tensor:
-        """(U,) test positions of the reported model."""
-        return load_file(self.folder / "positions.safetensors")[protocol]
-
-
-class BoardRow(NamedTuple):
-    """One row of the table."""
-
-    method: str
-    kind: Kind
-    protocol: str
-    setting: dict[str, Any]
-    cells: list[Cell]
-
-    def positions(self) -> Tensor:
-        """(S, U) test positions."""
-        return torch.stack([cell.positions(self.protocol) for cell in self.cells])
-
-
 def all_methods() -> list[str]:
     """What ``all`` stands for: centralised baselines, federated methods (not the plug-ins), two with federation off."""
     plain = [name for name in METHODS if not METHODS.problem(name) and not METHODS[name].plug_in]
@@ -165,40 +123,76 @@ def kind_of(name: str) -> Kind | None:
     return "central" if name in BASELINES else "federated" if name in METHODS else None
 
 
-def fill(
-    config: LeaderboardConfig, data: InteractionsConfig, interactions: Interactions, root: Path
-) -> Iterator[BoardRow]:
-    """Run what is missing and yield the rows, method by method.
+# Its cells.
+
+
+class Asked(NamedTuple):
+    """What all cells of a table have in common."""
+
+    config: LeaderboardConfig
+    data: InteractionsConfig
+    interactions: Interactions
+    root: Path
+
+
+class Line(NamedTuple):
+    """A method under protocols that share their cells."""
+
+    method: str
+    group: Sequence[str]
+
+    @property
+    def leaks(self) -> bool:
+        return get_protocol(self.group[0]).leaks
+
+    @property
+    def last(self) -> bool:
+        """Whether the last round is reported."""
+        return get_protocol(self.group[0]).selection == "last"
+
+    @property
+    def validated_under(self) -> str:
+        """The protocol of the validation figure: the whole catalogue, or the one that leaks."""
+        return self.group[0] if self.leaks else "strict"
+
+    def settings(self, asked: Asked, protocol: str, setting: Setting, seed: int) -> EmbeddingSettings:
+        patience = 0 if self.last else asked.config.patience
+        return run_settings(asked.config, asked.data, self.method, protocol, setting, seed, patience)
+
+
+def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
+    """The table.
 
     Raises:
-        ValueError: the data do not allow a protocol, told before anything is trained; or no row could be made.
+        ValueError: the data do not allow a protocol.
     """
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    if config.output:
+        check_output(Path(config.output))
+    interactions = load_interactions(data)
+    sequences, num_items = interactions.sequences, interactions.num_items
     for name in config.protocol_names:
-        build_population(interactions.sequences, interactions.num_items, get_protocol(name), seed=0)
+        build_population(sequences, num_items, get_protocol(name), seed=0)
+    asked = Asked(config, data, interactions, Path(config.output or f"runs/leaderboard-{interactions.name}"))
     groups = protocol_groups(config.protocol_names)
-    tuned_under = [group for group in groups if not get_protocol(group[0]).leaks]  # as _tuned has it
-    for method in config.method_names:
-        for group in tuned_under:
-            check_budget(_search(config, data, method, group), config.tune)
-    empty = True
-    for method in config.method_names:
-        for group in groups:
-            try:
-                setting = _tuned(config, data, interactions, root, method, group)
-                cells = [
-                    _cell(config, data, interactions, root, method, group, setting, seed)
-                    for seed in range(config.seeds)
-                ]
-            except ValueError as error:  # such as a run that diverged: the other rows are worth having
-                say(f"{method} is left out of {'+'.join(group)}: {error}")
-                continue
-            empty = False
-            for protocol in group:
-                yield BoardRow(method, kind_of(method) or "central", protocol, setting, cells)
-    if empty:
-        raise ValueError(
-            f"got no row from {', '.join(config.method_names)}, expected one at least: see the messages above"
-        )
+    chance = {
+        name: {interactions.name: chance_hit(sequences, num_items, "test", get_protocol(name))}
+        for name in config.protocol_names
+    }
+    users = interactions.num_users
+    return Plan(
+        "leaderboard",
+        asked.root,
+        [_entry(asked, Line(method, group)) for method in config.method_names for group in groups],
+        config.protocol_names,
+        {interactions.name: interactions.users},
+        config.seeds,
+        against=None,
+        permutations=20_000,
+        writes=not config.only_cells,
+        words=Words(partial(_heading, asked), chance, users, SIMPLE),
+    )
 
 
 def protocol_groups(names: Sequence[str]) -> list[list[str]]:
@@ -210,105 +204,92 @@ def protocol_groups(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _tuned(
-    config: LeaderboardConfig,
-    data: InteractionsConfig,
-    interactions: Interactions,
-    root: Path,
-    method: str,
-    group: Sequence[str],
-) -> dict[str, Any]:
-    """The setting with the best validation ndcg@10 at seed 0 among ``tune`` trials of the method's search."""
-    leaks = get_protocol(group[0]).leaks
-    if leaks and kind_of(method) != "central":
-        return {}
-    search = _search(config, data, method, group)
-    if leaks:
-        return search.firsts[0]
-
-    def score(setting: dict[str, Any]) -> float:
-        return _cell(config, data, interactions, root, method, group, setting, 0).info["valid"]
-
-    tried = tune(search, config.tune, score, method)
-    best = best_of(tried)
-    if best is None:
-        raise ValueError(f"no setting of {method} could be trained on {interactions.name}: see the messages above")
-    return tried[best].setting
+def _entry(asked: Asked, line: Line) -> Entry:
+    search = _search(asked, line)
+    budget = 1 if line.leaks else asked.config.tune
+    method, kind = line.method, kind_of(line.method) or "central"
+    if line.leaks and kind != "central":
+        search = ONE_SETTING  # the paper's
+    run, name = partial(_cell, asked, line), method.removesuffix(LOCAL)
+    return Entry(method, name, kind, list(line.group), run, search, budget, partial(_said, method))
 
 
-def _search(config: LeaderboardConfig, data: InteractionsConfig, method: str, group: Sequence[str]) -> Search:
+def _search(asked: Asked, line: Line) -> Search:
+    method = line.method
     if method == CANARY:  # nothing to tune: it sees as many rounds as the methods
-        return Search({}, {}, ({"num_rounds": config.num_rounds},), 0)
+        return Search({}, {}, ({"num_rounds": asked.config.num_rounds},), 0)
     if method.endswith(CODE):
-        return Search({}, {}, ({},), 0)
+        return ONE_SETTING
     if method in BASELINES:
         baseline = BASELINES[method]
         return search_of([baseline.config()], baseline.space, baseline.grid, 0)
     entry = METHODS[method.removesuffix(LOCAL)]
-    whole = run_settings(config, data, method, group[0], {}, 0, _patience(config, group))
-    return search_of(whole, entry.space, entry.grid, 0)
+    return search_of(line.settings(asked, line.group[0], {}, 0), entry.space, entry.grid, 0)
 
 
-def _cell(
-    config: LeaderboardConfig,
-    data: InteractionsConfig,
-    interactions: Interactions,
-    root: Path,
-    method: str,
-    group: Sequence[str],
-    setting: dict[str, Any],
-    seed: int,
-) -> Cell:
+def _said(method: str, setting: Setting) -> str:
+    """A setting in words."""
+    if method.endswith(CODE):
+        return "public code's"
+    entry = METHODS.get(method.removesuffix(LOCAL))
+    return setting_text(as_plain(setting)) if setting else "paper's" if entry and entry.published else "default"
+
+
+def _cell(asked: Asked, line: Line, setting: Setting, seed: int) -> Cell:
     """The run from the folder of cells, made when it is not there.
 
     It holds the test positions too, so that the trial that wins need not be run again; those of other trials are never
     read.
     """
+    method, name = line.method, asked.interactions.name
+    protocols = sorted(line.group)
     inputs = {
         "method": method,
         "seed": seed,
-        "data": interactions.content_hash(),
-        "negatives_avoid": get_protocol(group[0]).negatives_avoid,
-        **_resolved(config, data, method, group, setting, seed),
+        "data": asked.interactions.content_hash(),
+        "negatives_avoid": get_protocol(line.group[0]).negatives_avoid,
+        **_resolved(asked, line, setting, seed),
+        "protocols": protocols,
     }
-    protocols = sorted(group)
 
     def build(folder: Path) -> None:
         started = time.perf_counter()
-        if method not in BASELINES:
-            info, positions = _federated(config, data, interactions, method, protocols, setting, seed)
-        else:
-            info, positions = _central(interactions, method, protocols, setting, seed)
+        made = _central if method in BASELINES else _federated
+        info, positions = made(asked, Line(method, protocols), setting, seed)
         save_file(positions, folder / "positions.safetensors")
         write_json(folder / "info.json", {**info, "total_s": time.perf_counter() - started})
 
-    stage = cached_stage(root / "cells", method.replace("/", "-"), {**inputs, "protocols": protocols}, build)
-    cell = Cell(stage.folder, read_json(stage.folder / "info.json"))
+    stage = cached_stage(asked.root / "cells", method.replace("/", "-"), inputs, build)
+    info = read_json(stage.folder / "info.json")
     if not stage.reused:
-        text = f"{method} {setting or 'first setting'}, {'+'.join(group)}, seed {seed}: validation ndcg@10"
-        say(f"{text} {cell.info['valid']:.4f}, {cell.info['total_s']:.0f} s")
-    return cell
+        text = f"{method} {setting or 'first setting'}, {'+'.join(line.group)}, seed {seed}: validation ndcg@10"
+        say(f"{text} {info['valid']:.4f}, {info['total_s']:.0f} s")
+
+    def read() -> dict[str, dict[str, Positions]]:
+        found = load_file(stage.folder / "positions.safetensors")
+        return {protocol: {method: {name: position_U}} for protocol, position_U in found.items()}
+
+    further = info.get("best_round_test", {})
+    further = {f"{metric}, best round": further[metric] for metric in COMPARED if further}
+    return Cell(
+        {method: info["valid"]}, read, partial(_course, info) if "curve" in info else None, stage.folder, further
+    )
 
 
-def _resolved(
-    config: LeaderboardConfig,
-    data: InteractionsConfig,
-    method: str,
-    group: Sequence[str],
-    setting: dict[str, Any],
-    seed: int,
-) -> dict[str, Any]:
+def _course(info: Mapping[str, Any]) -> Course:
+    num = info["participations"]
+    up, down = ((info["bytes"][way], num) for way in ("up", "down"))
+    return Course(info["curve"], info["best_round"], info["last_round"], (info["seconds"]["wall_s"], 1), up, down)
+
+
+def _resolved(asked: Asked, line: Line, setting: Setting, seed: int) -> dict[str, Any]:
     """Every setting that decides a result, defaults included: a cell made with other defaults is another cell."""
-    if method in BASELINES:
-        return {"setting": as_plain(from_plain(BASELINES[method].config, dict(setting)))}
-    whole = run_settings(config, data, method, group[0], setting, seed, _patience(config, group))
+    if line.method in BASELINES:
+        return {"setting": as_plain(from_plain(BASELINES[line.method].config, dict(setting)))}
+    whole = line.settings(asked, line.group[0], setting, seed)
     run = {name: getattr(whole.run, name) for name in ("num_rounds", "patience", "participation", "federation")}
-    setting = {**run, **as_plain(whole.training), "method": as_plain(whole.method)}
-    return {"setting": setting, **METHODS.as_record(whole.run.method)}
-
-
-def _patience(config: LeaderboardConfig, group: Sequence[str]) -> int:
-    return 0 if get_protocol(group[0]).selection == "last" else config.patience
+    values = {**run, **as_plain(whole.training), "method": as_plain(whole.method)}
+    return {"setting": values, **METHODS.as_record(whole.run.method)}
 
 
 def run_settings(
@@ -337,24 +318,14 @@ def run_settings(
     )
 
 
-def _federated(
-    config: LeaderboardConfig,
-    data: InteractionsConfig,
-    interactions: Interactions,
-    method: str,
-    protocols: Sequence[str],
-    setting: Mapping[str, Any],
-    seed: int,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-
+def _federated(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    interactions, last = asked.interactions, line.last
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    patience = _patience(config, protocols)
-    settings = run_settings(config, data, method, _validated_under(protocols), setting, seed, patience)
+    settings = line.settings(asked, line.validated_under, setting, seed)
     setup = set_up(settings, interactions, device)
     records: list[dict] = []
     state = train(settings, setup, on_round=records.append)
     view = setup.method.views[0]
-    last = get_protocol(protocols[0]).selection == "last"
     info = {
         "valid": records[-1]["score"] if last else state.best_score,  # of the reported round
         "best_round": state.best_round,
@@ -365,7 +336,7 @@ def _federated(
         "participations": participations(records),
     }
     positions: dict[str, Tensor] = {}
-    for protocol in protocols:
+    for protocol in line.group:
         counted = set_up(settings, interactions, device, protocol)
         positions[protocol] = user_positions(counted, state, view, "test", last=last)
         if last:
@@ -374,20 +345,14 @@ def _federated(
     return info, positions
 
 
-def _central(
-    interactions: Interactions,
-    method: str,
-    protocols: Sequence[str],
-    setting: Mapping[str, Any],
-    seed: int,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A centralised baseline; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
+    interactions, entry = asked.interactions, BASELINES[line.method]
     sequences, num_items = interactions.sequences, interactions.num_items
-    entry = BASELINES[method]
     score = entry.fit(
         sequences,
         num_items,
-        get_protocol(protocols[0]),
+        get_protocol(line.group[0]),
         from_plain(entry.config, dict(setting)),
         seed=seed,
         device="cuda" if torch.cuda.is_available() else "cpu",
@@ -399,321 +364,26 @@ def _central(
         candidates = build_population(sequences, num_items, protocol, seed).candidates or None
         return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates)
 
-    valid = mean_metrics(ranked(_validated_under(protocols), "valid"), (10,))["ndcg@10"]
-    return {"valid": valid}, {name: ranked(name, "test") for name in protocols}
+    valid = mean_metrics(ranked(line.validated_under, "valid"), (10,))["ndcg@10"]
+    return {"valid": valid}, {name: ranked(name, "test") for name in line.group}
 
 
-def _validated_under(protocols: Sequence[str]) -> str:
-    """The protocol of the validation figure of a group: the whole catalogue, or the one that leaks."""
-    return protocols[0] if get_protocol(protocols[0]).leaks else "strict"
+# The words of the page.
 
 
-def settings_text(row: BoardRow) -> str:
-    """The chosen setting in words."""
-    setting = ", ".join(f"{name} {value}" for name, value in as_plain(row.setting).items())
-    if row.method.endswith(CODE):
-        return "public code's"
-    entry = METHODS.get(row.method.removesuffix(LOCAL))
-    return setting or ("paper's" if entry and entry.published else "default")
-
-
-# ``leaderboard.html``: the leaderboard as one self-contained page, with the same verdict as the page of a run.
-
-SIMPLE = ("popularity", "last_item_cooccurrence", "decayed_cooccurrence")
-"""Rows that need no training."""
-Curves = Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
-"""Panel -> method -> [[round, validation ndcg@10], ...]."""
-
-
-def write_leaderboard_page(
-    config: LeaderboardConfig, content: Mapping[str, Any], notes: Sequence[str], curves: Curves, csv: str, path: Path
-) -> Path:
-    """Write the page of ``content``, which ``leaderboard.json`` holds; ``csv`` is the text of ``leaderboard.csv``."""
-    rows = {
-        name: [row for row in content["rows"] if row["protocol"] == name]
-        for name in dict.fromkeys(content["comparisons"])
-    }
-    missing = content["missing"]
-    sections = [_section(name, own, content["comparisons"][name], missing[name]) for name, own in rows.items() if own]
-    if curves:
-        points = ([*place, *point] for place, points in _named(curves) for point in points)
-        file = Download("validation.csv", csv_text(["panel", "method", "round", "ndcg@10"], points))
-        sections.append(Section("Convergence", figures=[convergence_curves(curves)], downloads=[file]))
-    sections.append(Section("How it was made", notes, downloads=[Download("leaderboard.csv", csv)]))
-    title = f"Leaderboard: {content['dataset']}"
-    subtitle = f"{', '.join(rows)}; {config.seeds} seed{'s' if config.seeds > 1 else ''}"
-    return write_page(path, title, subtitle, sections, opening=_opening(content, rows))
-
-
-def _named(curves: Curves) -> list[tuple[tuple[str, str], Sequence[Sequence[float]]]]:
-    return [((panel, method), points) for panel, of_panel in curves.items() for method, points in of_panel.items()]
-
-
-def _opening(content: Mapping[str, Any], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Opening | None:
-    """About the federated row that is best on validation, under the strictest protocol; None where there is none."""
-    found = [name for name in sorted(rows, key=_strictness) if any(row["kind"] == "federated" for row in rows[name])]
-    if not found:
-        return None
-    name = found[0]
-    chosen = max((row for row in rows[name] if row["kind"] == "federated"), key=lambda row: row["valid_ndcg@10"])
-    about = (
-        f"What was compared: {len(rows[name])} rows under the protocol {name}. {chosen['method']} is the federated one "
-        "with the best validation ndcg@10."
-    )
-    return opening(board_evidence(content, rows[name], chosen), [about])
-
-
-def _strictness(name: str) -> tuple[bool, bool, bool]:
-    protocol = get_protocol(name)
-    return protocol.leaks, protocol.num_sampled is not None, not protocol.drop_seen
-
-
-def board_evidence(
-    content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]
-) -> Evidence:
-    """What the rows of one protocol say about ``chosen``."""
-    name, subject = chosen["protocol"], chosen["method"]
-    central = [row for row in rows if row["kind"] == "central" and row["method"] not in (*SIMPLE, CANARY)]
-    beside = {}
-    if central:
-        best = max(central, key=lambda row: row["valid_ndcg@10"])["method"]
-        beside[best] = f"{best} with all data in one place"
-    alone = {row["method"]: row["method"].removesuffix(LOCAL) for row in rows if row["kind"] == "local"}
-    protocol, chance = get_protocol(name), content["chance_hit@10"][name]
-    canary = [row["hit@10"]["low"] for row in rows if row["method"] == CANARY]
-    alarms = [
-        "The memoriser, which knows nothing about items, is above chance: by luck, or there is a leak."
-        for low in canary
-        if low > chance and protocol.drop_seen and not protocol.leaks
-    ]
-    federated = [row for row in rows if row["kind"] == "federated"]
-    top = max(federated, key=lambda row: row["hit@10"]["mean"])
-    if top is not chosen:
-        alarms.append(
-            f"{subject} was chosen on validation items; on test items {top['method']} has more: "
-            f"{100 * top['hit@10']['mean']:.1f} against {100 * chosen['hit@10']['mean']:.1f} of 100 users."
-        )
-    return Evidence(
-        subject=subject,
-        rows={row["method"]: {metric: row[metric] for metric in COMPARED} for row in rows},
-        simple=SIMPLE,
-        protocol=name,
-        tests=content["comparisons"][name],
-        beside=beside,
-        without_exchange={
-            label: WITHOUT_EXCHANGE if method == subject else f"{method} without any exchange"
-            for label, method in alone.items()
-        },
-        num_seeds=chosen["seeds"],
-        num_clients=content["num_users"],
-        chance=chance,
-        alarms=alarms,
-    )
-
-
-def left_out(missing: Sequence[str]) -> list[str]:
-    """Which rows a table lacks, as paragraphs: of what was asked for."""
-    return [f"Left out, since a run failed: {', '.join(missing)}."] if missing else []
-
-
-def _section(
-    name: str, rows: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]], missing: Sequence[str]
-) -> Section:
-    canary = next((row["hit@10"]["mean"] for row in rows if row["method"] == CANARY), None)
-    cells = [
-        [
-            row["method"],
-            row["kind"],
-            *(interval_text(row[metric], 3) for metric in COMPARED),
-            row["against_best"],
-            row["setting"],
-        ]
-        for row in rows
-    ]
-    header = ("row", "kind", *COMPARED, "against the best", "setting")
-    files = [Download(f"tests-{name.replace('/', '-')}.csv", comparisons_csv(tests))] if tests else []
-    said = [stamp(get_protocol(name), canary), *left_out(missing)]
-    return Section(f"Protocol {name}", said, [PageTable(header, cells)], downloads=files)
-
-
-# The leaderboard as Markdown, CSV, JSON and a page: one row per method and protocol.
-
-METRICS = (*COMPARED, "hit@5", "ndcg@5", "hit@20")
-BEST_ROUND = "hit@10 / ndcg@10, best validation round"
-
-
-def write_leaderboard(
-    config: LeaderboardConfig, interactions: Interactions, board: Sequence[BoardRow], root: Path, heading: Sequence[str]
-) -> Path:
-    """Write ``leaderboard.md``, ``.csv``, ``.json``, ``.html`` and ``per_user.parquet``; -> the Markdown."""
-    per_protocol = {name: [row for row in board if row.protocol == name] for name in config.protocol_names}
-    sections, rows, pairs, missing = [], [], {}, {}
-    for name, own in per_protocol.items():
-        protocol = get_protocol(name)
-        measured = result_rows({row.method: {interactions.name: row.positions()} for row in own}) if own else []
-        table = [_row_data(row, found, interactions) for row, found in zip(own, measured, strict=True)]
-        comparisons = compare(interactions, own)
-        pairs[name] = comparisons_data(comparisons)
-        best = _best(table)
-        for row in table:
-            row["against_best"] = _against(row["method"], best, comparisons)
-        table.sort(key=lambda row: -row["ndcg@10"]["mean"])
-        winners = set() if protocol.leaks else distinguishable_winners(comparisons)
-        missing[name] = [method for method in config.method_names if method not in {row.method for row in own}]
-        sections.append(_markdown(protocol, table, winners, interactions, missing[name]))
-        rows += table
-    csv = _csv(rows)
-    write_text(root / "leaderboard.csv", csv)
-    sequences, num_items = interactions.sequences, interactions.num_items
-    content = {
-        "dataset": interactions.name,
-        "card": interactions.card,
-        "num_users": interactions.num_users,
-        "chance_hit@10": {name: chance_hit(sequences, num_items, "test", get_protocol(name)) for name in per_protocol},
-        "rows": rows,
-        "comparisons": pairs,
-        "missing": missing,
-    }
-    write_json(root / "leaderboard.json", content)
-    write_per_user(root / "per_user.parquet", _records(interactions, board))
-    path = root / "leaderboard.md"
-    card = _card(interactions, config)
-    notes = [line.removeprefix("- ").replace("`", "") for line in [*heading, *card]]
-    write_leaderboard_page(config, content, notes, _curves(board), csv, root / "leaderboard.html")
-    write_text(path, "\n".join([f"# Leaderboard: {interactions.name}", "", *heading, *card, "", *sections]))
-    return path
-
-
-def compare(interactions: Interactions, board: Sequence[BoardRow]) -> list[Comparison]:
-    """All paired comparisons of one protocol, Holm-corrected together; the canary is left out."""
-    positions = {row.method: {interactions.name: row.positions()} for row in board if row.method != CANARY}
-    if len(positions) < 2:
-        return []
-    return compare_table(positions, stream(0, "comparisons"), COMPARED, num_permutations=20_000)
-
-
-def _row_data(board: BoardRow, measured: ResultRow, interactions: Interactions) -> dict[str, Any]:
-    intervals = measured.values[interactions.name]
-    infos = [cell.info for cell in board.cells]
-    row: dict[str, Any] = {
-        "method": board.method,
-        "kind": board.kind,
-        "protocol": board.protocol,
-        "setting": settings_text(board),
-        "seeds": len(board.cells),
-        "valid_ndcg@10": sum(info["valid"] for info in infos) / len(infos),
-    }
-    row |= {name: intervals[name]._asdict() for name in METRICS}
-    if "seconds" in infos[0]:
-        row["round"] = [info["best_round"] for info in infos]
-        row["rounds_run"] = [info["last_round"] for info in infos]
-        row["seconds_per_round"] = sum(info["seconds"]["wall_s"] for info in infos) / len(infos)
-        if all("participations" in info for info in infos):
-            sent = sum(info["bytes"]["up"] for info in infos)
-            row["bytes_up_per_client_and_round"] = sent / sum(info["participations"] for info in infos)
-    if "best_round_test" in infos[0]:
-        for name in COMPARED:
-            row[f"{name}, best round"] = sum(info["best_round_test"][name] for info in infos) / len(infos)
-    return row
-
-
-def _best(table: Sequence[Mapping[str, Any]]) -> str:
-    compared = [row for row in table if row["method"] != CANARY]
-    return max(compared, key=lambda row: row["ndcg@10"]["mean"])["method"] if compared else CANARY
-
-
-def _against(method: str, best: str, comparisons: Sequence[Comparison]) -> str:
-    """The verdict on ndcg@10 against the best row of the table."""
-    if method == CANARY:
-        return "canary"
-    if method == best:
-        return "best"
-    for c in comparisons:
-        if c.metric == "ndcg@10" and {c.first, c.second} == {method, best}:
-            return "below" if c.distinguishable() else "not distinguishable"
-    raise AssertionError(f"{method} was not compared with {best}")
-
-
-def _markdown(
-    protocol: Protocol,
-    table: Sequence[Mapping[str, Any]],
-    winners: set[tuple[str, str, str]],
-    interactions: Interactions,
-    missing: Sequence[str],
-) -> str:
-    canary = next((row["hit@10"]["mean"] for row in table if row["method"] == CANARY), None)
-    chance = chance_hit(interactions.sequences, interactions.num_items, "test", protocol)
-    last = protocol.selection == "last"
-    columns = ["method", "kind", *COMPARED, "hit@5", "hit@20", "against best", "setting", "round", "s / round"]
-    extra = [BEST_ROUND] if last else []
-    right = {*COMPARED, "hit@5", "hit@20", "s / round", BEST_ROUND}
-    grid = markdown_grid([*columns, *extra], [_cells(row, interactions.name, winners, last) for row in table], right)
-    said = f"{stamp(protocol, canary)}; chance hit@10 {chance:.3f}"
-    return "\n".join([f"## Protocol `{protocol.name}`", "", said, "", *grid, "", *left_out(missing)])
-
-
-def _cells(row: Mapping[str, Any], dataset: str, winners: set[tuple[str, str, str]], last: bool) -> list[str]:
-    bold = [(dataset, name, row["method"]) in winners for name in COMPARED]
-    cells = [row["method"], row["kind"]]
-    cells += [interval_text(row[name], 3, strong) for name, strong in zip(COMPARED, bold, strict=True)]
-    cells += [number_text(row[name]["mean"], 3) for name in ("hit@5", "hit@20")]
-    cells += [row["against_best"], row["setting"]]
-    rounds = row["rounds_run" if last else "round"] if "round" in row else []
-    cells += [", ".join(map(str, rounds)) or "-", number_text(row.get("seconds_per_round"), 3)]
-    if last:
-        names = [f"{name}, best round" for name in COMPARED]
-        cells += [" / ".join(number_text(row[name], 3) for name in names) if names[0] in row else "-"]
-    return cells
-
-
-def _card(interactions: Interactions, config: LeaderboardConfig) -> list[str]:
-    stopped = f"stopped after {config.patience} without a better validation score (not under `paper`)"
-    tuned = f"the best of at most {config.tune} settings by validation ndcg@10 (whole catalogue, seed 0)"
+def _heading(asked: Asked, table: Table) -> list[str]:
+    one, config = asked.interactions, asked.config
+    stopped = f", stopped after {config.patience} without a better validation score (not under paper)"
     return [
-        f"- Data: {interactions.num_users:,} users, {interactions.num_items:,} items, "
-        f"{interactions.num_events:,} events",
-        f"- {config.seeds} seed(s); settings: {tuned}, under `paper` those of the papers; federated runs of at most "
-        f"{config.num_rounds} rounds" + (f", {stopped}" if config.patience else ""),
-        "- Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
-        "papers' methods begin with their papers' settings. Seconds were measured while other runs were going on",
-        "- Brackets: 95 % cluster bootstrap over users and seeds. Against best: paired permutation test over users on "
-        "ndcg@10, Holm-corrected over all pairs of the table but those with the canary; bold: distinguishably above "
-        "every other row but the canary, never under a protocol that leaks",
+        f"Data: {one.name}, {one.num_users:,} users, {one.num_items:,} items, {one.num_events:,} events",
+        f"Settings: the best of at most {config.tune} settings by validation ndcg@10 (whole catalogue, seed 0), under "
+        f"paper those of the papers; federated runs of at most {config.num_rounds} rounds"
+        + (stopped if config.patience else ""),
+        "Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
+        "papers' methods begin with their papers' settings",
+        "Against the best: paired permutation test over users on ndcg@10, Holm over all pairs, the canary apart",
     ]
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = ["method", "kind", "protocol", "setting", "seeds", "valid_ndcg@10", "against_best", "seconds_per_round"]
-    header = [*names, *(f"{name}{part}" for name in METRICS for part in ("", "_low", "_high"))]
-    cells = (
-        [
-            *(row.get(name, "") for name in names),
-            *(row[name][part] for name in METRICS for part in ("mean", "low", "high")),
-        ]
-        for row in rows
-    )
-    return csv_text(header, cells)
-
-
-def _records(interactions: Interactions, board: Sequence[BoardRow]) -> list[UserPositions]:
-    return [
-        UserPositions(
-            interactions.name,
-            interactions.users,
-            "test",
-            f"{row.method}, {row.protocol}, seed {seed}",
-            cell.info.get("last_round" if get_protocol(row.protocol).selection == "last" else "best_round", 0),
-            cell.positions(row.protocol),
-        )
-        for row in board
-        for seed, cell in enumerate(row.cells)
-    ]
-
-
-def _curves(board: Sequence[BoardRow]) -> dict[str, dict[str, list]]:
-    curves: dict[str, dict[str, list]] = {}
-    for row in board:
-        if "curve" in row.cells[0].info and len(row.cells[0].info["curve"]) > 1:
-            panel = "paper" if get_protocol(row.protocol).leaks else "strict"
-            curves.setdefault(panel, {})[row.method] = row.cells[0].info["curve"]
-    return curves
+TABLE = TrackRows((LeaderboardConfig, InteractionsConfig), plan)
+"""The track's part in tables."""

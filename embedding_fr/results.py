@@ -19,6 +19,7 @@ from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol
 from fedecider.evaluation.statistics import Comparison, compare_table
+from fedecider.experiment.report import Parts, RunFiles, write_run_page
 from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import privacy_report
 from fedecider.federation.record import non_finite_line, non_finite_uploads, read_records, write_json, write_text
@@ -33,20 +34,14 @@ from fedecider.report.analyses import (
     total_bytes,
 )
 from fedecider.report.analysis_sections import INTERVALS, group_rows, span
-from fedecider.report.figures import validation_curves
-from fedecider.report.page import Download, Opening, PageTable, Section, write_page
+from fedecider.report.page import Opening, PageTable, Section
 from fedecider.report.tables import (
     CANARY,
     COMPARED,
-    ENDS,
-    METRICS,
     ResultRow,
     ResultTable,
     caption,
-    comparisons_csv,
     comparisons_data,
-    csv_text,
-    interval_text,
     markdown_table,
     result_rows,
     rich_table,
@@ -56,7 +51,7 @@ from fedecider.report.tables import (
 from fedecider.report.verdict import Evidence, opening
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
-from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_object, read_run
+from fedecider.running.run_folder import RunFolder, damage_names, read_object, read_run
 
 # ``report.html`` of a run of the embedding track: read from its JSON files alone, so that it can be made again.
 
@@ -74,31 +69,14 @@ def report(config: Any) -> Path:
 def embedding_run_page(folder: RunFolder) -> Path:
     """Write ``report.html`` into a finished run folder of the embedding track and return its path.
 
-    Raises:
-        FileNotFoundError: ``folder`` holds no run.
-        ValueError: the run is not finished, or one of its files is damaged.
+    Errors as `fedecider.experiment.report.write_run_page`.
     """
-    record = read_run(folder.root)
-    if not folder.metrics.is_file():
-        raise ValueError(
-            f"no metrics.json in {folder.root}: the run did not finish. Go on with it: scripts/federate.py --resume "
-            f"true --output {folder.root} and the settings of the run"
-        )
-    metrics = read_object(folder.metrics)
-    with damage_names(folder.rounds):
-        records = read_records(folder.rounds)
-    with damage_names(folder.metrics):
-        sections = [
-            _results(metrics),
-            _convergence(metrics, records),
-            _groups(metrics),
-            _costs(metrics, records),
-            _settings(record),
-        ]
-        first = opening(run_evidence(record, metrics), [_about(metrics)])
-        subtitle = f"{metrics['method']} on {metrics['dataset']}; {metrics['stamp']}"
-    title = f"Run {folder.root.resolve().name}"
-    return write_page(folder.root / "report.html", title, subtitle, sections, opening=first)
+
+    def parts(files: RunFiles) -> Parts:
+        first = opening(run_evidence(files.record, files.metrics), [_about(files.metrics)])
+        return Parts(first, [f"Privacy: {files.metrics['privacy']}."], middle=[_groups(files.metrics)])
+
+    return write_run_page(folder, parts)
 
 
 def opening_of(folder: RunFolder) -> Opening:
@@ -141,39 +119,6 @@ def _about(metrics: Mapping[str, Any]) -> str:
     )
 
 
-def _results(metrics: Mapping[str, Any]) -> Section:
-    rows = [[label, *(interval_text(row[name]) for name in METRICS)] for label, row in metrics["test"].items()]
-    cells = (
-        [split, label, name, *(value[end] for end in ENDS)]
-        for split in ("test", "valid")
-        for label, row in metrics[split].items()
-        for name, value in row.items()
-    )
-    files = [Download("results.csv", csv_text(["split", "row", "metric", *ENDS], cells))]
-    if metrics.get("comparisons"):
-        files.append(Download("tests.csv", comparisons_csv(metrics["comparisons"])))
-    paragraphs = [
-        f"Test items. Reported: {metrics['reported']}. Brackets: 95 % cluster bootstrap over users. The memoriser is "
-        f"the canary; expected hit@10 of random scores: {metrics['chance_hit@10']:.4f}.",
-        f"Privacy: {metrics['privacy']}.",
-    ]
-    return Section("Results", paragraphs, [PageTable(("row", *METRICS), rows)], downloads=files)
-
-
-def _convergence(metrics: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Section:
-    records, name = [record for record in records if record["valid"]], metrics["dataset"]
-    rounds = [record["round"] for record in records]
-    scores = {view: {name: [record["valid"][view][0]["ndcg@10"] for record in records]} for view in records[0]["valid"]}
-    points = (
-        [view, number, value]
-        for view, of_view in scores.items()
-        for number, value in zip(rounds, of_view[name], strict=True)
-    )
-    file = Download("validation.csv", csv_text(["view", "round", "ndcg@10"], points))
-    figure = validation_curves(scores, rounds, selected_round=metrics["best_round"])
-    return Section("Convergence", ["The vertical line marks the best round."], figures=[figure], downloads=[file])
-
-
 def _groups(metrics: Mapping[str, Any]) -> Section:
     users, items = [], []
     for number, group in enumerate(metrics["activity"], 1):
@@ -189,28 +134,6 @@ def _groups(metrics: Mapping[str, Any]) -> Section:
         ),
     ]
     return Section("Groups of users and items", [INTERVALS], tables)
-
-
-def _costs(metrics: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Section:
-    names = ("train_s", "wall_s", "evaluate_s")
-    seconds = [[name, f"{metrics['seconds'][name]:.3f}"] for name in names]
-    size = [[way, f"{metrics['bytes'][way]:,}"] for way in ("down", "up")]
-    cells = ([record["round"], *(record[name] for name in names)] for record in records)
-    file = Download("seconds.csv", csv_text(["round", *names], cells))
-    tables = [
-        PageTable(("part of a round", "median s"), seconds, "Seconds"),
-        PageTable(("way", "bytes"), size, "All clients, all rounds"),
-    ]
-    return Section("What it costs", tables=tables, downloads=[file])
-
-
-def _settings(record: Mapping[str, Any]) -> Section:
-    tables = []
-    for room, values in record["config"].items():
-        rows = [[name, str(value)] for name, value in values.items() if name not in (*PLACES, "raw", "faults")]
-        tables += [PageTable(("setting", "value"), rows, room)] if rows else []
-    origin = [["commit", str(record["commit"])], ["python", record["python"]], *map(list, record["versions"].items())]
-    return Section("All settings", tables=[*tables, PageTable(("what", "value"), origin, "Where it comes from")])
 
 
 # What a finished run of the embedding track leaves behind: metrics with intervals, canary, curve, bytes, seconds.

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from embedding_fr.methods import METHODS
 from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import (
     EmbeddingSettings,
@@ -18,10 +19,11 @@ from embedding_fr.setup import (
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.readers.raw import to_stderr
 from fedecider.experiment.engine import Experiment, Rounds, kept_data
+from fedecider.experiment.tuning import Tunable
 from fedecider.federation.faults import Fault
 from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder
+from fedecider.running.run_folder import RunFolder, as_plain
 
 
 def data_words(data: Any, cache: Path) -> list[str]:
@@ -44,10 +46,29 @@ def data_words(data: Any, cache: Path) -> list[str]:
 def load(settings: EmbeddingSettings, launch: Launch) -> Experiment:
     """The data of a run, and everything checked that can be before the method is built."""
     tell = to_stderr if launch.is_main else lambda text: None
-    interactions = load_interactions(settings.data, tell=tell)
+    return experiment_on(load_interactions(settings.data, tell=tell), settings)
+
+
+def experiment_on(interactions: Interactions, settings: EmbeddingSettings) -> Experiment:
+    """A run on these data."""
     faults, hashes = faults_and_hashes(settings.run, interactions)
     prepare = partial(_prepare, settings, interactions, faults)
     return Experiment(settings, hashes, [interactions.name], prepare, {"card": interactions.card})
+
+
+def tunable(settings: EmbeddingSettings, launch: Launch) -> Tunable:
+    """Trials are runs on the same data."""
+    entry = METHODS[settings.run.method]
+    interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda text: None)
+    return Tunable(entry.space, entry.grid, partial(experiment_on, interactions), file_settings)
+
+
+def file_settings(settings: EmbeddingSettings) -> dict[str, Any]:
+    """What a file of ``--config`` says for a run with these settings."""
+    values = {**as_plain(settings.run), **as_plain(settings.data), **as_plain(settings.training)}
+    if METHODS[settings.run.method].guarantee is None:
+        values |= as_plain(settings.privacy)
+    return {**values, **as_plain(settings.method)}
 
 
 def _prepare(

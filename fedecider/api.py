@@ -28,12 +28,16 @@ from typing import Any
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
 from fedecider.experiment.engine import Callback, kept_data, run_track
+from fedecider.experiment.report import groups
 from fedecider.experiment.track import Track, track_of, track_of_config, tracks
 from fedecider.federation.record import read_records
+from fedecider.running.options import peek
 from fedecider.running.progress import quiet
 from fedecider.running.run_folder import RunFolder, read_object, read_run
 
 DESCRIPTION = "fedecider.federate"
+METHOD = "fedecider"
+"""Where none is named."""
 CACHE = ".cache"
 """Where prepared data that were in memory are kept, beside the stages of runs: ``cache`` of a run, if it is given."""
 REPORTED = ("hit@10", "ndcg@10")
@@ -41,11 +45,12 @@ REPORTED = ("hit@10", "ndcg@10")
 
 def federate(
     data: Mapping[str, Domain] | str | Path | None = None,
-    method: Any = "fedecider",
+    method: Any = None,
     *,
     config: str | Path | Mapping[str, Any] | None = None,
     output: str | Path | None = None,
     resume: bool = False,
+    allow_long: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     **settings: Any,
@@ -55,11 +60,13 @@ def federate(
     Args:
         data: What `from_events`, `open_prepared` or `sample` gave, or the folder of prepared data; for methods of the
             embedding track also the name of a rating data set, such as ``ml-100k``. None: the embedded sample.
-        method: The name of a method, or the entry of one's own (`fedecider.methods.Method` and its like).
-        config: A YAML file of settings, or such settings as a mapping. None: chosen for the data and the machine, or
-            those of the embedded sample.
+        method: The name of a method, or the entry of one's own (`fedecider.methods.Method` and its like). None: that of
+            ``config``, or chosen.
+        config: A YAML file of settings, or such settings as a mapping. None: chosen for the data and the machine, with
+            a line for each choice and an estimate of the time, or those of the embedded sample.
         output: The run folder. None: a temporary one, gone with the result; `Result.save` keeps it.
         resume: If true, a run that stopped in ``output`` goes on; where there is none yet, it begins.
+        allow_long: If true, what was chosen may take over an hour on this machine; it is refused otherwise.
         callbacks: Called after every round with a `fedecider.experiment.engine.Round`, in every process; what is true
             ends the run after that round. They are asked in their order.
         progress: If false, nothing but warnings is printed.
@@ -68,24 +75,26 @@ def federate(
 
     Raises:
         ValueError: an unknown setting (the nearest known one is named), a value that cannot be, data that do not suit
-            the method, or ``resume`` without ``output``.
+            the method, what was chosen takes over an hour, or ``resume`` without ``output``.
     """
     if resume and output is None:
         raise ValueError("got resume without output, expected the folder of the run: output='runs/x'")
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
     folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
     try:
-        with named(method) as (name, track):
-            words = [f"--output={folder}"]
+        with config_file(config) as file:
+            asked = peek([f"--config={file}"] if file else [], "method") if method is None else method
+        with named(asked or METHOD) as (name, track):
+            words = [f"--output={folder}", *([f"--method={name}"] if asked else [])]
             if resume and RunFolder(folder).record.is_file():
                 words.append("--resume=true")
-            words += _data_words(track, name, data, Path(str(settings.get("cache", CACHE))))
+            words += data_words(track, name, data, Path(str(settings.get("cache", CACHE))))
             words += option_words(settings)
-            with config_file(config) as file:
-                first = [f"--config={file}"] if file else []
-                parsed, _ = track.part("parse")(DESCRIPTION, [*first, f"--method={name}", *words])
             with quiet(not progress):
-                run_track(track, parsed, callbacks, tell_results=False)
+                chosen = track.part("choose")(words, allow_long) if track.choose and config is None else {}
+                with config_file(chosen or config) as file:
+                    parsed, _ = track.part("parse")(DESCRIPTION, [*([f"--config={file}"] if file else []), *words])
+                run_track(track, parsed, callbacks, chosen, tell_results=False)
     except BaseException:
         if temporary is not None:
             temporary.cleanup()
@@ -186,7 +195,7 @@ class Result:
     @property
     def clients(self) -> list[str]:
         """Domains or companies; of the embedding track the data set, whose users are scored together."""
-        return [name for name in _groups(self.raw) if name != MACRO]
+        return [name for name in groups(self.raw) if name != MACRO]
 
     @property
     def best_round(self) -> int:
@@ -204,7 +213,7 @@ class Result:
 
         rows = [
             (client, split, entry, metric, *(value.get(name) for name in ("mean", "low", "high")))
-            for client, splits in _groups(self.raw).items()
+            for client, splits in groups(self.raw).items()
             for split, entries in splits.items()
             for entry, found in entries.items()
             for metric, value in found.items()
@@ -214,7 +223,7 @@ class Result:
     @property
     def table(self) -> Any:
         """A frame of test means, a row an entry, the mean over clients where there are several."""
-        client = MACRO if MACRO in _groups(self.raw) else self.clients[0]
+        client = MACRO if MACRO in groups(self.raw) else self.clients[0]
         found = self.metrics[(self.metrics["client"] == client) & (self.metrics["split"] == "test")]
         order = found["entry"].drop_duplicates()
         return found.pivot(index="entry", columns="metric", values="mean").loc[order, list(REPORTED)]
@@ -234,8 +243,8 @@ class Result:
         rows = []
         for record in read_records(self.folder.rounds):
             losses = {log.get("client", 0): log.get("loss") for log in record["clients"]}
-            for view, groups in record["valid"].items():
-                for number, (client, found) in enumerate(zip(self.clients, groups, strict=True)):
+            for view, scores in record["valid"].items():
+                for number, (client, found) in enumerate(zip(self.clients, scores, strict=True)):
                     rows.append({"round": record["round"], "client": client, "view": view, **found})
                     rows[-1]["loss"] = losses.get(number)
         return pd.DataFrame(rows)
@@ -417,7 +426,8 @@ def _name_of(entry: Any) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Config")).lower()
 
 
-def _data_words(track: Track, method: str, data: Any, cache: Path) -> list[str]:
+def data_words(track: Track, method: str, data: Any, cache: Path) -> list[str]:
+    """Options that name the data, for methods of a track; none for the embedded sample."""
     if data is None:
         return []
     if track.data_words:
@@ -431,19 +441,6 @@ def prepared_words(data: Mapping[str, Domain] | str | Path, cache: Path) -> list
         return [f"--data={data}"]
     folder = kept_data(data, cache)
     return [f"--data={folder}", f"--domains={','.join(data)}"]
-
-
-def _groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Client -> split -> entry -> metric -> mean, low, high, from ``metrics.json`` of any track."""
-    splits = ("test", "valid")
-    if "domains" in metrics:
-        groups = {
-            name: {split: one[split] for split in splits if split in one} for name, one in metrics["domains"].items()
-        }
-        return {**groups, **({MACRO: {"test": metrics[MACRO]["test"]}} if MACRO in metrics else {})}
-    if "dataset" in metrics:
-        return {metrics["dataset"]: {split: metrics[split] for split in splits if split in metrics}}
-    return {name: {split: metrics[split][name] for split in splits} for name in metrics["test"]}
 
 
 def _new(folder: str | Path) -> Path:

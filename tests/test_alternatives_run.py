@@ -12,7 +12,7 @@ from small_runs import decoder_settings
 
 from fedecider.cli.main import main
 from fedecider.cli.tune import main as tune
-from fedecider.deployment.project import check_deployable
+from fedecider.deployment.llm import check_deployable
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.experiment import alternatives
 from fedecider.experiment.command_line import parse_settings, recorded_settings

@@ -97,7 +97,7 @@ def test_no_other_room_names_the_embedding_track():
     assert naming_a_track(b"embedding_fr") <= {room for room, other in NOT_YET if other == "embedding_fr"}
 
 
-@pytest.mark.xfail(strict=True, reason="deployment and leaderboard know every track by its object alone")
+@pytest.mark.xfail(strict=True, reason="one leaderboard serves every track")
 def test_nothing_in_the_package_names_the_embedding_track():
     assert not naming_a_track(b"embedding_fr")
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForSeq2SeqLM
 from fedecider.data.store import file_sha256
 from fedecider.experiment import prepare as setup
 from fedecider.experiment import results
-from fedecider.experiment.comparison import Run, _valid_score
+from fedecider.experiment.llm_comparison import cell_of
 from fedecider.federation.state import write_sums
 from fedecider.models.folders import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.models.recommender import Recommender
@@ -652,7 +652,7 @@ def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
     (tmp_path / "metrics.json").write_text(content)
     (tmp_path / "results.md").touch()
     with pytest.raises(ValueError, match=r"damaged .*metrics\.json"):
-        _valid_score(Run("", 0, {}, None, RunFolder(tmp_path)))
+        cell_of("mine", "fedavg", RunFolder(tmp_path))
 
 
 def test_every_model_is_loaded_from_safetensors():

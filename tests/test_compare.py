@@ -18,9 +18,10 @@ import pytest
 import yaml
 
 from fedecider.evaluation.statistics import Interval
-from fedecider.experiment import comparison as planning
-from fedecider.experiment.comparison import CompareConfig, plan
+from fedecider.experiment import llm_comparison as planning
+from fedecider.experiment.comparison import fill, make
 from fedecider.experiment.comparison_page import latex_table
+from fedecider.experiment.llm_comparison import CompareConfig, plan
 from fedecider.report.tables import ResultRow
 
 pytestmark = pytest.mark.whole
@@ -78,8 +79,18 @@ def finish(process: subprocess.Popen) -> str:
 
 def lasting(table: dict) -> dict:
     """The table without what a clock says."""
-    costs = {name: {k: v for k, v in cost.items() if k != "train_s"} for name, cost in table["costs"].items()}
-    return {**table, "costs": costs}
+    costs = {
+        name: {key: value for key, value in cost.items() if key != "seconds"}
+        for name, cost in table["protocols"]["strict"]["costs"].items()
+    }
+    return {**table, "protocols": {"strict": {**table["protocols"]["strict"], "costs": costs}}}
+
+
+def known_runs(planned) -> list:
+    """With seed 0, of the settings that are known ahead."""
+    return [
+        entry.run.args[1](setting, 0) for entry in planned.entries for setting in entry.search.firsts[: entry.budget]
+    ]
 
 
 @pytest.mark.slow
@@ -101,18 +112,18 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     assert "fedprox, seed 0" in whole
     assert lasting(json.loads((playground / "whole" / "compare.json").read_text())) == lasting(resumed)
 
-    prox = next(one for one in resumed["settings"] if one["label"] == "fedprox")
+    prox = next(one for one in resumed["settings"] if one["row"] == "fedprox")
     best = max(prox["tried"], key=lambda one: one["valid"])
     assert len(prox["tried"]) == 2
     assert prox["options"] == best["options"]
-    labels = [row["label"] for row in resumed["rows"]]
+    labels = [row["row"] for row in resumed["rows"]]
     assert labels == ["fedprox", "fedavg", "zero-shot student", "popularity", "sasrec", "memoriser"]
     assert {(one["first"], one["second"]) for one in resumed["comparisons"]} == {
         ("fedavg", other) for other in ("fedprox", "zero-shot student", "popularity", "sasrec")
     }
     with (playground / "table" / "compare.csv").open() as file:
         rows = list(csv.DictReader(file))
-    means = {(row["domain"], row["row"]): float(row["mean"]) for row in rows if row["metric"] == "hit@10"}
+    means = {(row["domain"], row["row"]): float(row["hit@10"]) for row in rows}
     assert means["macro", "popularity"] == pytest.approx(
         (means["crime", "popularity"] + means["comics", "popularity"]) / 2
     )
@@ -134,63 +145,62 @@ def scored(run) -> float:
 def scored_metrics(run) -> dict:
     """Metrics of a run whose reported model has that score; in the rounds, before its share was chosen, another."""
     shifts = {"crime": 0.01, "comics": -0.01}
-    domains = {name: {"valid": {"own": {"ndcg@10": {"mean": scored(run) + by}}}} for name, by in shifts.items()}
-    return {"reported": "own", "best_valid_ndcg@10": 0.5 - scored(run), "domains": domains}
+    domains = {
+        name: {"valid": {"own": {"ndcg@10": {"mean": scored(run) + by}}}, "test": {}} for name, by in shifts.items()
+    }
+    told = {"reported": "own", "protocol": "strict", "best_round": 1, "best_valid_ndcg@10": 0.5 - scored(run)}
+    return {**told, "domains": domains}
+
+
+def pretend(asked: list):
+    """What runs a stage, with the least of what a run leaves; one setting fails."""
+
+    def call(config, stage, run) -> str:
+        asked.append((run.label, dict(run.options)))
+        if run.options.get("mu") == 0.1:
+            return "exit code 1"
+        run.folder.root.mkdir(parents=True)
+        run.folder.metrics.write_text(json.dumps(scored_metrics(run)))
+        run.folder.results.touch()
+        return ""
+
+    return call
 
 
 @pytest.mark.slow
 def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    waves = []
-
-    def work(config, jobs):
-        missing = [run for stage, run in jobs if stage == "federate" and not run.finished]
-        waves.append([(run.label, dict(run.options)) for run in missing])
-        for run in missing:
-            if run.options.get("mu") == 0.1:
-                continue  # a run that fails
-            run.folder.root.mkdir(parents=True)
-            run.folder.metrics.write_text(json.dumps(scored_metrics(run)))
-            run.folder.results.touch()
-
-    monkeypatch.setattr(planning, "_work", work)
+    asked = []
+    monkeypatch.setattr(planning, "_call", pretend(asked))
     rows = {"fedprox": {}, "local": {}, "mine": {"method": "fedprox", "mu": 0.5}}
     config = CompareConfig(**{**TABLE, "rows": rows, "tune": 5, "against": [], "analysed": []})
-    planned = plan(config)
-    assert {label: len(settings) for label, settings in planned.items()} == {"fedprox": 5, "local": 4, "mine": 1}
-    rates = [runs[0].options.get("learning_rate") for runs in planned["local"]]
-    assert rates == [None, 3e-3, 3e-4, 1e-2], "as before settings could be drawn"
-    prox = [runs[0].options for runs in planned["fedprox"]]
-    assert [one.get("mu") for one in prox[:4]] == [None, 0.001, 0.1, 1.0]
-    found = {row.label: row for row in planning.fill(config, planned)}
-    assert {label: len(row.tried) for label, row in found.items()} == {"fedprox": 4, "local": 5, "mine": 1}
-    drawn = [one["options"]["learning_rate"] for one in found["local"].tried[4:]]
+    entries = plan(config).entries
+    ahead = {entry.label: entry.search.firsts[: entry.budget] for entry in entries}
+    assert {label: len(settings) for label, settings in ahead.items()} == {"fedprox": 5, "local": 4, "mine": 1}
+    assert [one.get("learning_rate") for one in ahead["local"]] == [None, 3e-3, 3e-4, 1e-2], "as before draws"
+    assert [one.get("mu") for one in ahead["fedprox"][:4]] == [None, 0.001, 0.1, 1.0]
+    found = {row.entry.label: row for row in fill(entries, 1)}
+    assert {label: len(row.tried) for label, row in found.items()} == {"fedprox": 5, "local": 5, "mine": 1}
+    assert [one.setting for one in found["fedprox"].tried if one.valid is None] == [{"mu": 0.1}]
+    drawn = [one.setting["learning_rate"] for one in found["local"].tried[4:]]
     assert len(set(drawn) - {3e-3, 3e-4, 1e-2}) == 1
-    assert found["local"].chosen == max(found["local"].tried, key=lambda one: one["valid"])["options"]
-    waves.clear()
-    assert [row.tried for row in planning.fill(config, planned)] == [row.tried for row in found.values()]
-    repeated = [run for wave in waves for run in wave]
-    assert repeated == [("fedprox", {"method": "fedprox", "mu": 0.1})], "only what failed is tried again"
-    more = planning.fill(replace(config, tune=6), planned)
-    assert {row.label: len(row.tried) for row in more} == {"fedprox": 5, "local": 6, "mine": 1}
+    assert found["local"].setting == max(found["local"].tried, key=lambda one: one.valid).setting
+    asked.clear()
+    assert [row.tried for row in fill(entries, 1)] == [row.tried for row in found.values()]
+    assert asked == [("fedprox", {"method": "fedprox", "mu": 0.1})], "only what failed is tried again"
+    more = fill(plan(replace(config, tune=6)).entries, 1)
+    assert {row.entry.label: len(row.tried) for row in more} == {"fedprox": 6, "local": 6, "mine": 1}
     assert more[1].tried[:5] == found["local"].tried
 
 
 @pytest.mark.slow
 def test_a_row_that_has_no_further_setting_says_so_once(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-
-    def work(config, jobs):
-        for run in [run for stage, run in jobs if stage == "federate" and not run.finished]:
-            run.folder.root.mkdir(parents=True)
-            run.folder.metrics.write_text(json.dumps(scored_metrics(run)))
-            run.folder.results.touch()
-
-    monkeypatch.setattr(planning, "_work", work)
+    monkeypatch.setattr(planning, "_call", pretend([]))
     monkeypatch.setattr(planning, "TRAINING_SPACE", {})
     rows = {"local": {}, "fedprox": {}}
     config = CompareConfig(**{**TABLE, "output": "few", "rows": rows, "tune": 9, "against": [], "analysed": []})
-    found = {row.label: row for row in planning.fill(config, plan(config))}
+    found = {row.entry.label: row for row in fill(plan(config).entries, 1)}
     assert {label: len(row.tried) for label, row in found.items()} == {"local": 4, "fedprox": 9}
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("trials instead of") == 1
@@ -201,8 +211,7 @@ def test_the_same_settings_on_other_domains(playground, monkeypatch):
     monkeypatch.chdir(playground)
     found = {}
     for domains in ("", "children,comics"):
-        planned = plan(CompareConfig(**TABLE, domains=domains))
-        found[domains] = [run for settings in planned.values() for runs in settings for run in runs]
+        found[domains] = known_runs(plan(CompareConfig(**TABLE, domains=domains)))
     assert {run.settings.run.domains for run in found[""]} == {"crime,comics"}
     assert {run.settings.run.domains for run in found["children,comics"]} == {"children,comics"}
     folders = [{run.folder.root for run in runs} for runs in found.values()]
@@ -213,8 +222,8 @@ def test_runs_are_kept_by_what_reads_their_texts_and_what_their_scenario_says(pl
     monkeypatch.chdir(playground)
 
     def folders():
-        planned = plan(CompareConfig(**{**TABLE, "rows": {"fedavg": {"faults": "faults.yaml"}}, "analysed": []}))
-        return {run.folder.root for settings in planned.values() for runs in settings for run in runs}
+        config = CompareConfig(**{**TABLE, "rows": {"fedavg": {"faults": "faults.yaml"}}, "analysed": []})
+        return {run.folder.root for run in known_runs(plan(config))}
 
     found = []
     for encoder, kind in (("auto", "late"), ("tfidf", "late"), ("tfidf", "away")):
@@ -237,7 +246,8 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
         planning.subprocess, "run", lambda command, **_: called.append(command) or subprocess.CompletedProcess([], 0)
     )
     config = CompareConfig(**{**TABLE, "rows": {"fedavg": {}}, "tune": 1, "analysed": []})
-    assert planning.fill(config, plan(config)) == []  # nobody ran
+    with pytest.raises(ValueError, match="got no row from fedavg"):  # nobody ran
+        make(plan(config))
     for command in called:
         words = dict(pairwise(command))
         given = [words[f"--{block}precision"] for block in ("", "distill.", "pretrain.train.")]
@@ -249,7 +259,7 @@ def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     config = CompareConfig(**{**TABLE, "rows": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
     monkeypatch.setattr(planning.sys, "executable", "false")
-    assert planning.fill(config, plan(config)) == []
+    assert fill(plan(config).entries, 1) == []
     out = " ".join(capsys.readouterr().out.split())
     assert "failed: exit code 1" in out
     assert "left out: fedavg" in out

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,11 @@ import yaml
 
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.comparison import CompareConfig, RowRuns, Run, _chosen, collect, plan, shown_as
-from fedecider.experiment.comparison_page import chosen_row, comparison_evidence, write_page_of
+from fedecider.experiment.comparison import Entry, Plan, Row, Table, collect, fill
+from fedecider.experiment.comparison_page import chosen_row, evidence, write_table
+from fedecider.experiment.llm_comparison import Asked, CompareConfig, cell_of, plan, words_of
+from fedecider.experiment.tuning import Search
+from fedecider.methods import METHODS
 from fedecider.running.run_folder import RunFolder
 
 pytestmark = pytest.mark.whole
@@ -24,7 +28,7 @@ HITS = {"model": 0.3, "mixed": 0.6, "memory": 0.4, "zero-shot student": 0.2, "po
 OF_SILOS = {"own mixed": 0.5, "own memory": 0.35}
 
 
-def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: float = 0.0) -> Run:
+def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: float = 0.0) -> RunFolder:
     """A run of two domains, written by hand; ``memory`` "silos" is that of clients that have siblings."""
     folder = RunFolder(tmp_path / f"{label}-{seed}")
     folder.root.mkdir()
@@ -52,22 +56,32 @@ def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: f
     sent = {"clients": [0, 1], "up": {"B": 10}, "header_up": 1, "down": {"B": 10}, "header_down": 1}
     record = {"round": 1, "clients": [0, 1], "train_s": 1.0, "score": 0.3, "traffic": [sent]}
     folder.rounds.write_text(json.dumps(record) + "\n")
-    words = ["--data", str(tmp_path), "--domains", "crime,comics", "--method", method]
-    words += ["--hybrid.kind", "none" if memory == "none" else "mixture"]
-    return Run(label, seed, {}, parse_settings("", words), folder)
+    return folder
 
 
-def rows_of(tmp_path, **kinds: tuple[str, str, float]) -> list[RowRuns]:
+def rows_of(tmp_path, **kinds: tuple[str, str, float]) -> list[Row]:
     """label -> method, kind of the memory, what its models have above ``HITS``."""
-    return [
-        RowRuns(label, method, {}, [], [finished(tmp_path, label, method, seed, kind, bonus) for seed in range(2)])
-        for label, (method, kind, bonus) in kinds.items()
-    ]
+    found = []
+    for label, (method, memory, bonus) in kinds.items():
+        folders = [finished(tmp_path, label, method, seed, memory, bonus) for seed in range(2)]
+        kind = "central" if METHODS[method].pooled else "local" if method == "local" else "federated"
+        cells = [cell_of(label, method, folder) for folder in folders]
+        found.append(Row(Entry(label, method, kind, ["strict"], never), {}, [], cells))
+    return found
 
 
-@pytest.fixture
-def domains():
-    return {name: SimpleNamespace(clients=SimpleNamespace(users=USERS)) for name in ("crime", "comics")}
+def never(setting, seed):
+    raise AssertionError("a finished run is not run again")
+
+
+def table_of(config, rows) -> Table:
+    users = dict.fromkeys(("crime", "comics"), USERS)
+    sequences = [[0, 1, 2]] * NUM_USERS
+    domain = SimpleNamespace(clients=SimpleNamespace(users=USERS, sequences=sequences), item_keys=range(300))
+    settings = parse_settings("", ["--data", config.data, "--domains", "crime,comics"])
+    words = words_of(Asked(config, settings, dict.fromkeys(users, domain)))._replace(heading=lambda table: [])
+    asked = Plan("compare", Path(config.output), [], ["strict"], users, 2, baselines=config.baselines, words=words)
+    return collect(asked._replace(against=config.against), rows)
 
 
 @pytest.fixture
@@ -77,9 +91,10 @@ def config(tmp_path):
     return CompareConfig(rows=rows, seeds=2, baselines=BASELINES, against=against, data=str(tmp_path))
 
 
-def test_a_row_with_a_memory_is_shown_tested_and_chosen(tmp_path, config, domains):
+def test_a_row_with_a_memory_is_shown_tested_and_chosen(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), local=("local", "mixture", 0.1))
-    found = collect(config, methods, domains)
+    table = table_of(config, methods)
+    found = table.results["strict"]
     assert [row.label for row in found.rows] == ["ours", "ours + memory", "local", "local + memory", *BASELINES]
     assert {row.label: row.kind for row in found.rows}["memory"] == "baseline"
     assert found.views == []
@@ -89,78 +104,84 @@ def test_a_row_with_a_memory_is_shown_tested_and_chosen(tmp_path, config, domain
     assert means["local + memory"] == pytest.approx(0.7)
     assert means["memory"] == pytest.approx(0.4)
     assert found.valid == pytest.approx({"ours": 0.3, "ours + memory": 0.6, "local": 0.4, "local + memory": 0.7})
-    tested = {(one.first, one.second) for one in found.comparisons}
+    tested = {(one.first, one.second) for one in found.tests}
     others = ("ours", "local", "local + memory", "zero-shot student", "popularity", "memory")
     assert tested == {("ours + memory", other) for other in others}
     assert set(found.costs) == {"ours", "local"}, "a memory costs no round"
 
-    assert chosen_row(methods, found) == "local + memory"
-    turned = found._replace(valid={**found.valid, "ours + memory": 0.9})
-    assert chosen_row(methods, turned) == "ours + memory"
-    evidence = comparison_evidence(config, methods, turned, "ours + memory")
-    assert evidence.beside["ours"] == "the model without its memory"
-    assert evidence.beside["memory"] == "the memory without a model"
-    assert list(evidence.without_exchange) == ["local", "local + memory"]
-    assert evidence.valid["ours + memory"] == pytest.approx(0.6)
-    assert evidence.valid["ours"] == pytest.approx(0.3)
+    assert chosen_row(table) == ("strict", "local + memory")
+    turned = table._replace(results={"strict": found._replace(valid={**found.valid, "ours + memory": 0.9})})
+    assert chosen_row(turned) == ("strict", "ours + memory")
+    said = evidence(turned, "strict", "ours + memory")
+    assert said.beside["ours"] == "the model without its memory"
+    assert said.beside["memory"] == "the memory without a model"
+    assert list(said.without_exchange) == ["local", "local + memory"]
+    assert said.valid["ours + memory"] == pytest.approx(0.6)
+    assert said.valid["ours"] == pytest.approx(0.3)
 
 
 def test_settings_are_chosen_by_the_model_that_is_reported(tmp_path):
-    runs = [finished(tmp_path, label, "local", 0, "none", bonus) for label, bonus in (("low", 0.0), ("high", 0.1))]
-    for run, of_rounds in zip(runs, (0.4, 0.2), strict=True):
-        run.folder.results.touch()
-        metrics = json.loads(run.folder.metrics.read_text())
-        run.folder.metrics.write_text(json.dumps({**metrics, "best_valid_ndcg@10": of_rounds}))
-    chosen = _chosen("local", [[run] for run in runs])
-    assert chosen.runs == runs[1:]
-    assert [one["valid"] for one in chosen.tried] == pytest.approx([0.3, 0.4])
-    for run in runs:
-        metrics = json.loads(run.folder.metrics.read_text())
+    folders = [finished(tmp_path, label, "local", 0, "none", bonus) for label, bonus in (("low", 0.0), ("high", 0.1))]
+    for folder, of_rounds in zip(folders, (0.4, 0.2), strict=True):
+        metrics = json.loads(folder.metrics.read_text())
+        folder.metrics.write_text(json.dumps({**metrics, "best_valid_ndcg@10": of_rounds}))
+
+    def valid() -> list[float]:
+        def run(setting, seed):
+            return cell_of("local", "local", folders[setting.get("number", 0)])
+
+        search = Search({}, {"number": 0}, ({}, {"number": 1}), 0)
+        (row,) = fill([Entry("local", "local", "local", ["strict"], run, search, 2)], 1)
+        return [one.valid for one in row.tried]
+
+    assert valid() == pytest.approx([0.3, 0.4])
+    for folder in folders:
+        metrics = json.loads(folder.metrics.read_text())
         for domain in metrics["domains"].values():
             del domain["valid"]
-        run.folder.metrics.write_text(json.dumps(metrics))
-    older = _chosen("local", [[run] for run in runs])
-    assert [one["valid"] for one in older.tried] == pytest.approx([0.4, 0.2])
+        folder.metrics.write_text(json.dumps(metrics))
+    assert valid() == pytest.approx([0.4, 0.2]), "runs of before"
 
 
-def test_pooled_data_with_a_memory_are_no_choice_either(tmp_path, config, domains):
+def test_pooled_data_with_a_memory_are_no_choice_either(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), pool=("centralised", "mixture", 0.3))
-    found = collect(config, methods, domains)
-    assert chosen_row(methods, found) == "ours + memory"
-    evidence = comparison_evidence(config, methods, found, "ours + memory")
-    assert evidence.beside["pool + memory"] == "all data in one place"
+    table = table_of(config, methods)
+    found = table.results["strict"]
+    assert chosen_row(table) == ("strict", "ours + memory")
+    said = evidence(table, "strict", "ours + memory")
+    assert said.beside["pool + memory"] == "pool + memory with all data in one place"
+    assert found.kinds["pool + memory"] == "central"
 
 
-def test_rows_without_a_memory_are_as_they_were(tmp_path, config, domains):
+def test_rows_without_a_memory_are_as_they_were(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "none", 0.0), local=("local", "mixture", 0.1))
-    assert [list(shown_as(row).values()) for row in methods] == [["ours"], ["local", "local + memory"]]
-    found = collect(config, methods, domains)
+    assert [row.labels for row in methods] == [["ours"], ["local", "local + memory"]]
+    table = table_of(config, methods)
+    found = table.results["strict"]
     labels = [row.label for row in found.rows]
     assert labels == ["ours", "local", "local + memory", *BASELINES], "the memory of the first row that has one"
     none = rows_of(tmp_path, bare=("fedecider", "none", 0.0))
-    assert [row.label for row in collect(config, none, domains).rows] == [
+    assert [row.label for row in table_of(config, none).results["strict"].rows] == [
         "bare",
         *(label for label in BASELINES if label != "memory"),
     ]
 
 
-def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, config, domains):
+def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "silos", 0.0), local=("local", "silos", 0.0))
     config = dataclasses.replace(config, baselines=[*BASELINES, "own memory"], against=["ours + own memory"])
-    found = collect(config, methods, domains)
+    table = table_of(config, methods)
+    found = table.results["strict"]
     means = {row.label: row.values["macro"]["hit@10"].mean for row in found.rows}
     expected = {"ours": 0.3, "ours + memory": 0.6, "ours + own memory": 0.5, "own memory": 0.35}
     assert {label: means[label] for label in expected} == pytest.approx(expected)
     assert found.valid["ours + own memory"] == pytest.approx(0.5)
-    assert {one.first for one in found.comparisons} == {"ours + own memory"}
-    assert not any("no run has such a row" in note for note in found.notes)
-    whole = collect(config, rows_of(tmp_path, whole=("fedecider", "mixture", 0.0)), domains)  # nobody has siblings
-    assert "not tested against, since no run has such a row: ours + own memory" in whole.notes
-    evidence = comparison_evidence(config, methods, found, "ours + memory")
-    assert list(evidence.without_exchange) == ["local", "local + own memory"], "a sum of counts is an exchange"
+    assert {one.first for one in found.tests} == {"ours + own memory"}
+    said = evidence(table, "strict", "ours + memory")
+    assert list(said.without_exchange) == ["local", "local + own memory"], "a sum of counts is an exchange"
 
 
-def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, domains, monkeypatch):
+def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, monkeypatch):
     methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), local=("local", "mixture", -0.1))
     for row in methods:
         example = {
@@ -168,12 +189,13 @@ def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, do
             "num_history": 1,
             "held_out": "Wanted",
             "position": 0,
-            "recommended": [{"title": f"From {row.label}", "held_out": False}],
+            "recommended": [{"title": f"From {row.entry.label}", "held_out": False}],
         }
-        (row.runs[0].folder.root / "examples.json").write_text(json.dumps({"crime": [example]}))
+        (row.cells[0].folder / "examples.json").write_text(json.dumps({"crime": [example]}))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "compare").mkdir(parents=True)
-    text = write_page_of(config, methods, collect(config, methods, domains), domains).read_text(encoding="utf-8")
+    write_table(table_of(config, methods))
+    text = Path("runs/compare/compare.html").read_text(encoding="utf-8")
     assert "Would one switch ours + memory on?" in text
     assert "took “Wanted” next: ours: found at place 1; local: found at place 1" in text
 

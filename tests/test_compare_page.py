@@ -7,97 +7,107 @@ import re
 from urllib.parse import unquote
 
 import pytest
+import torch
 
 from fedecider.evaluation.statistics import Comparison, Interval
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.comparison import Collected, CompareConfig, Cost, RowRuns, Run
-from fedecider.experiment.comparison_page import chosen_row, comparison_evidence, comparison_opening, write_page_of
+from fedecider.experiment.comparison import Cell, Cost, Entry, Plan, Results, Row, Table, Words
+from fedecider.experiment.comparison_page import chosen_row, comparison_opening, evidence, write_table
+from fedecider.experiment.llm_comparison import SASREC, CompareConfig, _examples
+from fedecider.experiment.rows import STUDENT, UNTRAINED
+from fedecider.experiment.tuning import Tried
 from fedecider.report.tables import ResultRow
 from fedecider.report.verdict import opening
-from fedecider.running.run_folder import RunFolder
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 MEANS = {"ours": 0.2, "local": 0.22, "popularity": 0.1, "sasrec": 0.15, "memoriser": 0.01}
 
 
 def result(label, mean):
-    kind = "method" if label in ("ours", "local") else "canary" if label == "memoriser" else "baseline"
     values = {name: Interval(mean, mean - 0.02, mean + 1 / 30) for name in METRICS}
-    return ResultRow(label, dict.fromkeys(("crime", "comics", "macro"), values), kind)
+    return ResultRow(label, dict.fromkeys(("crime", "comics", "macro"), values))
 
 
 def comparison(first, second, mean, p_holm, domain="macro", metric="hit@10"):
     return Comparison(domain, metric, first, second, Interval(mean, mean - 0.05, mean + 0.05), p_holm, p_holm, 0.25)
 
 
+def row(tmp_path, label, kind, method):
+    """Two seeds; the run of the first one has examples."""
+    cells = []
+    for seed in range(2):
+        folder = tmp_path / f"{label}-{seed}"
+        folder.mkdir()
+        example = {
+            "history": ["Old"],
+            "num_history": 1,
+            "held_out": "Wanted",
+            "position": seed,
+            "recommended": [{"title": f"From {label}", "held_out": False}],
+        }
+        (folder / "examples.json").write_text(json.dumps({"crime": [example] * 4}))
+        places = {"crime": torch.tensor([0.0, 50.0]), "comics": torch.tensor([0.0, 9.0])}
+        hits = {label: 0.2 + 0.1 * seed, "popularity": 0.35}
+        cells.append(Cell({label: 0.3}, lambda places=places: {"strict": {label: places}}, folder=folder, hits=hits))
+    entry = Entry(label, method, kind, ["strict"], lambda setting, seed: cells[seed])
+    return Row(entry, {}, [Tried({}, 0.3)], cells)
+
+
 @pytest.fixture
-def collected():
-    return Collected(
+def table(tmp_path):
+    rows = [row(tmp_path, "ours", "federated", "fedecider"), row(tmp_path, "local", "local", "local")]
+    words = Words(
+        lambda table: ["Data: two domains"],
+        {"strict": {"crime": 0.03, "comics": 0.03}},
+        2,
+        UNTRAINED,
+        ("federated", "local"),
+        {SASREC: "SASRec of one domain"},
+        before=(STUDENT,),
+        sections=lambda table, chosen: _examples(
+            CompareConfig(rows={"ours": {"method": "fedecider"}}, seeds=1), table, chosen
+        ),
+    )
+    users = {"crime": ["a", "b"], "comics": ["c", "d"]}
+    plan = Plan(
+        "compare", tmp_path / "table", [one.entry for one in rows], ["strict"], users, 2, against=["ours"], words=words
+    )
+    plan.root.mkdir()
+    kinds = dict(zip(MEANS, ("federated", "local", "baseline", "baseline", "baseline"), strict=True))
+    results = Results(
         rows=[result(label, mean) for label, mean in MEANS.items()],
         views=[],
-        comparisons=[
+        tests=[
             comparison("ours", "local", -0.02, 0.4),
             comparison("ours", "popularity", 0.1, 0.01),
             comparison("ours", "popularity", -0.1, 0.01, domain="crime"),
             comparison("ours", "sasrec", 0.05, 0.02),
         ],
-        costs={label: Cost(1 / 3, 1000.0, 2000.0, [2, 3], [1, 1]) for label in ("ours", "local")},
+        kinds=kinds,
+        entries={one.entry.label: one for one in rows},
         valid={"ours": 0.3, "local": 0.2},
+        costs={label: Cost(1 / 3, 1000.0, 2000.0, [2, 3], [3, 3], [1, 1]) for label in ("ours", "local")},
         curves={"ours": [[1, 0.25], [2, 0.3]], "local": [[1, 0.1], [2, 0.2]]},
-        positions={},
-        notes=["2 seeds"],
+        further={},
+        missing=["fedem"],
     )
+    return Table(plan, rows, {"strict": results})
 
 
-@pytest.fixture
-def methods(tmp_path):
-    """Two rows with two seeds each; their runs are on prepared data."""
-    found = []
-    for label, method in (("ours", "fedecider"), ("local", "local")):
-        runs = []
-        for seed in range(2):
-            folder = RunFolder(tmp_path / f"{label}-{seed}")
-            folder.root.mkdir()
-            test = {"memoriser": {"hit@10": {"mean": 0.01, "low": 0.0, "high": 0.02}}}
-            valid = {
-                f"{method} (own)": {"hit@10": {"mean": 0.2 + 0.1 * seed}},
-                "popularity": {"hit@10": {"mean": 0.35}},
-            }
-            domain = {"chance_hit@10": 0.03, "test": test, "valid": valid}
-            content = {
-                "protocol": "strict",
-                "reported": f"{method} (own)",
-                "domains": {"crime": domain, "comics": domain},
-            }
-            folder.metrics.write_text(json.dumps(content))
-            example = {
-                "history": ["Old"],
-                "num_history": 1,
-                "held_out": "Wanted",
-                "position": seed,
-                "recommended": [{"title": f"From {label}", "held_out": False}],
-            }
-            (folder.root / "examples.json").write_text(json.dumps({"crime": [example] * 4}))
-            settings = parse_settings("", ["--data", str(tmp_path), "--domains", "crime,comics", "--method", method])
-            runs.append(Run(label, seed, {}, settings, folder))
-        found.append(RowRuns(label, method, {}, [{"options": {}, "valid": 0.3}], runs))
-    return found
+def changed(table, **changes):
+    return table._replace(results={"strict": table.results["strict"]._replace(**changes)})
 
 
-@pytest.fixture
-def config(tmp_path):
-    rows = {"ours": {"method": "fedecider"}, "local": {}}
-    return CompareConfig(rows=rows, seeds=2, against=["ours"], data=str(tmp_path), output=str(tmp_path / "table"))
+def said_of(table):
+    return opening(evidence(table, *chosen_row(table)))
 
 
-def test_the_verdict_is_about_the_row_that_validation_chose(config, methods, collected):
-    evidence = comparison_evidence(config, methods, collected, "ours")
-    assert evidence.subject == chosen_row(methods, collected) == "ours"
-    assert evidence.valid == {"ours": pytest.approx(0.25), "popularity": pytest.approx(0.35)}
-    assert {one["domain"] for one in evidence.tests} == {"macro"}
-    assert list(evidence.domains) == ["crime", "comics"]
-    assert not evidence.planted
-    said = opening(evidence)
+def test_the_verdict_is_about_the_row_that_validation_chose(table):
+    assert chosen_row(table) == ("strict", "ours")
+    found = evidence(table, "strict", "ours")
+    assert found.valid == {"ours": pytest.approx(0.25), "popularity": pytest.approx(0.35)}
+    assert {one["domain"] for one in found.tests} == {"macro"}
+    assert list(found.domains) == ["crime", "comics"]
+    said = said_of(table)
     assert said.answer == "Perhaps: it is better than popularity, the best simple rule, with reservations."
     assert "+10.0 of 100 users [+5.0, +15.0] is more than chance" in said.paragraphs[1]
     assert said.paragraphs[-1] == (
@@ -111,75 +121,92 @@ def test_the_verdict_is_about_the_row_that_validation_chose(config, methods, col
         "It is not distinguishable from the same training without any exchange (local)",
         "Validation and test disagree",
     ]
-    turned = collected._replace(valid={"ours": 0.1, "local": 0.2})
-    assert chosen_row(methods, turned) == "local"
-    assert comparison_evidence(config, methods, turned, "local").alarms == []
+    turned = changed(table, valid={"ours": 0.1, "local": 0.2})
+    assert chosen_row(turned) == ("strict", "local")
+    assert evidence(turned, "strict", "local").alarms == []
+    loud = changed(table, rows=[*table.results["strict"].rows[:-1], result("memoriser", 0.4)])
+    assert (
+        "crime: the memoriser, which knows nothing about items, is above" in evidence(loud, "strict", "ours").alarms[0]
+    )
 
 
-def test_a_federation_that_does_harm_is_not_switched_on(config, methods, collected):
-    worse = collected._replace(comparisons=[comparison("ours", "local", -0.02, 0.01), *collected.comparisons[1:]])
-    said = opening(comparison_evidence(config, methods, worse, "ours"))
-    assert said.answer == ("No: the same training without any exchange (local) is better, so the federation does harm.")
-    student = result("zero-shot student", 0.4)
-    spoilt = collected._replace(rows=[*collected.rows, student])
-    assert opening(comparison_evidence(config, methods, spoilt, "ours")).answer == (
+def test_a_federation_that_does_harm_is_not_switched_on(table):
+    results = table.results["strict"]
+    worse = changed(table, tests=[comparison("ours", "local", -0.02, 0.01), *results.tests[1:]])
+    assert said_of(worse).answer == (
+        "No: the same training without any exchange (local) is better, so the federation does harm."
+    )
+    other = results.entries["local"]._replace(entry=results.entries["local"].entry._replace(method="pfedrec"))
+    alone = changed(worse, entries={**results.entries, "local": other})
+    assert "No: pfedrec without any exchange (local) is better" in said_of(alone).answer
+    student = changed(
+        table, rows=[*results.rows, result("zero-shot student", 0.4)], kinds={**results.kinds, STUDENT: "baseline"}
+    )
+    assert said_of(student).answer == (
         "No: the shared model before the rounds (zero-shot student) is better, so the training does harm."
     )
 
 
-def test_nobody_is_asked_to_switch_on_what_pools_all_data(config, methods, collected):
+def test_nobody_is_asked_to_switch_on_what_pools_all_data(table):
     """It stands beside what one could switch on, however good it is."""
-    pooled = RowRuns("ours", "centralised", {}, [], methods[0].runs)
-    assert chosen_row([pooled, methods[1]], collected) == "local"
-    evidence = comparison_evidence(config, [pooled, methods[1]], collected, "local")
-    assert evidence.beside["ours"] == "all data in one place"
-    assert chosen_row([pooled], collected) is None
-    assert comparison_opening(config, [pooled], collected) is None
-    (about,) = [
-        text for text in comparison_opening(config, [pooled, methods[1]], collected).paragraphs if "What" in text
-    ]
-    assert about.endswith("the best validation ndcg@10, methods that pool all data left out.")
-    text = page(config, [pooled], collected._replace(valid={"ours": 0.3}, curves={}, costs={}))
-    assert "Would one" not in text
+    kinds = table.results["strict"].kinds
+    pooled = changed(table, kinds={**kinds, "ours": "central"})
+    assert chosen_row(pooled) == ("strict", "local")
+    assert evidence(pooled, "strict", "local").beside["ours"] == "ours with all data in one place"
+    assert "methods that pool all data left out" in comparison_opening(pooled).paragraphs[-1]
+    none = changed(table, kinds={**kinds, "ours": "central", "local": "central"})
+    assert chosen_row(none) is None
+    assert comparison_opening(none) is None
+    assert "Would one" not in page(none)
 
 
-def page(config, methods, collected) -> str:
+def test_the_strictest_protocol_speaks_first(table):
+    results = table.results["strict"]
+    both = table._replace(
+        results={"strict/sampled99": results._replace(valid={"ours": 0.1, "local": 0.2}), **table.results}
+    )
+    words = table.plan.words
+    chance = {**words.chance, "strict/sampled99": words.chance["strict"]}
+    assert chosen_row(both._replace(plan=both.plan._replace(words=words._replace(chance=chance)))) == ("strict", "ours")
+
+
+def page(table) -> str:
     """The page without the explanations of its words."""
-    text = write_page_of(config, methods, collected, {"crime": None, "comics": None}).read_text(encoding="utf-8")
+    paths = {path.suffix: path for path in write_table(table, ["Commit of the table: none"])}
+    text = paths[".html"].read_text(encoding="utf-8")
     return re.sub(r"<span class=\"tip\".*?</span>|</?dfn[^>]*>", "", text)
 
 
-def test_the_page(config, methods, collected):
-    text = page(config, methods, collected)
+def test_the_page(table):
+    text = page(table)
     titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
-    assert titles[:3] == ["Examples", "Test results", "Differences"]
+    assert titles[:5] == ["Examples", "Protocol strict", "Convergence", "What it costs", "What was compared"]
     assert titles[-2:] == ["More examples", "Glossary"]
     assert "Would one switch ours on?" in text
-    assert "What was compared: 2 methods with 2 seeds each. ours is the one with the best validation ndcg@10." in text
+    assert "ours is the one with the best validation ndcg@10." in text
     assert "<td>From ours</td><td>From local</td>" in text
     assert "took “Wanted” next: ours: found at place 1; local: found at place 1" in text  # both of seed 0
     assert "2 of 3 comparisons are distinguishable." in text
+    assert text.count("Left out, since a run failed: fedem.") == 1
     assert '<th scope="row">ours</th><td>popularity</td><td>hit@10</td><td class="number">0.1000 ' in text
-    captions = re.findall(r"<caption><span>([^<]*)</span>", text)
-    assert captions[3:6] == ["mean over domains", "crime", "comics"]
     links = re.findall(r'download="([^"]*)" href="data:text/csv;charset=utf-8,([^"]*)"', text)
     files = {name: list(csv.DictReader(io.StringIO(unquote(data)))) for name, data in links}
-    assert list(files) == ["results.csv", "tests.csv", "validation.csv", "costs.csv"]
-    assert {float(row["high"]) - float(row["mean"]) for row in files["results.csv"]} == {
-        mean + 1 / 30 - mean for mean in MEANS.values()
-    }
-    assert len(files["results.csv"]) == len(MEANS) * 3 * len(METRICS)
-    assert len(files["tests.csv"]) == 4
-    assert float(files["costs.csv"][0]["train_s"]) == 1 / 3
-    assert files["validation.csv"][1] == {"row": "ours", "round": "2", "ndcg@10": "0.3"}
+    assert list(files) == ["results-strict.csv", "tests-strict.csv", "validation.csv", "costs.csv"]
+    ours = next(line for line in files["results-strict.csv"] if (line["row"], line["domain"]) == ("ours", "crime"))
+    assert float(ours["hit@10_high"]) == 0.2 + 1 / 30
+    assert len(files["results-strict.csv"]) == len(MEANS) * 3
+    assert len(files["tests-strict.csv"]) == 4
+    assert float(files["costs.csv"][0]["seconds"]) == 1 / 3
+    assert files["validation.csv"][1] == {"protocol": "strict", "row": "ours", "round": "2", "ndcg@10": "0.3"}
+    written = (table.plan.root / "compare.md").read_text()
+    assert "| ours | federated | 0.2000 [0.1800, 0.2333] |" in written
+    assert "Wanted" not in written, "histories of people are on the page alone"
 
 
-def test_deleted_examples_and_a_single_row_are_no_error(config, methods, collected):
-    for row in methods:
-        (row.runs[0].folder.root / "examples.json").unlink()
-    text = page(config, methods, collected)
-    assert "Examples" not in text
-    untested = collected._replace(comparisons=[])
-    text = page(config, methods, untested)
+def test_deleted_examples_and_a_table_without_tests_are_no_error(table):
+    for one in table.rows:
+        (one.cells[0].folder / "examples.json").unlink()
+    assert "Examples" not in page(table)
+    text = page(changed(table, tests=[]))
     assert "No paired test of these two was made" in text
-    assert "tests.csv" not in text
+    assert "tests-strict.csv" not in text

@@ -8,9 +8,9 @@ import yaml
 from slow import fast_where, slow
 
 from fedecider.data.prepare import PrepareConfig
-from fedecider.experiment import comparison as plan
+from fedecider.experiment import llm_comparison as plan
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.comparison import CompareConfig
+from fedecider.experiment.llm_comparison import CompareConfig
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.running.options import build_parser, load_yaml, parse
 
@@ -69,13 +69,20 @@ def test_every_line_of_a_table_parses(path, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     (config,) = parse(build_parser("", CompareConfig), ["--config", str(path)], CompareConfig)
     monkeypatch.setattr(plan, "load_data", lambda run: {})
-    planned = plan.plan(config)
-    assert set(planned) == set(config.rows)
+    entries = {entry.label: entry for entry in plan.plan(config).entries}
+    assert set(entries) == set(config.rows)
+    ahead = {label: entry.search.firsts[: entry.budget] for label, entry in entries.items()}
     tuned = [label for label, options in config.rows.items() if not options]
-    assert {len(planned[label]) for label in tuned} == {config.tune}
-    folders = [run.folder.root for settings in planned.values() for runs in settings for run in runs]
-    assert len(set(folders)) == len(folders)
-    prepared, asked = preparation(Path(config.runs)), planned["local"][0][0].settings.run.domain_names
+    assert {len(ahead[label]) for label in tuned} == {config.tune}
+    runs = [
+        entries[label].run.args[1](setting, seed)
+        for label, settings in ahead.items()
+        for setting in settings
+        for seed in range(config.seeds)
+    ]
+    assert len({run.folder.root for run in runs}) == len(runs)
+    local = next(run for run in runs if run.label == "local")
+    prepared, asked = preparation(Path(config.runs)), local.settings.run.domain_names
     assert asked == [f"{name}.*" if prepared.silos > 1 else name for name in prepared.domain_names]
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
 from embedding_fr import leaderboard as board
-from embedding_fr.leaderboard import LeaderboardConfig, all_methods, kind_of, protocol_groups
+from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
 from embedding_fr.methods import BUILT_IN as METHODS
@@ -398,18 +399,19 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     assert capsys.readouterr().out.count("validation ndcg@10") > 10
     assert leaderboard(*words) == 0
     text = (tmp_path / "board" / "leaderboard.md").read_text()
-    for expected in ("Protocol `paper`", "LEAKS the held-out item; the memoriser scores", "| fedmf/local | local |"):
+    for expected in ("Protocol paper", "LEAKS the held-out item; the memoriser scores", "| fedmf/local | local |"):
         assert expected in text
     rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
     assert len(rows) == 15
-    pairs = read_json(tmp_path / "board" / "leaderboard.json")["comparisons"]
-    assert {name: len(found) for name, found in pairs.items()} == dict.fromkeys(pairs, 2 * 6)  # 4 rows, 2 metrics
-    assert set(pairs) == {"strict", "strict/sampled99", "paper"}
-    assert all(0.0 < one["p_value"] <= one["p_holm"] <= 1.0 for found in pairs.values() for one in found)
+    tests = read_json(tmp_path / "board" / "leaderboard.json")["comparisons"]
+    pairs = Counter(one["protocol"] for one in tests)
+    assert pairs == dict.fromkeys(("strict", "strict/sampled99", "paper"), 2 * 6)  # 4 rows, 2 metrics
+    assert all(0.0 < one["p_value"] <= one["p_holm"] <= 1.0 for one in tests)
     assert {row["against_best"] for row in rows} <= {"best", "not distinguishable", "below", "canary"}
     page = (tmp_path / "board" / "leaderboard.html").read_text(encoding="utf-8")
     assert re.search(r"Would one switch (fedmf) on\?", page)  # the only federated row
-    names = ["tests-strict.csv", "tests-strict-sampled99.csv", "tests-paper.csv", "validation.csv", "leaderboard.csv"]
+    names = [f"{kind}-{name}.csv" for name in ("strict", "strict-sampled99", "paper") for kind in ("results", "tests")]
+    names += ["validation.csv", "costs.csv"]
     assert re.findall(r'<a download="([^"]*)"', page) == names
     assert str(tmp_path) not in page
     lines = (tmp_path / "board" / "leaderboard.csv").read_text().splitlines()
@@ -431,24 +433,29 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
 def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(data, tmp_path, monkeypatch, capsys):
     central = board._central
 
-    def failing(interactions, method, *rest):
-        if method == "ease":
+    def failing(asked, line, *rest):
+        if line.method == "ease":
             raise ValueError("it diverged")
-        return central(interactions, method, *rest)
+        return central(asked, line, *rest)
 
     monkeypatch.setattr(board, "_central", failing)
     words = ["--methods", "popularity,memoriser,ease,fedmf/local", *data, "--num_rounds", 3, "--tune", 1, "--seeds", 1]
     words += ["--protocol", "strict,paper", "--patience", 0, "--output", tmp_path / "board"]
     assert leaderboard(*words) == 0
-    assert "ease is left out of paper: it diverged" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "seed 0: failed: it diverged" in out
+    assert "left out: ease (paper)" in out
     text = (tmp_path / "board" / "leaderboard.md").read_text()
     assert text.count("Left out, since a run failed: ease.") == 2
     assert "at most 3 rounds\n" in text, "patience 0 stops nothing"
-    assert "**" not in text.partition("Protocol `paper`")[2]
+    assert "**" not in text.partition("Protocol paper")[2]
     content = read_json(tmp_path / "board" / "leaderboard.json")
-    assert content["missing"] == {"strict": ["ease"], "paper": ["ease"]}
-    valid = {(row["method"], row["protocol"]): row["valid_ndcg@10"] for row in content["rows"]}
-    test = {(row["method"], row["protocol"]): row["ndcg@10"]["mean"] for row in content["rows"]}
+    assert {name: one["missing"] for name, one in content["protocols"].items()} == {
+        "strict": ["ease"],
+        "paper": ["ease"],
+    }
+    valid = {(row["row"], row["protocol"]): row["valid_ndcg@10"] for row in content["rows"]}
+    test = {(row["row"], row["protocol"]): row["values"]["macro"]["ndcg@10"]["mean"] for row in content["rows"]}
     for method in ("memoriser", "fedmf/local"):
         assert valid[method, "paper"] > 2 * valid[method, "strict"], "among the candidates of the protocol, as on test"
         assert valid[method, "paper"] == pytest.approx(test[method, "paper"], abs=0.2)
@@ -495,10 +502,11 @@ def test_where_nothing_is_tuned_the_leaderboard_needs_no_optuna(data, tmp_path, 
 def test_the_candidates_of_the_leaderboard_are_those_of_the_grids():
     """Tables of earlier versions knew nothing but grids, and are made again with the same cells."""
     config = LeaderboardConfig(methods="all")
+    asked = Asked(config, InteractionsConfig(), None, Path())
     for name in config.method_names:
         entry = METHODS.get(name.removesuffix("/local")) or BASELINES[name]
         grid = ({"num_rounds": 100},) if name == "memoriser" else entry.grid
-        assert leaderboard_search(config, InteractionsConfig(), name, ["strict"]).firsts == grid
+        assert leaderboard_search(asked, Line(name, ["strict"])).firsts == grid
 
 
 def test_names_and_groups_of_the_leaderboard(capsys):

@@ -153,7 +153,7 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
     assert main(board) == 0
     cells = {folder.name for folder in (tmp_path / "board" / "cells").iterdir()}
     rows = read_json(tmp_path / "board" / "leaderboard.json")["rows"]
-    assert {row["method"] for row in rows} == {"popularity", "fedbias", "fedbias/local"}
+    assert {row["row"] for row in rows} == {"popularity", "fedbias", "fedbias/local"}
     capsys.readouterr()
     (info,) = installed.glob("*.dist-info")
     metadata = (info / "METADATA").read_text()

@@ -12,9 +12,10 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.evaluation.protocols import rank_held_out
 from fedecider.evaluation.statistics import Interval
-from fedecider.experiment import comparison
+from fedecider.experiment import llm_comparison as comparison
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
+from fedecider.experiment.comparison import Positions, Shared, fill, positions_of
+from fedecider.experiment.llm_comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
 from fedecider.experiment.prepare import Foundation
 from fedecider.experiment.results import printed_rows
 from fedecider.experiment.rows import COUNTS, STUDENT, TEACHER, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
@@ -32,6 +33,16 @@ def domains():
 
 def settings_of(cache, encoder="tfidf"):
     return parse_settings("", ["--cache", str(cache), "--pretrain.text_encoder", encoder])
+
+
+def shared(domains, cache, protocol="strict") -> Shared:
+    return Shared(domains, protocol, 1, cache, "cpu")
+
+
+def trained(asked: Shared, text_encoder=None) -> Positions:
+    """By domain, SASRec with its first setting."""
+    (row,) = fill([comparison.sasrec(asked, text_encoder)], 1)
+    return positions_of(row, asked.protocol)[row.entry.label]
 
 
 def foundation(domains):
@@ -74,10 +85,10 @@ def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
 
 def test_a_catalogue_counts_once_however_many_companies_have_it(domains, tmp_path):
     silos = share_out(domains, 3, None, 0)
-    alone = comparison._text_starts(domains, "tfidf", tmp_path, 8)
+    alone = comparison._text_starts(shared(domains, tmp_path), "tfidf", 8)
     unequal = {name: silo for name, silo in silos.items() if name.startswith("crime.") or name == "comics.1"}
     assert len(unequal) == 4
-    for name, start in comparison._text_starts(unequal, "tfidf", tmp_path, 8).items():
+    for name, start in comparison._text_starts(shared(unequal, tmp_path), "tfidf", 8).items():
         assert torch.equal(start.vector_ID, alone[name.partition(".")[0]].vector_ID)
 
 
@@ -124,7 +135,7 @@ def test_sasrec_chooses_its_epoch_under_the_protocol_of_the_comparison(domains, 
 
     real = comparison.train
     monkeypatch.setattr(comparison, "train", train)
-    comparison.sasrec({"crime": domain}, protocol, 1, 1, tmp_path)
+    trained(shared({"crime": domain}, tmp_path, protocol))
     assert said == [1.0 if protocol == "strict/keep_seen" else 0.0]
 
 
@@ -141,9 +152,9 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
 
     real = comparison.train
     monkeypatch.setattr(comparison, "train", train)
-    plain = comparison.sasrec(domains, "strict", 1, 1, tmp_path)
+    plain = trained(shared(domains, tmp_path))
     for _ in range(2):
-        text = comparison.sasrec(domains, "strict", 1, 1, tmp_path, text_encoder="tfidf")
+        text = trained(shared(domains, tmp_path), "tfidf")
     assert len(calls) == 4  # two domains each, kept
     for (name, domain), (sequences, num_items, width, start_ID, extra) in zip(domains.items(), calls[2:], strict=True):
         assert (sequences, extra) == (domain.clients.sequences, domain.public.sequences)
@@ -159,5 +170,5 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
 def test_sasrec_from_texts_is_trained_anew_for_other_catalogues(domains, tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "SasrecConfig", partial(comparison.SasrecConfig, num_epochs=1, embedding_size=8))
     for chosen in (domains, {"crime": domains["crime"]}):
-        comparison.sasrec(chosen, "strict", 1, 1, tmp_path, text_encoder="tfidf")
+        trained(shared(chosen, tmp_path), "tfidf")
     assert len(list(tmp_path.glob("sasrec-crime-*"))) == 2  # one decomposition over all domains

@@ -63,7 +63,7 @@ def test_what_is_kept_is_whole_small_and_of_nobodys_machine(path):
         if cell.cell_type == "code":
             ast.parse(cell.source)
             assert cell.execution_count, f"not run: {cell.source[:80]}"
-            assert all(output.output_type in ("stream", "execute_result") for output in cell.outputs)
+            assert not [one for one in cell.outputs if one.output_type == "error"]
     assert not re.search(r"/(home|root|tmp|Users|work|opt)/|[A-Z]:\\\\", texts(content))
 
 

@@ -21,8 +21,8 @@ WHOLE = {"Settings", "EmbeddingSettings", "IdSettings", "RunConfig"}
 SEES_ALL = (
     *("fedecider/experiment/", "fedecider/cli/", "fedecider/id_based/run.py"),
     *(f"embedding_fr/{name}.py" for name in ["setup", "run", "results", "commands", "audit", "tune", "leaderboard"]),
-    # What a deployment starts from: its parts get what they need (fedecider/deployment/run.py).
-    *(f"fedecider/deployment/{name}.py" for name in ("project", "embedding_project", "embedding_commands")),
+    # What deployments of a track start from: their parts get what they need.
+    *("fedecider/deployment/llm.py", "embedding_fr/deployment.py"),
 )
 
 

@@ -9,8 +9,6 @@ from fedecider.experiment.track import Track, all_method_names, track_of, tracks
 from fedecider.testing import bench_of
 
 PARTS = [(track, part) for track in tracks() for part in Track._fields[6:] if getattr(track, part)]
-COMING = {"deployment"}
-"""Parts that are named before they are there."""
 PROGRAM = """
 import sys
 from fedecider.experiment.track import all_method_names, track_of
@@ -19,16 +17,11 @@ print(*{"torch", "transformers", "numba", "pandas"} & set(sys.modules))
 """
 
 
-def part_of(track, name):
-    coming = pytest.mark.xfail(strict=True, reason="a deployed run knows what it trains by its track")
-    return pytest.param(track, name, id=f"{track.name}-{name}", marks=coming if name in COMING else ())
-
-
 def test_the_three_of_this_project_are_installed():
     assert {track.name for track in tracks()} >= {"llm", "id", "embedding"}
 
 
-@pytest.mark.parametrize(("track", "name"), [part_of(track, name) for track, name in PARTS])
+@pytest.mark.parametrize(("track", "name"), PARTS, ids=[f"{track.name}-{part}" for track, part in PARTS])
 def test_every_part_is_there(track, name):
     assert track.part(name) is not None
 

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from toy_ratings import REPOSITORY, options_of, script, write_ratings
 
-from embedding_fr import tune as embedding_tune
+from embedding_fr import run as embedding_tune
 from embedding_fr.commands import parse_embedding_settings
 from embedding_fr.methods import BUILT_IN as METHODS
 from fedecider.cli.tune import main
-from fedecider.experiment import tune as llm_tune
+from fedecider.experiment import federate as llm_tune
 from fedecider.experiment.command_line import parse_settings
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.running.options import CONFIGS

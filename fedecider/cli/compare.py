@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from fedecider.data.domain import clients_of
-from fedecider.experiment.comparison import CompareConfig, collect, fill, locked, plan
-from fedecider.experiment.comparison_page import write_page_of, write_table
-from fedecider.experiment.prepare import load_data
+from fedecider.cli.federate import DEFAULT
+from fedecider.experiment.track import Track, track_of
 from fedecider.running.options import build_parser, parse, run
-from fedecider.running.run_folder import git_commit
 
 DESCRIPTION = """Methods x seeds x domains of the LLM track in one table, with equal tuning budgets on validation,
 intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several processes may share it."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, CompareConfig), argv, CompareConfig)
-        planned = plan(config)
-        rows = fill(config, planned)
-        if not rows:
-            raise ValueError(
-                f"got no row whose runs all finished, expected one at least: see {config.output}/runs/*.log"
-            )
-        data = load_data(rows[0].runs[0].settings.run)
-        domains = clients_of(data)
-        collected = collect(config, rows, domains)
-        sizes = (
-            f"{name}: {len(d.clients.users):,} clients, {len(d.public.users):,} public, {len(d.item_keys):,} items"
-            for name, d in data.items()
-        )
-        heading = [f"- Commit of the table: {git_commit()}", f"- Data: {'; '.join(sizes)}"]
-        with locked(Path(config.output) / "table.lock"):  # several processes may fill one table, and end together
-            for path in write_table(config, rows, collected, heading):
-                print(f"written: {path}")
-            print(f"written: {write_page_of(config, rows, collected, domains)}")
+def made_table(track: Track, description: str, command: str, words: Sequence[str], common: Sequence[str] = ()) -> None:
+    """Make the table of a track that a command line describes, and write its files."""
+    part = track.part("comparison")
+    planned = part.plan(*parse(build_parser(description, *part.configs, common=common), words, *part.configs))
 
-    return run(work)
+    from fedecider.experiment.comparison import make  # after the options: --help does without
+    from fedecider.experiment.comparison_page import write_table
+    from fedecider.running.run_folder import git_commit, locked
+
+    table = make(planned)
+    if not planned.writes:
+        return
+    heading = [f"Commit of the table: {git_commit()}", f"Command: fedecider {command} {public_words(words)}"]
+    with locked(planned.root / "table.lock"):  # several processes may fill one table, and end together
+        for path in write_table(table, heading):
+            print(f"written: {path}")
+
+
+def public_words(words: Sequence[str]) -> str:
+    """The command without the places of this machine."""
+    private = ("--output", "--raw", "--cache")
+    kept = [word for before, word in zip(("", *words), words, strict=False) if before not in private]
+    return " ".join(word for word in kept if word.partition("=")[0] not in private)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    return run(lambda: made_table(track_of(DEFAULT), DESCRIPTION, "compare", words))

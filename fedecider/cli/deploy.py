@@ -18,8 +18,6 @@ COMMANDS = {
     "status": "show who is connected and what runs, as the administrator",
     "collect": "print the table and the bytes of a finished run, on the server's machine",
 }
-OF_TABLES = ("publish", "prepare")
-"""Commands that do without FLARE."""
 
 
 def usage() -> str:
@@ -31,24 +29,15 @@ def work_of(words: Sequence[str]) -> Callable[[], None]:
     """What a command line asks for.
 
     Raises:
-        ValueError: the command is not known, its extra is not installed, or both tracks have the method it names.
+        ValueError: the command is not known, or two tracks have the method that it names.
     """
     command, *options = words
     if command not in COMMANDS:
         raise ValueError(f"got the command {command!r}, expected one of {', '.join(COMMANDS)}")
     if reason := taken_name(peek(options, "method", "")):
         raise ValueError(reason)
-    if command in OF_TABLES:
-        from fedecider.deployment import tables
+    from fedecider.deployment import commands  # after what is wrong in a word
 
-        of_tables: Callable[[Sequence[str]], None] = getattr(tables, command)
-        return lambda: of_tables(options)
-    try:
-        from fedecider.deployment import commands
-    except ImportError as error:
-        if error.name is None or not error.name.startswith("nvflare"):
-            raise
-        raise ValueError("got no nvflare, expected it to be installed. Run: pip install '.[deploy]'") from error
     work: Callable[[Sequence[str]], None] = getattr(commands, command)
     return lambda: work(options)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from fedecider.experiment.track import Track, track_of, tracks
 from fedecider.running.options import peek, run
@@ -11,6 +15,25 @@ from fedecider.running.options import peek, run
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 DEFAULT = "fedecider"
 """The method where none is named."""
+
+
+@dataclass(frozen=True)
+class OwnTables:
+    """Own tables in place of prepared data.
+
+    Args:
+        events: Tables of events, such as north.csv,south.csv: a company each, in place of data.
+        items: The table of item texts; if empty, they are in events.
+        columns: The columns' names, user=customer,item=sku, if unusual.
+        public: The public customers: a column, a file of keys, a share.
+        yes: If true, what is chosen may take over an hour.
+    """
+
+    events: str = ""
+    items: str = ""
+    columns: str = ""
+    public: str = ""
+    yes: bool = False
 
 
 def describe(track: Track) -> str:
@@ -34,10 +57,69 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         track = chosen_track(words)
-        settings, _ = track.part("parse")(describe(track), words)
+        if {"-h", "--help"} & set(words):  # does without torch
+            track.part("parse")(describe(track), words, OwnTables)
 
-        from fedecider.experiment.engine import run_track  # after the options: --help does without
+        from fedecider.api import config_file
+        from fedecider.experiment.engine import run_track
 
-        run_track(track, settings)
+        full = [*_data_words(track, words), *words]
+        chosen = track.part("choose")(full, peek(words, "yes") == "true") if track.choose else {}
+        with config_file(chosen or None) as file:
+            first = [f"--config={file}"] if chosen else []
+            settings, _ = track.part("parse")(describe(track), [*first, *full], OwnTables)
+        run_track(track, settings, chosen=chosen)
 
     return run(work)
+
+
+def _data_words(track: Track, words: Sequence[str]) -> list[str]:
+    """Options that name what the tables of ``--events`` became; none where there are no tables.
+
+    Raises:
+        ValueError: a table that cannot be read, or ``--data`` beside them.
+    """
+    given = {name: peek(words, name) for name in ("events", "items", "columns", "public")}
+    if not given["events"]:
+        beside = [name for name, value in given.items() if value]
+        if beside:
+            raise ValueError(f"got --{beside[0]} without --events, expected the tables: --events north.csv,south.csv")
+        return []
+    if peek(words, "data"):
+        raise ValueError("got --events beside --data, expected tables or prepared data")
+
+    from fedecider.api import data_words
+    from fedecider.data.frames import from_events
+    from fedecider.running.progress import say
+    from fedecider.running.run_folder import locked
+
+    paths = [one.strip() for one in given["events"].split(",") if one.strip()]
+    tables = {Path(one).stem: one for one in paths}
+    if len(tables) < len(paths):
+        raise ValueError(f"got --events {given['events']}, expected files of different names: a company is called so")
+    single, public = len(paths) == 1, given["public"]
+    options: dict[str, Any] = {**({"name": Path(paths[0]).stem} if single else {}), **_columns(given["columns"])}
+    data = from_events(
+        paths[0] if single else tables,
+        given["items"] or None,
+        **options,
+        public=float(public) if public.replace(".", "", 1).isdecimal() else public or None,
+    )
+    if os.environ.get("RANK", "0") == "0":
+        for note in data.notes:
+            say(note)
+    cache = Path(peek(words, "cache", ".cache"))
+    with locked(cache / "data.lock"):  # processes of one launch write it once
+        return data_words(track, peek(words, "method", DEFAULT), data, cache)
+
+
+def _columns(text: str) -> dict[str, str]:
+    """``user=customer,item=sku`` as a mapping."""
+    known = ("user", "item", "time", "rating", "domain", "company")
+    found: dict[str, str] = {}
+    for pair in filter(None, text.split(",")):
+        what, _, column = (part.strip() for part in pair.partition("="))
+        if what not in known or not column:
+            raise ValueError(f"got --columns {text}, expected some of {', '.join(known)}, such as user=customer")
+        found[what] = column
+    return found

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fedecider.cli.federate import chosen_track
-from fedecider.experiment.tuning import TuneConfig
+from fedecider.experiment.tuning import TuneConfig, tune
 from fedecider.running.options import run
 
 DESCRIPTION = """Search the settings of a method on validation items; the test items are not looked at. Options are
@@ -23,12 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         track = chosen_track(words)
-        search = track.part("tune")
         settings, (config,) = track.part("parse")(DESCRIPTION, words, TuneConfig)
 
         from fedecider.running.launch import start  # after the options: --help does without
 
         with start(settings.run.num_threads) as launch:
-            search(settings, config, given(words), launch)
+            tune(track, settings, config, given(words), launch)
 
     return run(work)

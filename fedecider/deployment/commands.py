@@ -1,136 +1,179 @@
-"""The commands of scripts/deploy.py."""
+"""The commands of scripts/deploy.py, for every track; FLARE is imported by those that need it."""
 
 from __future__ import annotations
 
 import time
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.table import Table
 
-from fedecider.data.store import save_domains
-from fedecider.deployment import jobs
-from fedecider.deployment.embedding_commands import DEADLINE, PARTIES, of_embedding_track, simulate_users, users_project
-from fedecider.deployment.flare import SERVER, PartyFile, party_file
-from fedecider.deployment.options import parser_of
-from fedecider.deployment.project import make_project
+from fedecider.data.card import summary
+from fedecider.data.domain import Domain, Dropped
+from fedecider.data.sites import own_users
+from fedecider.data.sites import publish as publish_tables
+from fedecider.deployment.project import (
+    PartyFile,
+    Project,
+    free_folder,
+    make_project,
+    party_file,
+    read_project,
+    site_names,
+)
 from fedecider.deployment.run import WIRE_FILE
 from fedecider.deployment.server import DeploymentConfig
-from fedecider.deployment.tracks import track_of
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import load_data, without_users
-from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
+from fedecider.evaluation.protocols import MIN_EVENTS
+from fedecider.experiment.track import track_of
 from fedecider.running.launch import start as launched
-from fedecider.running.options import load_yaml, settings_file
+from fedecider.running.options import peek
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
+METHOD = "fedecider"
+"""Where none is named."""
+PORTS = (8002, 8003)
+"""What sites (first) and the administrator reach the server by."""
+OF_FEDERATE = "Options are those of federate.py; where a site hosts several clients, --sites says which of them"
+SIMULATE = (
+    f"Run every party as a process of this machine. {OF_FEDERATE}: how many sites share them evenly, or a YAML file "
+    "with the keys of each site's; --deadline_s: the seconds that sites have for an answer, 0 waits for all of them."
+)
+PROVISION = f"Make a project. {OF_FEDERATE}: a YAML file with the number of users of each site."
+
+
+class _Parser(ArgumentParser):
+    """For the options of a command that are no settings of a run; wrong ones are told as every other bad input."""
+
+    def __init__(self, command: str, text: str = "", **more: Any) -> None:
+        super().__init__(prog=f"deploy.py {command}", description=text, allow_abbrev=False, **more)
+
+    def error(self, message: str) -> Any:
+        raise ValueError(f"{message}. All options: {self.prog} --help")
+
+
+def _flare() -> ModuleType:
+    """`fedecider.deployment.flare`.
+
+    Raises:
+        ValueError: its extra is not installed.
+    """
+    try:
+        from fedecider.deployment import flare
+    except ImportError as error:
+        if error.name is None or not error.name.startswith("nvflare"):
+            raise
+        raise ValueError("got no nvflare, expected it to be installed. Run: pip install '.[deploy]'") from error
+    return flare
 
 
 def provision(words: Sequence[str]) -> None:
-    """Options of federate.py for the run, and --host, --port, --admin_port, --output of the deployment."""
-    parser = parser_of(
+    """Options of federate.py for the run, and --host, --port, --admin_port, --output, --sites of the deployment."""
+    parser = _Parser(
         "provision",
         "All other options are those of federate.py: --config and so on say what is run, --data names the folder with "
-        "what is public of every domain. With a method of the embedding track, --raw names prepared data, of which the "
-        "catalogue is taken, and --sites a YAML file with the number of users of each site.",
+        "what is public of every domain. With a method whose clients are users, --raw names prepared data, of which "
+        "the catalogue is taken.",
     )
     parser.add_argument("--host", required=True, help="name by which sites reach the server")
-    parser.add_argument("--port", type=int, default=jobs.PORTS[0], help="port for sites")
-    parser.add_argument("--admin_port", type=int, default=jobs.PORTS[1], help="port for the administrator")
+    parser.add_argument("--port", type=int, default=PORTS[0], help="port for sites")
+    parser.add_argument("--admin_port", type=int, default=PORTS[1], help="port for the administrator")
     parser.add_argument("--output", required=True, help="folder for project/ and kits/")
+    parser.add_argument("--sites", default="", help="where clients are users: a YAML file, site: number of its users")
     own, rest = parser.parse_known_args(words)
     output = Path(own.output)
     check_output(output)
-    run, root, names = users_project(rest, output) if of_embedding_track(rest) else _llm_project(rest, output)
-    say(f"project {run}: {root}")
-    for kit in jobs.provision(names, own.host, (own.port, own.admin_port), output / KITS):
-        say(f"startup kit of {jobs.kind_of(kit)} {kit.name}: {kit}")
+    flare, project = _flare(), public_project(rest, own.sites, output)
+    say(f"project {project.run}: {project.root}")
+    for kit in flare.provision(project.names, own.host, (own.port, own.admin_port), output / KITS):
+        say(f"startup kit of {flare.kind_of(kit)} {kit.name}: {kit}")
     say("send every party its kit and a copy of the project; next: docs/deploy.md")
 
 
-def _llm_project(words: Sequence[str], output: Path) -> tuple[str, Path, list[str]]:
-    """Fingerprint, folder and sites of a project whose sites are domains."""
-    settings = parse_settings("", words)
+def public_project(words: Sequence[str], sites: str, output: Path) -> Project:
+    """The project below ``output`` that the options of a run describe, of what is public alone."""
+    track = track_of(peek(words, "method", METHOD))
+    parts = track.part("deployment")
+    settings, _ = track.part("parse")(PROVISION, words)
+    shared = parts.public(settings, sites)
     with launched(settings.run.num_threads) as launch:
-        project = make_project(settings, output / PROJECT, launch.device)
-    return project.run, project.root, project.names
+        return make_project(track, shared, output / PROJECT, launch.device)
 
 
 def simulate(words: Sequence[str]) -> None:
-    """Options of federate.py, and --deadline_s: the run folder holds the server's files, and sites/ those of each."""
-    parser = parser_of("simulate", "", add_help=False)
+    """Options of federate.py, --sites and --deadline_s: the run folder holds the server's files, and sites/ those of
+    each."""
+    parser = _Parser("simulate", add_help=False)
     parser.add_argument("--deadline_s", type=float, default=0.0)
+    parser.add_argument("--sites", default="")
     own, rest = parser.parse_known_args(words)
-    simulated = simulate_users if of_embedding_track(rest) else _simulate_domains
-    collect(["--run", str(simulated(rest, DeploymentConfig(deadline_s=own.deadline_s)))])
-
-
-def _simulate_domains(words: Sequence[str], config: DeploymentConfig) -> Path:
-    settings = parse_settings(f"{PARTIES} Options are those of federate.py, and {DEADLINE}.", words)
-    output = jobs.free_output(settings.run.output)
-    domains = load_data(settings.run)
-    faults = str(settings_file(settings.run.faults).absolute()) if settings.run.faults else ""
-    if faults:
-        read_faults(load_yaml(Path(faults)), list(domains), faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
-    public = output / "public"
-    save_domains({name: without_users(domain) for name, domain in domains.items()}, public)
-    run = settings.run
+    config = DeploymentConfig(deadline_s=own.deadline_s)
+    track = track_of(peek(rest, "method", METHOD))
+    parts = track.part("deployment")
+    settings, _ = track.part("parse")(SIMULATE, rest)
+    flare, run = _flare(), settings.run
+    if not run.output:
+        raise ValueError("got no output, expected the run folder: --output runs/<name>")
+    output = free_folder(Path(run.output), "the run")
+    shared = parts.simulated(settings, own.sites)
     with launched(run.num_threads) as launch:
-        placed = settings._replace(run=type(run)(**{**vars(run), "data": str(public), "faults": ""}))
-        project = make_project(placed, output / PROJECT, launch.device)
-    sites = jobs.site_names(project.names)
-    files = {SERVER: PartyFile(str(project.root.absolute()), str((output / SERVER).absolute()), deployment=config)}
-    for name, site in sites.items():
+        project = make_project(track, shared, output / PROJECT, launch.device)
+    root = str(project.root.absolute())
+    server = PartyFile(root, str((output / flare.SERVER).absolute()), num_threads=run.num_threads, deployment=config)
+    files = {flare.SERVER: server}
+    for name, site in site_names(project.names).items():
         home = (output / SITES / name).absolute()
-        save_domains({name: domains[name]}, home / "data")
+        shared.write_own(name, home / "data")
         files[site] = PartyFile(
-            str(project.root.absolute()), str(home / "run"), str(home / "data"), name, run.num_threads, faults, config
+            root, str(home / "run"), str(home / "data"), name, run.num_threads, shared.faults, config
         )
-    jobs.simulate_parties(project.names, files, output)
-    return output
+    flare.simulate_parties(project.names, files, output)
+    collect(["--run", str(output)])
 
 
 def start(words: Sequence[str]) -> None:
     """Become the party of a startup kit, until it is shut down."""
-    parser = parser_of("start", "Become the server or the site of a startup kit.")
+    parser = _Parser("start", "Become the server or the site of a startup kit.")
     parser.add_argument("--kit", required=True, help="startup kit of this party")
     parser.add_argument("--party", required=True, help="YAML file with project, output and, at a site, data and client")
     own = parser.parse_args(words)
-    kit, file = Path(own.kit), Path(own.party)
-    kind, party = jobs.kind_of(kit), party_file(file)
-    track = track_of(Path(party.project))
-    project = track.read_project(Path(party.project))
+    flare, kit, file = _flare(), Path(own.kit), Path(own.party)
+    kind, party = flare.kind_of(kit), party_file(file)
+    project = read_project(Path(party.project))
     if kind == "admin":
         raise ValueError(f"got the administrator's kit {kit}, expected the server's or a site's: the admin submits")
     if kind == "site":
-        expected = jobs.site_names(project.names).get(party.client)
+        expected = site_names(project.names).get(party.client)
         if expected != kit.name:
             raise ValueError(f"got client {party.client!r} in {file} with the kit of {kit.name}, expected its own kit")
-        track.own_data(project, party.data, party.client)  # before it joins: FLARE ends a job whose site cannot answer
-    jobs.start_party(kit, file)
+        project.parts.own_data(
+            project, party.data, party.client
+        )  # before it joins: FLARE ends a job whose site cannot answer
+    flare.start_party(kit, file)
 
 
 def submit(words: Sequence[str]) -> None:
     """Start or resume the run of a project."""
-    parser = parser_of("submit", "Start the rounds; the server and the sites must be up.")
+    parser = _Parser("submit", "Start the rounds; the server and the sites must be up.")
     parser.add_argument("--kit", required=True, help="the administrator's startup kit")
     parser.add_argument("--project", required=True, help="project folder")
     parser.add_argument("--min_sites", type=int, default=None, help="sites without which FLARE does not start; all")
     parser.add_argument("--resume", choices=("true", "false"), default="false", help="go on with the server's run")
     own = parser.parse_args(words)
-    names = track_of(Path(own.project)).read_project(Path(own.project)).names
-    say(f"job {jobs.submit(Path(own.kit), names, own.resume == 'true', own.min_sites)}")
+    flare, names = _flare(), read_project(Path(own.project)).names
+    say(f"job {flare.submit(Path(own.kit), names, own.resume == 'true', own.min_sites)}")
 
 
 def status(words: Sequence[str]) -> None:
     """Who is connected, and the jobs."""
-    parser = parser_of("status", "Show who is connected and what runs.")
+    parser = _Parser("status", "Show who is connected and what runs.")
     parser.add_argument("--kit", required=True, help="the administrator's startup kit")
     own = parser.parse_args(words)
-    with jobs.session(Path(own.kit)) as admin:
+    with _flare().session(Path(own.kit)) as admin:
         system = admin.get_system_info()
         say("server: up, no run" if system.server_info.status == "stopped" else "server: up, a run goes on")
         for client in system.client_info:
@@ -141,7 +184,7 @@ def status(words: Sequence[str]) -> None:
 
 def collect(words: Sequence[str]) -> None:
     """The table of a deployed run, and what travelled."""
-    parser = parser_of("collect", "Print the table and the bytes of a finished run.")
+    parser = _Parser("collect", "Print the table and the bytes of a finished run.")
     parser.add_argument("--run", required=True, help="the server's run folder")
     folder = RunFolder(Path(parser.parse_args(words).run))
     metrics, wire = read_object(folder.metrics), read_object(folder.root / WIRE_FILE)
@@ -175,3 +218,68 @@ def _scopes(metrics: Mapping[str, Any]) -> dict[str, Any]:
     if "dataset" in metrics:
         return {metrics["dataset"]: metrics} if "test" in metrics else dict(metrics["sites"])
     return {**metrics["domains"], **({"macro": metrics["macro"]} if "macro" in metrics else {})}
+
+
+def publish(words: Sequence[str]) -> None:
+    """Prepared domains of all companies from the catalogue and the events that everybody may see."""
+    parser = _Parser("publish", "Prepare what companies of one catalogue share: items and public users, no clients.")
+    parser.add_argument("--items", required=True, help="table of all items: .parquet, .csv or .tsv")
+    parser.add_argument("--companies", required=True, help="names of the companies, separated by commas")
+    parser.add_argument("--name", default="shop", help="name of the catalogue; domains are called NAME.COMPANY")
+    parser.add_argument("--texts", default="", help="columns of texts: title=label,brand=maker; else by their names")
+    parser.add_argument("--missing_text", choices=("error", "drop"), default="error", help="items without any text")
+    _add_events(parser, "users whose events everybody may see; without it nobody is public", required=False)
+    own = parser.parse_args(words)
+    domains = publish_tables(
+        own.events or None,
+        own.items,
+        own.output,
+        companies=[name.strip() for name in own.companies.split(",") if name.strip()],
+        name=own.name,
+        texts=_texts(own.texts),
+        missing_text=own.missing_text,
+        **_columns(own),
+    )
+    _tell(domains, own.output)
+
+
+def prepare(words: Sequence[str]) -> None:
+    """A site's own users, with the catalogue and the public users of the project."""
+    parser = _Parser("prepare", "Prepare a company's own users with the items and public users of the project.")
+    parser.add_argument("--project", required=True, help="project folder")
+    parser.add_argument("--client", required=True, help="name of this company in the project")
+    _add_events(parser, "this company's users")
+    own = parser.parse_args(words)
+    domain = own_users(own.events, f"{own.project}/public", own.client, own.output, **_columns(own))
+    _tell({own.client: domain}, own.output)
+
+
+def _add_events(parser: ArgumentParser, whose: str, required: bool = True) -> None:
+    table = "table (.parquet, .csv or .tsv)"
+    parser.add_argument("--events", required=required, default="", help=f"{table} of the events of {whose}")
+    parser.add_argument("--output", required=True, help="folder for the prepared domains")
+    parser.add_argument("--user", default="user", help="column of users' keys")
+    parser.add_argument("--item", default="item", help="column of items' keys")
+    parser.add_argument("--time", default="", help="column of times; without it rows are in order, oldest first")
+    parser.add_argument("--min_length", type=int, default=MIN_EVENTS, help="users with fewer events are left out")
+    parser.add_argument("--max_length", type=int, default=None, help="so many newest events of a user are kept; all")
+
+
+def _columns(own: Any) -> dict[str, Any]:
+    same = {name: getattr(own, name) for name in ("user", "item", "min_length", "max_length")}
+    return {**same, "time": own.time or None}
+
+
+def _texts(words: str) -> dict[str, str] | None:
+    pairs = [word.partition("=") for word in words.split(",") if word.strip()]
+    odd = [field for field, mark, column in pairs if not (field.strip() and mark and column.strip())]
+    if odd:
+        raise ValueError(f"got texts {words!r}, expected field=column, such as title=label,brand=maker")
+    return {field.strip(): column.strip() for field, _, column in pairs} or None
+
+
+def _tell(domains: dict[str, Domain], output: str) -> None:
+    say(summary(domains))
+    first = next(iter(domains.values()))
+    say(f"{first.catalogue}: {Dropped(first.card['dropped'])}")
+    say(f"written to {output}")

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
-from fedecider.deployment.server import Line
+from fedecider.deployment.server import Channel
 from fedecider.experiment.prepare import Foundation
 from fedecider.experiment.rows import own_counts, siblings
 from fedecider.federation.record import write_bytes, write_json
@@ -189,27 +189,27 @@ def site_counts(
 
 
 def share_counts(
-    line: Line, hybrid: HybridConfig, seed: int, domains: Mapping[str, Domain], round: int, folder: Path
+    channel: Channel, hybrid: HybridConfig, seed: int, domains: Mapping[str, Domain], round: int, folder: Path
 ) -> None:
     """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
     for catalogue, names in sibling_sites(domains, hybrid).items():
-        clients, file = [line.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
+        clients, file = [channel.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
         begun = file.with_suffix(".json")
         try:
             if not file.is_file():
-                server = ServerSums(SecureSums(seed), line, _purpose(catalogue), (KEYS, SHARES, UNMASK))
+                server = ServerSums(SecureSums(seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
                 num_items = len(domains[names[0]].item_keys)
                 write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)
-            told = unpack(file.read_bytes(), line.config.max_bytes)._replace(round=round)
+            told = unpack(file.read_bytes(), channel.config.max_bytes)._replace(round=round)
         except ValueError as error:
             logger.warning("memories of %s count without each other's events: %s", ", ".join(names), error)
             for client in clients:
-                line.refuse(client, f"its memory counts without its siblings: {error}")
+                channel.refuse(client, f"its memory counts without its siblings: {error}")
             continue
-        for client, answer in line.ask(round, dict.fromkeys(clients, told)).items():
+        for client, answer in channel.ask(round, dict.fromkeys(clients, told)).items():
             if answer.kind != SUM:
-                line.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
+                channel.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
 
 
 def _summed(
@@ -229,7 +229,9 @@ def _summed(
         parts, there = range(1, num_parts(num_items) + 1), list(facts)
         place = f"{scratch}/{{}}.{{}}.npy".format
         for part in parts:
-            for client, masked_L in _received(server.line, facts, there, part, part_size(num_items, part), round):
+            for client, masked_L in _received(
+                server.channel, facts, there, part, part_size(num_items, part), round
+            ).items():
                 np.save(place(client, part), masked_L.numpy())
             there = [client for client in there if Path(place(client, part)).is_file()]
         check_survivors(server.rules_of(round, clients), there)
@@ -245,7 +247,7 @@ def _summed(
     place_N = upper_NN.row.astype(np.int64) * num_items + upper_NN.col
     found = {"places": place_N, "pairs": upper_NN.data, "events": total.event_I}
     tensors = {name: torch.from_numpy(value) for name, value in found.items()}
-    return Message(SUM, round, tensors, {"run": server.line.run, "clients": there})
+    return Message(SUM, round, tensors, {"run": server.channel.run, "clients": there})
 
 
 def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[int] | None) -> None:
@@ -274,18 +276,23 @@ def _emptied(scratch: Path) -> Iterator[None]:
 
 
 def _received(
-    line: Line, facts: Mapping[int, Mapping[str, object]], clients: Sequence[int], part: int, size: int, round: int
-) -> list[tuple[int, Tensor]]:
+    channel: Channel,
+    facts: Mapping[int, Mapping[str, object]],
+    clients: Sequence[int],
+    part: int,
+    size: int,
+    round: int,
+) -> dict[int, Tensor]:
     """One part of the masked counts of those who send it."""
-    requests = {one: Message(PART, round, {}, {"run": line.run, "part": part, **facts[one]}) for one in clients}
-    found = []
-    for client, answer in line.ask(round, requests).items():
+    requests = {one: Message(PART, round, {}, {"run": channel.run, "part": part, **facts[one]}) for one in clients}
+
+    def masked(client: int, answer: Message) -> Tensor:
         masked_L = answer.tensors.get("masked")
-        if answer.kind == PART and masked_L is not None and _is_whole(masked_L) and masked_L.shape == (size,):
-            found.append((client, masked_L))
-        else:
-            line.refuse(client, f"got {answer.kind!r}, expected {size:,} masked counts")
-    return found
+        if answer.kind != PART or masked_L is None or not _is_whole(masked_L) or masked_L.shape != (size,):
+            raise ValueError(f"got {answer.kind!r}, expected {size:,} masked counts")
+        return masked_L
+
+    return channel.read(channel.ask(round, requests), masked)
 
 
 def _read_sum(asked: Message, num_items: int) -> Counts:

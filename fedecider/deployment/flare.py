@@ -1,4 +1,4 @@
-"""NVIDIA FLARE as the line between a server and its sites: a model controller there, an executor here.
+"""NVIDIA FLARE between a server and its sites: a model controller there, an executor here; jobs and startup kits.
 
 FLARE authenticates, encrypts and carries; every message is a blob of `fedecider.deployment.messages`. Each party
 reads where its own things lie from a YAML file of its own (`PartyFile`), which the environment variable
@@ -9,16 +9,24 @@ jobs with code. A script of the Client API would have to travel.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -26,14 +34,17 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.job_config.api import FedJob
 
-from fedecider.bounds import check
 from fedecider.deployment.faults import Answer
 from fedecider.deployment.messages import Message, pack
-from fedecider.deployment.server import DeploymentConfig
-from fedecider.deployment.tracks import track_of
+from fedecider.deployment.project import PartyFile, party_file, read_project, site_names
+from fedecider.deployment.run import answer_of, make_site, serve
+from fedecider.experiment.track import GROUP
+from fedecider.federation.record import write_json
 from fedecider.running.launch import round_text, start
-from fedecider.running.options import from_plain, load_yaml
+from fedecider.running.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -41,32 +52,10 @@ PARTY = "FEDECIDER_PARTY"
 """Environment variable: a party's file, or a folder that holds ``<name>.yaml`` for every party (simulation)."""
 SERVER = "server"
 MESSAGE = "message"
-
-
-@dataclass(frozen=True)
-class PartyFile:
-    """Where the things of one party lie, on its own machine.
-
-    Args:
-        project: The project folder, a copy of what provision wrote.
-        output: The folder of everything this party writes.
-        data: The folder of the site's own prepared domain, or of its users' interactions; empty at the server.
-        client: The client whose users this site has, or its own name where it hosts several; empty at the server.
-        num_threads: The number of CPU threads; 0 leaves the choice to torch.
-        faults: The file of a scenario that a site plays, to try what the others do then; if empty, none.
-        deployment: What the server waits for and takes, and a site's largest message.
-    """
-
-    project: str
-    output: str
-    data: str = ""
-    client: str = ""
-    num_threads: int = 1
-    faults: str = ""
-    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
-
-    def __post_init__(self) -> None:
-        check(self)
+JOB = "fedecider"
+ORGANISATION = "fedecider"
+ADMIN = "admin@fedecider.org"
+"""Name of the one administrator in FLARE's terms, who starts and watches jobs; no mail is sent anywhere."""
 
 
 def read_party(name: str) -> PartyFile:
@@ -82,13 +71,6 @@ def read_party(name: str) -> PartyFile:
     return party_file(path)
 
 
-def party_file(path: Path) -> PartyFile:
-    """The checked content of one party's file."""
-    if not path.is_file():
-        raise ValueError(f"got {path}, which is no file, expected one that says where the party's things lie")
-    return from_plain(PartyFile, load_yaml(path), str(path))
-
-
 class RoundsController(ModelController):
     """Runs the rounds of a project in FLARE's server job; ``sites`` are the project's names -> FLARE's."""
 
@@ -100,8 +82,7 @@ class RoundsController(ModelController):
     def run(self) -> None:
         """Called by FLARE when the job starts."""
         party = read_party(SERVER)
-        track = track_of(Path(party.project))
-        project = track.read_project(Path(party.project))
+        project = read_project(Path(party.project))
         if party.num_threads:
             torch.set_num_threads(party.num_threads)
         names = [self.sites[name] for name in project.names]
@@ -110,15 +91,9 @@ class RoundsController(ModelController):
         def exchange(sent: Mapping[int, bytes], deadline_s: float) -> dict[int, bytes]:
             return self._exchange({names[site]: (site, blob) for site, blob in sent.items()}, deadline_s)
 
-        track.serve(
-            project,
-            exchange,
-            party.deployment,
-            Path(party.output),
-            torch.device("cpu"),
-            resume=resume,
-            on_round=lambda record: self.info(round_text(record, project.settings.run.num_rounds)),
-        )
+        num_rounds = project.settings.run.num_rounds
+        tell = lambda record: self.info(round_text(record, num_rounds))  # noqa: E731
+        serve(project, party, exchange, torch.device("cpu"), resume=resume, on_round=tell)
 
     def _exchange(self, sent: Mapping[str, tuple[int, bytes]], deadline_s: float) -> dict[int, bytes]:
         answers: dict[int, bytes] = {}
@@ -161,10 +136,8 @@ class SiteExecutor(Executor):
 def _made_ready(name: str) -> Answer:
     party = read_party(name)
     launch = start(party.num_threads)
-    track = track_of(Path(party.project))
-    project = track.read_project(Path(party.project))
-    site = track.make_site(project, party.data, party.client, Path(party.output), launch, party.deployment)
-    return track.answer_of(project, site, party.faults, party.deployment)
+    project = read_project(Path(party.project))
+    return answer_of(project, make_site(project, party, launch), party)
 
 
 def of_blob(blob: bytes) -> FLModel:
@@ -176,3 +149,158 @@ def to_blob(model: FLModel) -> bytes:
     """The message in FLARE's wrapping; empty where there is none, which nobody takes for one."""
     given: Any = (model.params or {}).get(MESSAGE)
     return given.tobytes() if isinstance(given, np.ndarray) and given.dtype == np.uint8 else b""
+
+
+def installed() -> list[str]:
+    """What every party has installed, which FLARE would send along: ours, and the packages of tracks."""
+    return sorted(
+        {"fedecider", "idgen", "distill", *(point.module.partition(".")[0] for point in entry_points(group=GROUP))}
+    )
+
+
+def make_job(clients: Sequence[str], resume: bool = False, min_clients: int | None = None) -> FedJob:
+    """The job that runs a project: the controller at the server, the executor at every site."""
+    sites = site_names(clients)
+    job = FedJob(name=JOB, min_clients=min_clients or len(sites))
+    job.set_app_packages(installed())
+    job.to_server(RoundsController(sites, resume))
+    for site in sites.values():
+        job.to(SiteExecutor(), site)
+    return job
+
+
+def simulate_parties(clients: Sequence[str], files: Mapping[str, PartyFile], output: Path) -> None:
+    """Run every party with its file as a process of this machine, without certificates, in FLARE's simulator; the
+    server's files end in ``output`` itself.
+
+    Raises:
+        ValueError: the server came to no result.
+    """
+    parties, server, workspace = output / "parties", output / SERVER, (output / "flare").absolute()
+    parties.mkdir()
+    for name, file in files.items():
+        (parties / f"{name}.yaml").write_text(yaml.safe_dump(asdict(file)))
+    os.environ[PARTY] = str(parties.absolute())
+    (workspace / "local").mkdir(parents=True)
+    _allow_own(workspace / "local", {"format_version": 2})
+    sites = list(site_names(clients).values())
+    make_job(clients).simulator_run(str(workspace), clients=sites, threads=len(sites))
+    if not RunFolder(server).metrics.is_file():
+        raise ValueError(f"got no result of the server, expected one: see {output / 'flare'} for what FLARE logged")
+    for path in server.iterdir():
+        path.rename(output / path.name)
+    server.rmdir()
+
+
+def provision(clients: Sequence[str], host: str, ports: tuple[int, int], output: Path) -> list[Path]:
+    """Write startup kits with certificates of a new authority: the server's, one for every site, the administrator's.
+
+    ``output/state`` holds the authority's private key, with which more sites can be added: it stays with whoever
+    provisions. A kit holds its party's private key and belongs to that party alone.
+
+    Raises:
+        ValueError: FLARE could not make them.
+    """
+    people: list[dict[str, Any]] = [
+        {"name": host, "type": "server", "org": ORGANISATION, "fed_learn_port": ports[0], "admin_port": ports[1]},
+        *({"name": site, "type": "client", "org": ORGANISATION} for site in site_names(clients).values()),
+        {"name": ADMIN, "type": "admin", "org": ORGANISATION, "role": "project_admin"},
+    ]
+    builders = "nvflare.lighter.impl"
+    content = {
+        "api_version": 3,
+        "name": JOB,
+        "description": "FeDecider",
+        "participants": people,
+        "builders": [
+            {"path": f"{builders}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+            {"path": f"{builders}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": f"{builders}.cert.CertBuilder"},
+            {"path": f"{builders}.signature.SignatureBuilder"},
+        ],
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "project.yml"
+        file.write_text(yaml.safe_dump(content))
+        words = [sys.executable, "-m", "nvflare.lighter.provision", "-p", str(file), "-w", scratch, "--force"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        made = Path(scratch) / JOB / "prod_00"
+        if done.returncode != 0 or not made.is_dir():
+            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise ValueError(f"got no startup kits for {host}, expected them; FLARE says: {' '.join(said)}")
+        shutil.copytree(made, output, dirs_exist_ok=True)
+        shutil.copytree(Path(scratch) / JOB / "state", output / "state")
+        (output / "state").chmod(0o700)
+    kits = sorted(path for path in output.iterdir() if (path / "startup").is_dir())
+    for kit in kits:
+        default = kit / "local" / "resources.json.default"
+        if default.is_file():
+            _allow_own(kit / "local", json.loads(default.read_text()))
+    return kits
+
+
+def _allow_own(local: Path, resources: dict[str, Any]) -> None:
+    """Let a party load the two classes of a run and no other: whatever else a job asks for fails.
+
+    And keep its logs where they are: FLARE would send those of sites to the server while they run.
+    """
+    allowed = [f"{one.__module__}.{one.__qualname__}" for one in (RoundsController, SiteExecutor)]
+    own = {"class_allow_list": allowed, "allow_log_streaming": False}
+    write_json(local / "resources.json", {**resources, **own})
+
+
+def kind_of(kit: Path) -> str:
+    """``server``, ``site`` or ``admin``, whose startup kit ``kit`` is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    names = {"fed_server.json": "server", "fed_client.json": "site", "fed_admin.json": "admin"}
+    found = [kind for file, kind in names.items() if (kit / "startup" / file).is_file()]
+    if len(found) != 1:
+        raise ValueError(f"got {kit}, which is no startup kit, expected one of those that deploy.py provision wrote")
+    return found[0]
+
+
+def start_party(kit: Path, party: Path) -> None:
+    """Become the server or site of ``kit``; returns when it is shut down.
+
+    FLARE's own start script restarts a party that was killed, within the same process.
+    """
+    if kind_of(kit) == "server":
+        _store_in(kit)
+    environment = {**os.environ, PARTY: str(party.absolute()), "PYTHONUNBUFFERED": "1"}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    os.execve("/bin/bash", ["bash", str((kit / "startup" / "sub_start.sh").absolute())], environment)
+
+
+def _store_in(kit: Path) -> None:
+    """Let a server keep its jobs in its kit, wherever that was put.
+
+    FLARE keeps them below ``/tmp/nvflare``, which two servers of a machine share and a restart of it may empty.
+    """
+    file = kit / "local" / "resources.json"
+    resources = json.loads(file.read_text())
+    jobs = next(one for one in resources["components"] if one["id"] == "job_manager")
+    jobs["args"]["uri_root"] = str(kit.absolute() / "jobs")
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit.absolute() / "snapshots")
+    write_json(file, resources)
+
+
+@contextmanager
+def session(kit: Path) -> Iterator[Session]:
+    """An administrator's session with the server."""
+    if kind_of(kit) != "admin":
+        raise ValueError(f"got {kit}, expected the administrator's startup kit")
+    opened = new_secure_session(ADMIN, str(kit.absolute()))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def submit(kit: Path, clients: Sequence[str], resume: bool, min_clients: int | None = None) -> str:
+    """Start a run, or go on with the one that the server's folder holds; returns FLARE's number of the job."""
+    with tempfile.TemporaryDirectory() as scratch, session(kit) as admin:
+        make_job(clients, resume, min_clients).export_job(scratch)
+        return str(admin.submit_job(str(Path(scratch) / JOB)))

@@ -1,8 +1,8 @@
-"""What all parties of a deployment share before the first round: settings, catalogues, public pools, stages 1 and 2.
+"""What all parties of a deployment share before the first round, and what a track gives of its own.
 
-Project folder: ``project.json`` (format, settings, the clients in order, fingerprint), ``public/<domain>/`` (prepared
-domains without client users) and ``cache/`` (the stages, and vectors of the published item texts). It is made once, by
-whoever holds the public pool, and holds nothing of any client; sites get a copy and compare its checksums.
+Project folder: ``project.json`` (format, settings, the sites with the numbers of their clients, fingerprint, what the
+track adds) and what else the track puts there. It is made once, by whoever holds what is public, and holds nothing of
+any client; sites get a copy and compare its checksums.
 """
 
 from __future__ import annotations
@@ -11,103 +11,161 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from fedecider.data.domain import Domain
-from fedecider.data.encoders import chosen_encoder
-from fedecider.data.store import load_domains, save_domains
-from fedecider.deployment.counts import what_siblings_learn
-from fedecider.experiment.alternatives import check_sizes, check_uploads
-from fedecider.experiment.command_line import settings_from_plain
-from fedecider.experiment.prepare import (
-    Foundation,
-    Settings,
-    check_targets,
-    distill_stage,
-    load_ids,
-    make_recommender,
-    pretrain_stage,
-    without_users,
-)
-from fedecider.experiment.results import check_privacy
-from fedecider.federation.aggregate import with_robust_mean
-from fedecider.federation.method import FederatedMethod
+from fedecider.bounds import check
+from fedecider.deployment.server import DeploymentConfig, Plan
+from fedecider.deployment.site import Site
+from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.experiment.track import Track, track_of_config
 from fedecider.federation.record import write_json
-from fedecider.federation.state import SUMS_FILE, check_sums, file_sha256, write_sums
-from fedecider.methods import METHODS
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.item_texts import encoded_texts
+from fedecider.federation.state import RunState, check_sums, write_sums
+from fedecider.running.launch import Launch
+from fedecider.running.options import from_plain, load_yaml
 from fedecider.running.progress import say
-from fedecider.running.run_folder import Stage, check_output, content_key, damage_names, identity, read_object, recorded
+from fedecider.running.run_folder import check_output, content_key, damage_names, identity, read_object, recorded
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)
+"""Format 1 named ``clients`` instead of hosts where every site is one client."""
 PROJECT_FILE = "project.json"
-_TELLING = ("report.json", "inputs.json", SUMS_FILE)
 
 
 class Project(NamedTuple):
     """A project folder that has been read and checked."""
 
     root: Path
-    settings: Settings
-    """With ``data`` and ``cache`` of this folder."""
-    names: list[str]
-    """The clients, in client order."""
+    track: Track
+    settings: Any
+    """Of the track: ``as_record()`` gives its blocks; ``run`` has method, protocol, seed, num_rounds, num_threads."""
+    hosts: Mapping[str, Sequence[int]]
+    """Site -> the numbers of its clients, ascending."""
     run: str
-    """Fingerprint of settings, public data and stages: parties with another one refuse each other."""
+    """Fingerprint of all that is shared: parties with another one refuse each other."""
+    more: Mapping[str, Any] = {}
+    """What the track adds to the file."""
+
+    @property
+    def names(self) -> list[str]:
+        """The sites, in their order."""
+        return list(self.hosts)
+
+    @property
+    def num_clients(self) -> int:
+        return sum(map(len, self.hosts.values()))
+
+    @property
+    def parts(self) -> Parts:
+        """What the track gives.
+
+        Raises:
+            ValueError: it gives nothing: its methods are not deployed.
+        """
+        found: Parts = self.track.part("deployment")
+        return found
+
+    def head(self, state: RunState) -> dict[str, Any]:
+        """What every ``metrics.json`` of a run begins with."""
+        protocol = get_protocol(self.settings.run.protocol)
+        facts = {"protocol": protocol.name, "stamp": stamp(protocol), "method": self.settings.run.method}
+        return {**facts, "best_round": state.best_round}
 
 
-class Party(NamedTuple):
-    """A server or a site, ready for the first round."""
+@dataclass(frozen=True)
+class PartyFile:
+    """Where the things of one party lie, on its own machine.
 
-    recommender: ClientModels
-    method: FederatedMethod
-    foundation: Foundation
-    """``domains`` are those whose users this party has: none at the server."""
+    Args:
+        project: The project folder, a copy of what provision wrote.
+        output: The folder of everything this party writes.
+        data: The folder of the site's own prepared domain, or of its users' interactions; empty at the server.
+        client: The client whose users this site has, or its own name where it hosts several; empty at the server.
+        num_threads: The number of CPU threads; 0 leaves the choice to torch.
+        faults: The file of a scenario that a site plays, to try what the others do then; if empty, none.
+        deployment: What the server waits for and takes, and a site's largest message.
+    """
+
+    project: str
+    output: str
+    data: str = ""
+    client: str = ""
+    num_threads: int = 1
+    faults: str = ""
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
-def make_project(settings: Settings, output: Path, device: torch.device, quiet: bool = False) -> Project:
-    """Write a project folder: public parts of the prepared domains, and the stages built from them.
+class Shared(NamedTuple):
+    """What a project is made of."""
 
-    Client users in the data, if there are any, are left out before anything is built: the folder is the same with and
-    without them.
+    settings: Any
+    """Without the places of whoever makes it."""
+    hosts: Mapping[str, Sequence[int]]
+    more: Mapping[str, Any] = {}
+    """Further entries of ``project.json``."""
+    build: Callable[[Path, torch.device, bool], Mapping[str, Any]] = lambda folder, device, quiet: {}
+    """Writes the rest of the folder, quietly or not; gives what the fingerprint is over, beside the file's content."""
+    notes: Sequence[str] = ()
+    """Sentences for whoever makes it."""
+    write_own: Callable[[str, Path], None] = lambda name, folder: None
+    """Writes the data of a site, where all of them are on one machine."""
+    faults: str = ""
+    """File of the scenario that sites play there."""
+
+
+class Parts(NamedTuple):
+    """What a track does in its own way; all else of a deployment is the same for all of them."""
+
+    public: Callable[[Any, str], Shared]
+    """settings of a run, ``--sites`` -> a project of what is public."""
+    simulated: Callable[[Any, str], Shared]
+    """The same with the data of every site, which are all on this machine."""
+    settings: Callable[[Mapping[str, Any], str, Path], Any]
+    """Settings in ``project.json``, its path for messages, project folder -> settings of every party."""
+    check: Callable[[Project], None]
+    """``ValueError`` where a deployed run would not be the simulated one, or would promise what it does not keep."""
+    own_data: Callable[[Project, str, str], Any]
+    """Project, a site's data folder and its name -> what is there; ``ValueError`` where it does not fit."""
+    server: Callable[[Project, Path, torch.device], Plan]
+    """The server's part; it writes into the folder."""
+    site: Callable[[Project, PartyFile, Launch], Site]
+    more: Mapping[str, type] = {}
+    """What it adds to ``project.json``, and of which type."""
+    carries_update: Callable[[str], bool] | None = None
+    """As `fedecider.federation.faults.scenario` takes it; None where sites play no faults."""
+
+
+def make_project(track: Track, shared: Shared, output: Path, device: torch.device, quiet: bool = False) -> Project:
+    """Write a project folder.
 
     Raises:
-        ValueError: these settings cannot be deployed; ``output`` is taken; or the data are missing or damaged.
+        ValueError: ``output`` is taken, or what is shared cannot be deployed.
     """
-    check_deployable(settings)
-    config = settings.run
-    if not config.data:
-        raise ValueError("got no data, expected the folder of prepared domains whose public users all parties may see")
-    check_output(output)
-    if output.exists() and any(output.iterdir()):
-        raise ValueError(f"got the folder {output}, which is not empty, expected a free place for the project")
-    public = {name: without_users(one) for name, one in load_domains(config.data, config.domain_names).items()}
-    check_targets(config)
-    check_sizes(settings, public)
-    check_uploads(settings, len(public))
+    free_folder(output, "the project")
+    site_names(list(shared.hosts))  # names that certificates take
+    plain = recorded(shared.settings.as_record())
+    content = {"settings": plain, "hosts": {name: list(own) for name, own in shared.hosts.items()}, **shared.more}
     scratch = output.parent / f".{output.name}-{uuid.uuid4().hex[:8]}"
     scratch.mkdir(parents=True)
     try:
-        save_domains(public, scratch / "public")
-        placed = _placed(settings, scratch)
-        distill_stage(placed.run, pretrain_stage(placed.run, public, device, quiet), public, device, quiet)
-        encoded_texts(public, placed.run.pretrain.text_encoder, placed.run.cache)
-        plain = recorded(_placed(settings, Path()).as_record())
-        run = _fingerprint(identity(plain), public, scratch / "cache")
-        write_json(scratch / PROJECT_FILE, {"format": FORMAT, "run": run, "clients": list(public), "settings": plain})
+        beside = shared.build(scratch, device, quiet)
+        run = content_key({**content, "settings": identity(plain), **beside})
+        write_json(scratch / PROJECT_FILE, {"format": FORMAT, "run": run, **content})
         write_sums(scratch)
+        read_project(scratch)  # what cannot be deployed is not left behind
         if output.exists():
             output.rmdir()
         os.replace(scratch, output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    for sentence in () if quiet else what_siblings_learn(public, config.hybrid):
+    for sentence in () if quiet else shared.notes:
         say(sentence)
     return read_project(output)
 
@@ -116,114 +174,60 @@ def read_project(root: Path) -> Project:
     """The project in ``root``; every file is compared with its checksum.
 
     Raises:
-        ValueError: ``root`` holds no project, or a damaged one.
+        ValueError: ``root`` holds no project, or a damaged one, or one of a track that is not installed.
     """
     path = root / PROJECT_FILE
     if not path.is_file():
         raise ValueError(f"got {root} without {PROJECT_FILE}, expected a folder that scripts/deploy.py provision wrote")
     check_sums(root)
-    content = read_object(path, {"format": int, "run": str, "clients": list, "settings": dict})
-    if content["format"] != FORMAT:
+    content = read_object(path, {"format": int, "run": str, "settings": dict})
+    if content["format"] not in READABLE:
         raise ValueError(f"got format {content['format']} in {path}, expected {FORMAT}: another version wrote it")
-    METHODS.check_recorded(content["settings"], str(path), exact=True)
+    track = track_of_config(content["settings"])
+    track.part("methods").check_recorded(content["settings"], str(path), exact=True)
+    parts: Parts = track.part("deployment")
     with damage_names(path):
-        settings = _placed(settings_from_plain(content["settings"], str(path)), root)
-    check_deployable(settings)
-    return Project(root, settings, [str(name) for name in content["clients"]], content["run"])
+        hosts = content.get("hosts") or {str(name): [place] for place, name in enumerate(content["clients"])}
+        numbers = sorted(number for own in hosts.values() for number in own)
+        if numbers != list(range(len(numbers))) or not all(hosts.values()):
+            raise ValueError("hosts do not have every client once")
+        settings = parts.settings(content["settings"], str(path), root)
+    more = {name: read_object(path, parts.more)[name] for name in parts.more}
+    project = Project(root, track, settings, hosts, content["run"], more)
+    parts.check(project)
+    return project
 
 
-def site_names(clients: Sequence[str]) -> dict[str, str]:
-    """Client -> a name that FLARE, a certificate and a file take: letters, digits and hyphens, 60 at most."""
-    found = {client: "site-" + re.sub(r"[^a-z0-9]+", "-", client.lower()).strip("-") for client in clients}
-    if len(set(found.values())) != len(clients) or not all(5 < len(site) <= 60 for site in found.values()):
-        names = ", ".join(repr(client)[:60] for client in clients)
-        raise ValueError(f"got clients {names}, expected names that differ in letters and digits, of 55 at most")
+def check_run(run: Any) -> None:
+    """``ValueError`` for what a simulation alone does."""
+    for name in ("faults", "tracker"):
+        if value := getattr(run, name):
+            raise ValueError(f"got {name} {value}, expected none in a deployment: simulate it")
+
+
+def party_file(path: Path) -> PartyFile:
+    """The checked content of one party's file."""
+    if not path.is_file():
+        raise ValueError(f"got {path}, which is no file, expected one that says where the party's things lie")
+    return from_plain(PartyFile, load_yaml(path), str(path))
+
+
+def site_names(names: Sequence[str]) -> dict[str, str]:
+    """Site -> a name that FLARE, a certificate and a file take: letters, digits and hyphens, 60 at most."""
+    found = {name: "site-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in names}
+    if len(set(found.values())) != len(names) or not all(5 < len(site) <= 60 for site in found.values()):
+        shown = ", ".join(repr(name)[:60] for name in names)
+        raise ValueError(f"got clients {shown}, expected names that differ in letters and digits, of 55 at most")
     return found
 
 
-def check_deployable(settings: Settings) -> None:
-    """``ValueError`` where a deployed run would not be the simulated one, or would need what sites do not have."""
-    config, entry = settings.run, METHODS[settings.run.method]
-    if entry.pooled:
-        raise ValueError(f"got method {config.method}, expected one that federates: pooling is what silos cannot do")
-    if config.pretrain.samples.user_wording != "none":
-        raise ValueError(
-            f"got user_wording {config.pretrain.samples.user_wording}, expected none in a deployment: texts of client "
-            "users are made in stage 1, which sites do not run"
-        )
-    if config.alternatives:
-        raise ValueError(
-            "got alternatives, expected none in a deployment, whose adapters have one shape from the start: give "
-            "--alternatives '[]' and, where the data are dense, what one of them has (--lora_targets, --learning_rate)"
-        )
-    if config.faults:
-        raise ValueError(
-            f"got the scenario {config.faults}, expected none in a project: a site that plays one names it itself"
-        )
-    if config.tracker:
-        raise ValueError(f"got tracker {config.tracker}, expected none in a deployment, which tells none: simulate it")
-    if config.privacy.noise_on == "sum" and config.privacy.noise_scale > 0.0:
-        raise ValueError(
-            "got privacy.noise_on sum, expected upload in a deployment: its server sees every single upload"
-        )
-    check_privacy(settings)
-    if config.public_names:
-        raise ValueError("got public_domains, expected none in a deployment: prepare public users of the own domains")
-
-
-def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> Party:
-    """A server (``own`` empty) or the site whose domain is in ``own`` (`own_domain`)."""
-    settings = project.settings
-    public = load_domains(settings.run.data, project.names)
-    everyone = {name: own.get(name, domain) for name, domain in public.items()}
-    pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
-    ids = load_ids(pretrained.folder, public, settings.run.pretrain, walks_of=own)
-    foundation = Foundation(dict(own), ids, pretrained, distilled, everyone)
-    recommender = make_recommender(settings, foundation, device, names=project.names)._replace(secret=True)
-    method = METHODS[settings.run.method].build(recommender, settings.method)
-    return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)
-
-
-def own_domain(project: Project, data: str, name: str) -> Domain:
-    """The site's prepared domain.
+def free_folder(folder: Path, what: str) -> Path:
+    """``folder``, if it is empty or can be made.
 
     Raises:
-        ValueError: the project has no such client, or other public data than the site; or there are no client users.
+        ValueError: it holds something, or cannot be one.
     """
-    if name not in project.names:
-        raise ValueError(f"got the client {name}, expected one of the project's: {', '.join(project.names)}")
-    domain = load_domains(data, [name])[name]
-    if not domain.clients.users:
-        raise ValueError(f"got no client users of {name} in {data}, expected the site's own ones")
-    public = project.settings.run.data
-    if without_users(domain).content_hash() != load_domains(public, [name])[name].content_hash():
-        raise ValueError(
-            f"got another catalogue or other public users of {name} than the project has, expected the same: prepare "
-            f"the site's data with the items and public users in {public}"
-        )
-    return domain
-
-
-def _placed(settings: Settings, root: Path) -> Settings:
-    """The settings with the places of a project, and the encoder by its name, so that sites need not have it."""
-    config = settings.run
-    places: dict[str, Any] = {"data": str(root / "public"), "cache": str(root / "cache"), "output": "", "resume": False}
-    encoder = chosen_encoder(config.pretrain.text_encoder)
-    pretrain = replace(config.pretrain, text_encoder=encoder)
-    return settings._replace(run=replace(config, pretrain=pretrain, **places))
-
-
-def _fingerprint(settings: dict[str, Any], public: Mapping[str, Domain], cache: Path) -> str:
-    """Alike for whoever makes the project: of the stages all but reports, which tell seconds, and places."""
-    files = [path for path in cache.rglob("*") if path.is_file() and path.name not in _TELLING]
-    sums = {path.relative_to(cache).parts[1:]: file_sha256(path) for path in sorted(files)}
-    data = {name: domain.content_hash() for name, domain in public.items()}
-    return content_key({"settings": settings, "data": data, "files": [[list(k), v] for k, v in sums.items()]})
-
-
-def _stage(cache: Path, name: str) -> Stage:
-    """The one stage ``name`` in a project's cache: its key may name folders that this machine does not have."""
-    found = sorted(cache.glob(f"{name}-*"))
-    if len(found) != 1:
-        raise ValueError(f"got {len(found)} stages {name} in {cache}, expected one: make the project again")
-    return Stage(found[0], True)
+    check_output(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"got the folder {folder}, which is not empty, expected a free place for {what}")
+    return folder

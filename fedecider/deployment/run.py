@@ -1,7 +1,8 @@
-"""One deployed run of the LLM track: what the server does with a project and a line, what a site does at its end."""
+"""One deployed run: what the server does with a project and a channel, and what a site is made of."""
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,187 +10,112 @@ from typing import Any
 
 import torch
 
-from fedecider.deployment.counts import SiteCounts, share_counts, site_counts
 from fedecider.deployment.faults import Answer, faulty
-from fedecider.deployment.hosted import one_client
-from fedecider.deployment.project import Party, Project, own_domain, party
-from fedecider.deployment.secure import SiteSums, masking
-from fedecider.deployment.server import STARTED, DeploymentConfig, Exchange, Line, run_deployed
+from fedecider.deployment.project import PartyFile, Project
+from fedecider.deployment.server import STARTED, Channel, Transport, run_deployed
 from fedecider.deployment.site import Site
-from fedecider.evaluation.metrics import CUTOFFS, MACRO, mean_metrics
-from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.experiment.federate import carries_update
-from fedecider.experiment.results import privacy_data, say_results, write_models, write_table
+from fedecider.evaluation.metrics import MACRO
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
-from fedecider.federation.method import Block, Download
-from fedecider.federation.privacy import protector
-from fedecider.federation.record import Recorder, write_json
-from fedecider.federation.rounds import RoundSettings
-from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
-from fedecider.federation.state import RunState
-from fedecider.report.tables import rows_data
+from fedecider.federation.record import Recorder, read_records, write_json
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
-from fedecider.running.run_folder import RunFolder, as_plain, opened_run, provenance, read_run
+from fedecider.running.run_folder import as_plain, opened_run, provenance, read_run
 
-SCORES = tuple(f"{metric}@{cutoff}" for metric in ("hit", "ndcg") for cutoff in CUTOFFS)
-"""Means over the own validation users that a site tells after every round."""
 WIRE_FILE = "wire.json"
 
 
 def serve(
     project: Project,
-    exchange: Exchange,
-    config: DeploymentConfig,
-    output: Path,
+    party: PartyFile,
+    transport: Transport,
     device: torch.device,
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
 ) -> Path:
-    """Run all rounds of a project with the sites at the other end of ``exchange``; returns the server's run folder.
+    """Run all rounds of a project with the sites at the other end of ``transport``; returns the server's run folder.
 
-    It holds ``run.json``, ``rounds.jsonl``, ``checkpoints/``, ``metrics.json`` (what sites tell of their test items)
-    and ``wire.json`` (bytes of every message since the run was last started or resumed).
+    It holds ``run.json``, ``rounds.jsonl``, ``checkpoints/`` (of every round, since sites keep two), ``metrics.json``
+    (what sites tell of their test items) and ``wire.json`` (bytes of every message since the run was last started or
+    resumed).
     """
-    settings = project.settings
-    run = settings.run
+    run, output, config = project.settings.run, Path(party.output), party.deployment
     record = {
-        "config": as_plain(settings.as_record()),
+        "config": as_plain(project.settings.as_record()),
         "protocol": run.protocol,
         "data": {"project": project.run},
         "deployment": as_plain(config),
         STARTED: secrets.token_hex(8),
         **provenance(),
     }
+    plan = project.parts.server(project, output, device)
+    plan = plan._replace(settings=plan.settings._replace(fingerprint=project.run))
     with opened_run(output, record, resume) as folder:
-        served = party(project, {}, device)
-        line = Line(exchange, config, project.run, project.names, started=read_run(output).get(STARTED, ""))
+        hosts, started = list(project.hosts.values()), read_run(output).get(STARTED, "")
+        channel = Channel(transport, config, project.run, project.names, hosts=hosts, started=started)
         state, told = run_deployed(
-            served.method,
-            line,
-            RoundSettings(run.num_rounds, run.seed, run.participation, fingerprint=project.run, patience=run.patience),
-            SCORES,
+            plan,
+            channel,
             recorder=Recorder(folder.rounds),
             checkpoints=folder.checkpoints,
             resume=resume,
             on_round=on_round,
-            masking=masking(sums_of(project, served), line) if run.secure_sum else None,
-            after_rounds=lambda round: share_counts(
-                line, run.hybrid, run.seed, served.foundation.everyone, round, output
-            ),
         )
-        write_wire(line, output)
-        write_json(folder.metrics, _server_metrics(project, state, told))
+        unit = "bytes of one message, since the run was last started or resumed"
+        wire = {"unit": unit, "messages": channel.carried, "refused_after_rounds": channel.refused}
+        write_json(output / WIRE_FILE, wire)
+        facts = plan.facts(state, read_records(folder.rounds))
+        tests = _tests(project, {project.names[site]: dict(rows) for site, rows in told.items()})
+        write_json(folder.metrics, {**project.head(state), "best_valid_ndcg@10": state.best_score, **facts, **tests})
     return output
 
 
-def write_wire(line: Line, output: Path) -> None:
-    """What a run's messages weighed, and whom it refused at its end."""
-    unit = "bytes of one message, since the run was last started or resumed"
-    write_json(output / WIRE_FILE, {"unit": unit, "messages": line.carried, "refused_after_rounds": line.refused})
+def _tests(project: Project, tests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Test figures of the sites that told them; and where all did, the means over all clients, of the rows that every
+    site has: the macro mean where a site is a domain."""
+    sizes = {name: len(own) for name, own in project.hosts.items()}
 
+    def mean(row: str, metric: str) -> dict[str, float]:
+        return {"mean": math.fsum(size * tests[name][row][metric]["mean"] for name, size in sizes.items()) / total}
 
-def make_site(project: Project, data: str, name: str, output: Path, launch: Launch, config: DeploymentConfig) -> Site:
-    """The site of the client ``name``, whose prepared domain lies in ``data``; everything it writes is in ``output``.
-
-    Raises:
-        ValueError: what `own_domain` refuses.
-    """
-    domain = own_domain(project, data, name)
-    own = party(project, {name: domain}, launch.device)
-    client, settings = project.names.index(name), project.settings
-    output.mkdir(parents=True, exist_ok=True)
-    counts = site_counts(
-        settings.run.hybrid, settings.run.seed, own.foundation, project.names, client, output, project.run
-    )
-    return Site(
-        method=own.method,
-        hosted=one_client(client),
-        run=project.run,
-        folder=output,
-        scores=mean_metrics,
-        finish=lambda state, download: _finish(project, own, client, output, launch, state, download, counts),
-        most_bytes=config.max_bytes,
-        protect=protector(own.method, settings.run.privacy, seed=None),
-        spends=settings.run.num_rounds if privacy_data(settings, len(project.names)) else 0,
-        sums=SiteSums(sums_of(project, own), client) if project.settings.run.secure_sum else None,
-        counts=counts,
-    )
-
-
-def answer_of(project: Project, site: Site, faults: str, config: DeploymentConfig) -> Answer:
-    """What answers for ``site``; with the file of a scenario in ``faults`` it plays what that says of its client."""
-    if not faults:
-        return site.answer
-    listed = read_faults(load_yaml(Path(faults)), project.names, faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
-    client, seed = site.hosted.clients[0], project.settings.run.seed
-    return faulty(site.answer, client, listed, seed, carries_update, config.max_bytes, config.deadline_s)
-
-
-def sums_of(project: Project, own: Party) -> SecureSums:
-    """How a project's uploads are summed.
-
-    Raises:
-        ValueError: its method needs single uploads.
-    """
-    run = project.settings.run
-    check_takes_mean(own.method)
-    return SecureSums(run.seed, own_rows=own.recommender.own_rows)
-
-
-def _finish(
-    project: Project,
-    own: Party,
-    client: int,
-    output: Path,
-    launch: Launch,
-    state: RunState,
-    download: Download,
-    counts: SiteCounts | None,
-) -> Mapping[str, Any]:
-    """Test, tables, memory and adapter of one site, as a simulated run writes them; returns the means it tells."""
-    num_clients, settings = len(project.names), project.settings
-    everywhere = {  # one row that is read under the client's number
-        name: rows.expand(num_clients, *rows.shape[1:]) for name, rows in state.best_local.items()
-    }
-    method = own.method._replace(broadcast=lambda round, server, clients: download)
-    asked = (settings, method, [Block(torch.tensor([client]), None)], own.recommender, own.foundation)
-    own_positions = own.method.positions(own.method.views[0], download, state.best_local, asked[2][0], "valid")
-    own_score = mean_metrics(own_positions[0])["ndcg@10"]
-    ended = state._replace(best_local=everywhere, best_score=own_score)
-    folder = RunFolder(output)
-    models = write_models(*asked, ended, folder, launch, others=counts.found() if counts else {})
-    assert models is not None, "a site is one process"
-    say_results(settings, method, own.foundation, ended, folder, models)
-    write_table(settings, method, ended, folder, models)
-    return rows_data(models.rows, project.names[client])
-
-
-def _server_metrics(project: Project, state: RunState, told: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Test figures of the sites that told them, and the macro means where all did."""
-    protocol = get_protocol(project.settings.run.protocol)
-    by_site = {project.names[client]: {"test": dict(rows)} for client, rows in told.items()}
-    content: dict[str, Any] = {
-        "protocol": protocol.name,
-        "stamp": stamp(protocol),
-        "method": project.settings.run.method,
-        "best_round": state.best_round,
-        "best_valid_ndcg@10": state.best_score,
-        "domains": by_site,
-    }
-    if promised := privacy_data(project.settings, len(project.names)):
-        content["privacy"] = promised
-    if len(by_site) == len(project.names) > 1:
-        first, *others = (site["test"] for site in by_site.values())
-        content[MACRO] = {
-            "test": {
-                row: {metric: {"mean": _mean(by_site, row, metric)} for metric in metrics}
-                for row, metrics in first.items()
-                if all(other.get(row, {}).keys() == metrics.keys() for other in others)
-            }
+    total, means = sum(sizes.values()), {}
+    several = total > len(sizes)
+    if tests.keys() == sizes.keys() and (several or total > 1):
+        first, *others = tests.values()
+        means = {
+            row: {metric: mean(row, metric) for metric in metrics}
+            for row, metrics in first.items()
+            if all(other.get(row, {}).keys() == metrics.keys() for other in others)
         }
-    return content
+    over_all: dict[str, Any] = {"test": means} if means else {}
+    if several:
+        return {"sites": {name: {"num_users": sizes[name], "test": test} for name, test in tests.items()}, **over_all}
+    return {"domains": {name: {"test": test} for name, test in tests.items()}, **({MACRO: over_all} if means else {})}
 
 
-def _mean(by_site: Mapping[str, Any], row: str, metric: str) -> float:
-    return sum(site["test"][row][metric]["mean"] for site in by_site.values()) / len(by_site)
+def make_site(project: Project, party: PartyFile, launch: Launch) -> Site:
+    """The site that ``party`` describes; everything it writes is in its output.
+
+    Raises:
+        ValueError: the project has no such site, or it has other data than the project expects.
+    """
+    if party.client not in project.hosts:
+        raise ValueError(f"got the site {party.client}, expected one of the project's: {', '.join(project.names)}")
+    site = project.parts.site(project, party, launch)
+    Path(party.output).mkdir(parents=True, exist_ok=True)
+    return site
+
+
+def answer_of(project: Project, site: Site, party: PartyFile) -> Answer:
+    """What answers for ``site``; with the file of a scenario it plays what that says of its client.
+
+    Raises:
+        ValueError: the scenario is wrong, or sites of the track play none.
+    """
+    if not party.faults:
+        return site.answer
+    carries = project.parts.carries_update
+    if carries is None:
+        raise ValueError(f"got faults {party.faults}, expected none at a site of {project.track.title}: simulate them")
+    listed = read_faults(load_yaml(Path(party.faults)), project.names, party.faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
+    client, config = site.hosted.clients[0], party.deployment
+    return faulty(site.answer, client, listed, project.settings.run.seed, carries, config.max_bytes, config.deadline_s)

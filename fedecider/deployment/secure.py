@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedecider.deployment.messages import Message
-from fedecider.deployment.server import Line, Masking
+from fedecider.deployment.server import Channel, Masking
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.rounds import Gathering, Sent
 from fedecider.federation.secure_rounds import (
@@ -162,10 +162,10 @@ class SiteSums:
 
 @dataclass
 class ServerSums:
-    """The server's part, over ``line``."""
+    """The server's part, over ``channel``."""
 
     sums: SecureSums
-    line: Line
+    channel: Channel
     purpose: str = PURPOSE
     kinds: tuple[str, str, str] = (KEYS, SHARES, UNMASK)
     """Of the messages of steps 1, 2 and 4."""
@@ -178,13 +178,12 @@ class ServerSums:
         Raises:
             ValueError: fewer than the threshold of all ``clients`` are left, however few the sum would then be over.
         """
-        self.rules, self.keys, facts = None, {}, {"run": self.line.run}
+        self.rules, facts = None, {"run": self.channel.run}
         keys_kind, shares_kind, _ = self.kinds
-        for client, answer in self.line.ask(round, {c: Message(keys_kind, round, {}, facts) for c in clients}).items():
-            try:
-                self.keys[client] = _public_keys(_tensor(answer, keys_kind, "keys", 3 * KEY_BYTES))
-            except ValueError as error:
-                self.line.refuse(client, str(error))
+        self.keys = self.channel.read(
+            self.channel.ask(round, {client: Message(keys_kind, round, {}, facts) for client in clients}),
+            lambda client, answer: _public_keys(_tensor(answer, keys_kind, "keys", 3 * KEY_BYTES)),
+        )
         if len(self.keys) < 2:
             raise ValueError(
                 f"got keys of {len(self.keys)} of {len(clients)} sites in round {round}, expected two at least. Start "
@@ -195,22 +194,19 @@ class ServerSums:
         self.rules = rules(there)
         rows = torch.stack([_bytes(b"".join(self.keys[client])) for client in there])
         one = Message(shares_kind, round, {"keys": rows}, {**facts, "clients": there})
-        sealed: dict[int, dict[str, str]] = {client: {} for client in there}
-        shared = []
-        for client, answer in self.line.ask(round, dict.fromkeys(there, one)).items():
-            try:
-                messages = {
-                    other: _tensor(answer, shares_kind, str(other), SEALED_BYTES) for other in there if other != client
-                }
-            except ValueError as error:
-                self.line.refuse(client, str(error))
-                continue
-            shared.append(client)
-            for other, message in messages.items():
-                sealed[other][str(client)] = base64.b64encode(message.numpy().tobytes()).decode()
-        check_survivors(rules(clients), shared)
-        self.keys = {client: self.keys[client] for client in shared}
-        return {client: {"sealed": sealed[client]} for client in shared}
+
+        def sealed_by(client: int, answer: Message) -> dict[int, str]:
+            others = (other for other in there if other != client)
+            messages = {other: _tensor(answer, shares_kind, str(other), SEALED_BYTES) for other in others}
+            return {other: base64.b64encode(one.numpy().tobytes()).decode() for other, one in messages.items()}
+
+        sealed = self.channel.read(self.channel.ask(round, dict.fromkeys(there, one)), sealed_by)
+        check_survivors(rules(clients), list(sealed))
+        self.keys = {client: self.keys[client] for client in sealed}
+        return {
+            client: {"sealed": {str(other): own[client] for other, own in sealed.items() if other != client}}
+            for client in sealed
+        }
 
     def rules_of(self, round: int, clients: Sequence[int]) -> Rules:
         """The rules of a sum over ``clients``."""
@@ -225,14 +221,12 @@ class ServerSums:
         rules, kind = self.rules, self.kinds[2]
         assert rules is not None
         check_survivors(rules, survivors)
-        asked = Message(kind, round, {}, {"run": self.line.run, "survivors": list(survivors)})
-        answers = []
-        for client, answer in self.line.ask(round, dict.fromkeys(survivors, asked)).items():
-            try:
-                answers.append(_revealed(client, kind, answer))
-            except ValueError as error:
-                self.line.refuse(client, str(error))
-        return partial(unmask, rules, self.keys, recovered(rules, self.keys, survivors, answers))
+        asked = Message(kind, round, {}, {"run": self.channel.run, "survivors": list(survivors)})
+        answers = self.channel.read(
+            self.channel.ask(round, dict.fromkeys(survivors, asked)),
+            lambda client, answer: _revealed(client, kind, answer),
+        )
+        return partial(unmask, rules, self.keys, recovered(rules, self.keys, survivors, list(answers.values())))
 
     def gathering(self) -> Gathering:
         """Where the loop reads uploads."""
@@ -255,9 +249,9 @@ class ServerSums:
         return Gathering(send, read)
 
 
-def masking(sums: SecureSums, line: Line) -> Masking:
+def masking(sums: SecureSums, channel: Channel) -> Masking:
     """How the server of a deployment sums without seeing an upload."""
-    server = ServerSums(sums, line)
+    server = ServerSums(sums, channel)
     return Masking(server.begin, server.like, server.gathering())
 
 

@@ -15,23 +15,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.deployment.messages import RESEND, Message, of_download, pack, to_upload, unpack
+from fedecider.evaluation.metrics import user_metrics
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, Gathering, RoundSettings, run_rounds
 from fedecider.federation.state import RunState, load_state
 from fedecider.federation.wire import joined
 
-Exchange = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
+Read = TypeVar("Read")
+Transport = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
 """site -> message, seconds to wait -> the answers of those who answered in time."""
-
-
+SCORES = tuple(user_metrics(torch.zeros(1)))
+"""Means over the own validation users that a site tells after every round."""
 STARTED = "started"
 """What tells two starts of one project apart, in messages and in the server's ``run.json``."""
 MAX_ROWS = 100
@@ -62,10 +64,10 @@ class DeploymentConfig:
 
 
 @dataclass
-class Line:
-    """The line to the sites: what it told of the present round, and what it has carried so far."""
+class Channel:
+    """The channel to the sites: what it told of the present round, and what it has carried so far."""
 
-    exchange: Exchange
+    transport: Transport
     config: DeploymentConfig
     run: str
     """Fingerprint of the configuration: sites of another run refuse."""
@@ -86,13 +88,18 @@ class Line:
         self.hosts = self.hosts or [[site] for site in range(len(self.names))]
         self.site_of = {client: site for site, hosted in enumerate(self.hosts) for client in hosted}
 
+    @property
+    def hosts_several(self) -> bool:
+        """Whether a site has more than one client."""
+        return any(len(hosted) > 1 for hosted in self.hosts)
+
     def ask(self, round: int, requests: Mapping[int, Message]) -> dict[int, Message]:
         """The readable answers, by site in ascending order; all others are refused."""
         start = {STARTED: self.started} if self.started else {}
         sent = {
             site: pack(request._replace(facts={**request.facts, **start})) for site, request in sorted(requests.items())
         }
-        answers = self.exchange(sent, self.config.deadline_s)
+        answers = self.transport(sent, self.config.deadline_s)
         found = {}
         for site, blob in sent.items():
             kind, answer = requests[site].kind, answers.get(site)
@@ -100,14 +107,24 @@ class Line:
             self.carried.append(
                 {"round": round, "kind": kind, **self.who(site), "bytes_down": len(blob), "bytes_up": size}
             )
-            if answer is None:
-                self.refuse(site, f"no answer to {kind}" + self._in_time())
-                continue
             try:
+                if answer is None:
+                    wait_s = self.config.deadline_s
+                    raise ValueError(f"no answer to {kind}" + (f" within {wait_s:g} s" if wait_s else ""))
                 one = unpack(answer, self.config.max_bytes)
                 if one.kind == "error":
                     raise ValueError(f"the site says: {str(one.facts.get('reason'))[:300]}")
                 found[site] = one
+            except ValueError as error:
+                self.refuse(site, str(error))
+        return found
+
+    def read(self, answers: Mapping[int, Message], what: Callable[[int, Message], Read]) -> dict[int, Read]:
+        """``what`` (site, answer) makes of answers; those of which it raises ``ValueError`` are refused."""
+        found = {}
+        for site, answer in answers.items():
+            try:
+                found[site] = what(site, answer)
             except ValueError as error:
                 self.refuse(site, str(error))
         return found
@@ -128,9 +145,6 @@ class Line:
             found.setdefault(self.site_of[client], []).append(row)
         return found
 
-    def _in_time(self) -> str:
-        return f" within {self.config.deadline_s:g} s" if self.config.deadline_s else ""
-
 
 class Masking(NamedTuple):
     """What changes in a round whose uploads are masked (`fedecider.deployment.secure`)."""
@@ -144,16 +158,16 @@ class Masking(NamedTuple):
 
 def remote(
     method: FederatedMethod,
-    line: Line,
+    channel: Channel,
     scores: Sequence[str],
     best_round: Callable[[], int],
     masking: Masking | None = None,
     answered_before: Mapping[int, dict[str, list[float]]] = {},
 ) -> FederatedMethod:
-    """``method`` over ``line``: all of a cohort train at once, in one block.
+    """``method`` over ``channel``: all of a cohort train at once, in one block.
 
-    ``positions`` are each client's mean validation ``scores`` (S,) float64, which `scored` reads; clients of one site
-    have its mean over those of them that are scored. A site that does not answer has the scores of its last answer, or
+    ``positions`` are each client's mean validation ``scores`` (S,) float64, for `summary_of`; clients of one site have
+    its mean over those of them that are scored. A site that does not answer has the scores of its last answer, or
     those of ``answered_before`` (site -> view -> (S,)) where this server has not heard of it yet. ``best_round`` says
     which round has the best score so far: sites keep their own part of it. A download travels once, also when a
     validation and the next training need it.
@@ -181,38 +195,37 @@ def remote(
     ) -> dict[int, Message]:
         """Answers, by site; a download is sent to those who do not hold it already, or no longer do."""
         short, whole = {}, {}
-        for site, rows in line.rows_by_site(clients).items():
+        for site, rows in channel.rows_by_site(clients).items():
             if more is not None and site not in more:
                 continue
-            asked = {"run": line.run, "best_round": best_round(), "clients": [clients[row] for row in rows]}
+            asked = {"run": channel.run, "best_round": best_round(), "clients": [clients[row] for row in rows]}
             one = of_download(kind, round, download, rows, {**asked, **(more[site] if more else {})})
             digest = download_digest(one)
             whole[site] = one._replace(facts={**one.facts, "digest": digest})
-            held = line.holds.get(site) == digest
+            held = channel.holds.get(site) == digest
             short[site] = Message(kind, round, {}, {**whole[site].facts, "held": True}) if held else whole[site]
-            line.holds[site] = digest
-        answers = line.ask(round, short)
+            channel.holds[site] = digest
+        answers = channel.ask(round, short)
         again = {site: whole[site] for site, answer in answers.items() if answer.kind == RESEND}
-        return dict(sorted({**answers, **line.ask(round, again)}.items())) if again else answers
+        return dict(sorted({**answers, **channel.ask(round, again)}.items())) if again else answers
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         clients = block.clients.tolist()
         answered["round"] = round
-        rows, heard = line.rows_by_site(clients), []
-        expected, more = like(round, answered["server"]), None
+        rows, expected, more = channel.rows_by_site(clients), like(round, answered["server"]), None
         if masking is not None:
             expected, more = masking.like(expected), masking.begin(round, list(rows))
-        for site, answer in ask("train", round, download, clients, more).items():
-            try:
-                heard.append(to_upload(answer, [clients[row] for row in rows[site]], round, expected))
-            except ValueError as error:
-                line.refuse(site, str(error))
-        upload = joined(heard)
-        if len(upload.clients) < line.config.min_clients:
-            reasons = "; ".join(f"{line.names[line.site_of[one['client']]]}: {one['reason']}" for one in line.refused)
+        heard = channel.read(
+            ask("train", round, download, clients, more),
+            lambda site, answer: to_upload(answer, [clients[row] for row in rows[site]], round, expected),
+        )
+        upload = joined(list(heard.values()))
+        if len(upload.clients) < channel.config.min_clients:
+            names = [channel.names[channel.site_of[one["client"]]] for one in channel.refused]
+            reasons = "; ".join(f"{name}: {one['reason']}" for name, one in zip(names, channel.refused, strict=True))
             raise ValueError(
                 f"got {len(upload.clients)} of {len(clients)} uploads in round {round}, expected "
-                f"{line.config.min_clients} at least ({reasons}). Start the run again with --resume true when the "
+                f"{channel.config.min_clients} at least ({reasons}). Start the run again with --resume true when the "
                 "sites are back"
             )
         return upload, {}, [{"examples": None} for _ in upload.clients]
@@ -221,58 +234,61 @@ def remote(
         assert split == "valid", "sites read their test items themselves"
         round, clients = answered["round"], block.clients.tolist()
         if answered["scores"].get("round") != round:
-            rows = line.rows_by_site(clients)
-            for site, answer in ask("validate", round, download, clients, None).items():
-                try:
-                    last[site] = _read_scores(answer, round, method.views, scores, len(rows[site]))
-                except ValueError as error:
-                    line.refuse(site, str(error))
+            rows = channel.rows_by_site(clients)
+            last.update(
+                channel.read(
+                    ask("validate", round, download, clients, None),
+                    lambda site, answer: _read_scores(answer, round, method.views, scores, len(rows[site])),
+                )
+            )
             answered["scores"] = {"round": round}
         nothing = {one: [0.0] * len(scores) for one in method.views}
-        found = [last.get(line.site_of[client], nothing)[view] for client in clients]
+        found = [last.get(channel.site_of[client], nothing)[view] for client in clients]
         return [torch.tensor(score_S, dtype=torch.float64) for score_S in found]
 
     return method._replace(init=init, broadcast=broadcast, client_update=client_update, positions=positions)
 
 
-def scored(names: Sequence[str]) -> Callable[[list[Tensor]], list[dict[str, float]]]:
-    """How the loop reads what :func:`remote` gives for positions: one group a client."""
-    return lambda found: [dict(zip(names, score_S.tolist(), strict=True)) for score_S in found]
+def summary_of(channel: Channel, scores: Sequence[str]) -> Callable[[list[Tensor]], list[dict[str, float]]]:
+    """How the loop reads what :func:`remote` gives for positions: one group a client where sites are clients; else one
+    over all: the means of the sites, weighted by their clients."""
 
-
-def scored_together(names: Sequence[str]) -> Callable[[list[Tensor]], list[dict[str, float]]]:
-    """As :func:`scored`, one group over all clients: the means of the sites, weighted by their clients."""
-
-    def together(found: list[Tensor]) -> list[dict[str, float]]:
+    def summarise(found: list[Tensor]) -> list[dict[str, float]]:
+        if not channel.hosts_several:
+            return [dict(zip(scores, score_S.tolist(), strict=True)) for score_S in found]
         columns = zip(*(score_S.tolist() for score_S in found), strict=True)
-        return [{name: math.fsum(column) / len(found) for name, column in zip(names, columns, strict=True)}]
+        return [{name: math.fsum(column) / len(found) for name, column in zip(scores, columns, strict=True)}]
 
-    return together
+    return summarise
 
 
 def recorded_scores(
-    records: Sequence[Mapping[str, Any]], line: Line, scores: Sequence[str], validated: Sequence[int] | None = None
+    records: Sequence[Mapping[str, Any]],
+    channel: Channel,
+    scores: Sequence[str],
+    validated: Sequence[int] | None = None,
 ) -> dict[int, dict[str, list[float]]]:
     """site -> view -> (S,) of the last record with a validation, for a server that goes on.
 
-    Where clients were scored together (:func:`scored_together`) every site has the mean of all: its own is not kept.
+    Where clients were scored together (:func:`summary_of`) every site has the mean of all: its own is not kept. A score
+    that an earlier version did not record is 0.
     """
     validations = (record["valid"] for record in reversed(records) if record["valid"])
     valid: Mapping[str, list[dict[str, float]]] = next(validations, {})
-    clients = range(len(line.site_of)) if validated is None else validated
+    clients = range(len(channel.site_of)) if validated is None else validated
     found: dict[int, dict[str, list[float]]] = {}
     for view, groups in valid.items():
         each = groups if len(groups) == len(clients) else groups * len(clients)
         for client, group in zip(clients, each, strict=True):
-            found.setdefault(line.site_of[client], {})[view] = [group[name] for name in scores]
+            found.setdefault(channel.site_of[client], {})[view] = [group.get(name, 0.0) for name in scores]
     return found
 
 
-def told(line: Line) -> Deliver:
+def told(channel: Channel) -> Deliver:
     """What the loop records of those who were not heard: each is told once."""
 
     def deliver(upload: Upload, sent_to: Callable[[], Download], round: int) -> Delivered:
-        refused, line.refused = line.refused, []
+        refused, channel.refused = channel.refused, []
         return Delivered(upload, refused)
 
     return deliver
@@ -322,30 +338,37 @@ def _is_figure(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= 1e9  # neither NaN nor infinite
 
 
+class Plan(NamedTuple):
+    """What a server runs with the sites of a channel."""
+
+    method: FederatedMethod
+    settings: RoundSettings
+    scores: Sequence[str] = SCORES
+    masking: Callable[[Channel], Masking] | None = None
+    """Where uploads are summed under masks."""
+    validated: Sequence[int] | None = None
+    """The clients that are scored after each round, where those are not all."""
+    after_rounds: Callable[[Channel, int], None] = lambda channel, round: None
+    """What else sites are asked before the test, given the last round."""
+    facts: Callable[[RunState, list[dict]], Mapping[str, Any]] = lambda state, records: {}
+    """End, lines of ``rounds.jsonl`` -> what the track adds to ``metrics.json``."""
+
+
 def run_deployed(
-    method: FederatedMethod,
-    line: Line,
-    settings: RoundSettings,
-    scores: Sequence[str],
+    plan: Plan,
+    channel: Channel,
     *,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
-    masking: Masking | None = None,
-    summarise: Callable[[Sequence[str]], Callable[[list[Tensor]], list[dict[str, float]]]] = scored,
-    summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
-    validated: Sequence[int] | None = None,
-    after_rounds: Callable[[int], None] = lambda round: None,
 ) -> tuple[RunState, dict[int, Mapping[str, Any]]]:
-    """All rounds over ``line``, then every site's part of the end: the final state, and what sites tell of the test.
+    """All rounds over ``channel``, then every site's part of the end: the final state, and what sites tell of the test.
 
-    The same loop as a simulation's, and the same figures; see :func:`remote`. ``summarise`` is `scored` or
-    `scored_together`; ``validated`` are the clients that are scored after each round, where those are not all.
-    ``after_rounds``: what else sites are asked between the two, given the last round.
+    The same loop as a simulation's, and the same figures; see :func:`remote`.
     """
-    num_clients = len(line.site_of)
-    state = load_state(checkpoints, settings.fingerprint) if resume and checkpoints else None
+    method, num_clients = plan.method, len(channel.site_of)
+    state = load_state(checkpoints, plan.settings.fingerprint) if resume and checkpoints else None
     best = {"round": state.best_round, "score": state.best_score} if state else {"round": 0, "score": -1.0}
 
     def note(record: dict) -> None:
@@ -356,35 +379,30 @@ def run_deployed(
     before: dict[int, dict[str, list[float]]] = {}
     if state and state.records and recorder and recorder.path:
         recorder.rewind(state.round, state.records)  # a kill may have left half a line, which none can read
-        before = recorded_scores(read_records(recorder.path), line, scores, validated)
-    asked = remote(method, line, scores, lambda: int(best["round"]), masking, before)
+        before = recorded_scores(read_records(recorder.path), channel, plan.scores, plan.validated)
+    masking = plan.masking(channel) if plan.masking else None
+    asked = remote(method, channel, plan.scores, lambda: int(best["round"]), masking, before)
     everyone = Block(torch.arange(num_clients), None)
     state = run_rounds(
         asked,
         [everyone],
-        settings,
-        summarise(scores),
+        plan.settings,
+        summary_of(channel, plan.scores),
         pack=lambda cohort: [Block(torch.tensor(sorted(cohort)), None)],
-        deliver=told(line),
-        gathering=ONE_BY_ONE if masking is None else masking.gathering,
+        deliver=told(channel),
+        gathering=masking.gathering if masking else ONE_BY_ONE,
         recorder=recorder,
         checkpoints=checkpoints,
         resume=resume,
         on_round=note,
-        summarise_logs=summarise_logs,
-        validated=None if validated is None else [Block(torch.tensor(validated), None)],
+        summarise_logs=lambda logs: [{"clients": len(logs)}] if channel.hosts_several else logs,
+        validated=None if plan.validated is None else [Block(torch.tensor(plan.validated), None)],
     )
-    after_rounds(state.round)
+    plan.after_rounds(channel, state.round)
     download = method.broadcast(state.best_round + 1, state.best_server, everyone.clients)
-    facts = {"run": line.run, "best_round": state.best_round}
+    facts = {"run": channel.run, "best_round": state.best_round}
     requests = {
         site: of_download("finish", state.round, download, hosted, {**facts, "clients": list(hosted)})
-        for site, hosted in enumerate(line.hosts)
+        for site, hosted in enumerate(channel.hosts)
     }
-    results: dict[int, Mapping[str, Any]] = {}
-    for site, answer in line.ask(state.round, requests).items():
-        try:
-            results[site] = _read_results(answer)
-        except ValueError as error:
-            line.refuse(site, str(error))
-    return state, results
+    return state, channel.read(channel.ask(state.round, requests), lambda site, answer: _read_results(answer))

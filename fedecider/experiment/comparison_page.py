@@ -1,239 +1,395 @@
-"""The table and the page of a comparison."""
+"""The files of a table: Markdown, CSV, JSON, LaTeX, every user's results, and one self-contained page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.evaluation.statistics import distinguishable_winners, verdict
-from fedecider.experiment.comparison import SASREC, SASREC_TEXT, Collected, CompareConfig, Cost, RowRuns, shown_as
-from fedecider.experiment.rows import (
-    EXAMPLES_FILE,
-    MEMORY_ROW,
-    OWN_MEMORY_ROW,
-    STUDENT,
-    UNTRAINED,
-    valid_means,
-    with_memory,
-)
-from fedecider.experiment.run_page import cached_user_texts, canary_alarms, example_sections, run_analysis
+from fedecider.evaluation.statistics import Comparison, distinguishable_winners, shared_persons
+from fedecider.experiment.comparison import Cost, Results, Table, Words, positions_of
 from fedecider.federation.record import write_json, write_text
-from fedecider.id_based.methods import METHODS as ID_METHODS
-from fedecider.methods import METHODS
-from fedecider.report.analysis_sections import fusion_section, sections_of
-from fedecider.report.figures import colours_of, convergence_curves
+from fedecider.report.figures import convergence_curves
 from fedecider.report.page import Download, Opening, PageTable, Section, write_page
 from fedecider.report.tables import (
+    CANARY,
     METRICS,
     ResultRow,
-    ResultTable,
     comparisons_csv,
     comparisons_data,
     csv_text,
     interval_text,
     markdown_grid,
-    markdown_table,
+    number_text,
     rows_data,
     shown_domains,
-    table_data,
-    values_csv,
 )
 from fedecider.report.verdict import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, opening
-from fedecider.running.run_folder import read_object, read_run
+from fedecider.running.run_folder import as_plain
 
-# The words with which the page of a comparison begins.
+SETTING_HEADER = ("row", "method", "kind", "protocols", "setting", "tried on validation (ndcg@10, seed 0)")
+COST_HEADER = ("up, KB", "down, KB", "best round", "last round", "first within 1 % of the best")
+DIFFERENCE_HEADER = ("row", "beside", "metric", "row minus beside", "Holm p", "effect size")
+COST_NOTE = (
+    "Bytes: means over clients and rounds of the serialised messages. Seconds: other runs may have been going on "
+    "beside; FDLoRA's search of its fusion is not among them."
+)
+TEST_NOTE = (
+    "Paired permutation tests over users, Holm-corrected over all comparisons of the table. Effect size: mean over "
+    "standard deviation of the users' differences."
+)
+MEAN = "mean over domains"
+ENDS = ("", "_low", "_high")
 
-LOCAL = "local"
+
+def write_table(table: Table, heading: Sequence[str] = ()) -> list[Path]:
+    """Write all files of a table into its folder; -> their paths. ``heading``: lines on where it comes from."""
+    plan, words = table.plan, _words(table)
+    chosen = chosen_row(table)
+    first, last = words.sections(table, None if chosen is None else chosen[1])
+    heading = [*heading, *words.heading(table)]
+    title = f"{plan.name.capitalize()}: {', '.join(plan.users)}"
+    paths = {suffix: plan.root / f"{plan.name}.{suffix}" for suffix in ("md", "csv", "json", "tex", "html")}
+    write_text(paths["md"], _markdown(title, _sections(table, heading, marks=True)))
+    write_text(paths["csv"], _csv(table))
+    write_json(paths["json"], _data(table))
+    write_text(paths["tex"], "\n".join(latex_table(results.rows) for results in table.results.values() if results.rows))
+    write_per_user(plan.root / "per_user.parquet", _records(table))
+    subtitle = f"{', '.join(table.results)}; {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
+    sections = [*first, *_sections(table, heading), *last]
+    write_page(paths["html"], title, subtitle, sections, opening=comparison_opening(table))
+    return list(paths.values())
 
 
-def chosen_row(methods: Sequence[RowRuns], collected: Collected) -> str | None:
-    """The row that one would take: the best one on validation items, whatever the test says.
-
-    Methods that pool all data are no choice for clients that keep theirs; None where there are only such.
-    """
-    return max(_choices(methods), key=lambda label: collected.valid[label], default=None)
+def _words(table: Table) -> Words:
+    assert table.plan.words is not None, "a table without words has no files"
+    return table.plan.words
 
 
-def comparison_opening(config: CompareConfig, methods: Sequence[RowRuns], collected: Collected) -> Opening | None:
-    """About the row that is best on validation, beside simple rules, local training and models of one client.
+def _markdown(title: str, sections: Sequence[Section]) -> str:
+    parts = [f"# {title}", ""]
+    for section in sections:
+        parts += [f"## {section.title}", "", *(f"{text}\n" for text in section.paragraphs)] if section.tables else []
+        for table in section.tables:
+            parts += [f"### {table.caption}", ""] if table.caption else []
+            right = [name for name in table.header if "@" in name and "(" not in name]
+            parts += [*markdown_grid(table.header, table.rows, right), ""]
+    return "\n".join(parts)
 
-    None where there is no row that one could switch on.
-    """
-    chosen = chosen_row(methods, collected)
-    if chosen is None:
+
+# The verdict.
+
+
+def chosen_row(table: Table) -> tuple[str, str] | None:
+    """Protocol and row that one would take: of the strictest protocol the best one on validation items, whatever the
+    test says. None where there is no row that one could switch on."""
+    for protocol in sorted(table.results, key=_strictness):
+        results = table.results[protocol]
+        if choices := [label for label, kind in results.kinds.items() if kind in _words(table).choices]:
+            return protocol, max(choices, key=lambda label: results.valid[label])
+    return None
+
+
+def _strictness(name: str) -> tuple[bool, bool, bool]:
+    protocol = get_protocol(name)
+    return protocol.leaks, protocol.num_sampled is not None, not protocol.drop_seen
+
+
+def comparison_opening(table: Table) -> Opening | None:
+    """About the row that is best on validation, beside simple rules, training alone and all data in one place."""
+    found = chosen_row(table)
+    if found is None:
         return None
+    results, seeds = table.results[found[0]], table.plan.seeds
+    num = len({row.entry.label for row in results.entries.values()})
+    pooled = ", methods that pool all data left out" if "central" in results.kinds.values() else ""
     about = (
-        f"What was compared: {len(methods)} method{'s' if len(methods) > 1 else ''} with {config.seeds} "
-        f"seed{'s' if config.seeds > 1 else ''} each. {chosen} is the one with the best validation ndcg@10"
-        f"{', methods that pool all data left out' if any(METHODS[row.method].pooled for row in methods) else ''}."
+        f"What was compared: {num} row{'s' if num > 1 else ''} with {seeds} seed{'s' if seeds > 1 else ''} each, under "
+        f"{found[0]}. {found[1]} is the one with the best validation ndcg@10{pooled}."
     )
-    return opening(comparison_evidence(config, methods, collected, chosen), [about])
+    return opening(evidence(table, *found), [about])
 
 
-def comparison_evidence(
-    config: CompareConfig, methods: Sequence[RowRuns], collected: Collected, chosen: str
-) -> Evidence:
-    """What the runs say about the row ``chosen``."""
-    of_chosen = next(row for row in methods if chosen in shown_as(row).values())
-    runs = of_chosen.runs
-    metrics = [read_object(run.folder.metrics) for run in runs]
-    *domains, scope = shown_domains(collected.rows)
-    rows = rows_data(collected.rows, scope)
-    beside = {MEMORY_ROW: "the memory without a model"}
-    if chosen != of_chosen.label:
-        beside = {of_chosen.label: "the model without its memory", **beside}
-    beside |= {label: "all data in one place" for label in _labels(methods) if label not in _choices(methods)}
-    beside |= {name: f"{name}, federated without a language model" for name in ID_METHODS}
-    beside |= {SASREC: "SASRec of one domain", SASREC_TEXT: "SASRec that starts from texts"}
-    settings = runs[0].settings.run
+def evidence(table: Table, protocol: str, chosen: str) -> Evidence:
+    """What the rows under a protocol say about ``chosen``."""
+    words, results = _words(table), table.results[protocol]
+    *domains, scope = shown_domains(results.rows)
+    own, kinds = results.entries[chosen], results.kinds
+    beside = dict(words.beside)
+    if chosen != own.entry.label:
+        beside = {own.entry.label: "the model without its memory", **beside}
+    if central := [label for label, kind in kinds.items() if kind == "central" and label not in words.simple]:
+        best = max(set(central) - {CANARY}, key=lambda label: results.valid[label], default=None)
+        beside |= {best: f"{best} with all data in one place"} if best else {}
+    alone = {label: results.entries[label].entry.method for label, kind in kinds.items() if kind == "local"}
+    hits = [cell.hits for cell in own.cells]
+    chance = words.chance[protocol]
     return Evidence(
         subject=chosen,
-        rows=rows,
-        simple=UNTRAINED,
-        protocol=settings.protocol,
-        tests=[one for one in comparisons_data(collected.comparisons) if one["domain"] == scope],
+        rows=rows_data(results.rows, scope),
+        simple=words.simple,
+        protocol=protocol,
+        tests=[one for one in comparisons_data(results.tests) if one["domain"] == scope],
         beside=beside,
-        without_exchange={label: WITHOUT_EXCHANGE for row in methods if row.method == LOCAL for label in _alone(row)},
-        before_rounds={STUDENT: BEFORE_ROUNDS},
-        domains={name: rows_data(collected.rows, name) for name in domains},
-        valid=_valid([valid_means(one) for one in metrics], shown_as(of_chosen)),
-        num_seeds=config.seeds,
-        num_clients=len(metrics[0]["domains"]),
-        chance=fmean(domain["chance_hit@10"] for domain in metrics[0]["domains"].values()),
-        planted=not settings.data,
-        alarms=[*canary_alarms(metrics[0]), *_better_on_test(chosen, methods, collected, scope)],
+        without_exchange={
+            label: WITHOUT_EXCHANGE if method in ("local", own.entry.method) else f"{method} without any exchange"
+            for label, method in alone.items()
+        },
+        before_rounds=dict.fromkeys(words.before, BEFORE_ROUNDS),
+        domains={name: rows_data(results.rows, name) for name in domains},
+        valid={label: fmean(one[label] for one in hits) for label in hits[0] if all(label in one for one in hits)},
+        num_seeds=table.plan.seeds,
+        num_clients=words.num_clients,
+        chance=fmean(chance.values()),
+        planted=words.planted,
+        alarms=[*_canary_alarms(table, protocol), *_better_on_test(table, results, chosen, scope)],
     )
 
 
-def _labels(methods: Sequence[RowRuns]) -> list[str]:
-    return [label for row in methods for label in shown_as(row).values()]
+def _canary_alarms(table: Table, name: str) -> list[str]:
+    protocol, rows = get_protocol(name), {row.label: row for row in table.results[name].rows}
+    if protocol.leaks or not protocol.drop_seen or CANARY not in rows:
+        return []  # it leaks anyway; or the memoriser knows what the user had before, which is then a candidate
+    found = {client: rows[CANARY].values[client]["hit@10"] for client in table.plan.users}
+    return [
+        f"{client}: the memoriser, which knows nothing about items, is above chance (hit@10 {hit.mean:.4f}, chance "
+        f"{_words(table).chance[name][client]:.4f}): by luck, or the evaluation leaks"
+        for client, hit in found.items()
+        if hit.low > _words(table).chance[name][client]
+    ]
 
 
-def _alone(row: RowRuns) -> list[str]:
-    """Labels of ``row`` whose memory, if any, counts nothing of siblings."""
-    labels = list(shown_as(row).values())
-    counted = with_memory(row.label) if with_memory(row.label, OWN_MEMORY_ROW) in labels else ""
-    return [label for label in labels if label != counted]
-
-
-def _choices(methods: Sequence[RowRuns]) -> list[str]:
-    """Rows that one could take."""
-    return _labels([row for row in methods if not METHODS[row.method].pooled])
-
-
-def _valid(per_seed: Sequence[dict[str, float]], names: Mapping[str, str]) -> dict[str, float]:
-    """Means over the seeds; the models of the runs go by the names of their rows."""
-    common = set.intersection(*(set(one) for one in per_seed))
-    return {names.get(label, label): fmean(one[label] for one in per_seed) for label in common}
-
-
-def _better_on_test(chosen: str, methods: Sequence[RowRuns], collected: Collected, scope: str) -> list[str]:
-    labels = _choices(methods)
-    means = {row.label: row.values[scope]["hit@10"].mean for row in collected.rows if row.label in labels}
+def _better_on_test(table: Table, results: Results, chosen: str, scope: str) -> list[str]:
+    choices = [row for row in results.rows if results.kinds[row.label] in _words(table).choices]
+    means = {row.label: row.values[scope]["hit@10"].mean for row in choices}
     best = max(means, key=lambda label: means[label])
     if best == chosen:
         return []
-    where = "mean over domains" if scope == MACRO else scope
     return [
         f"{chosen} was chosen on validation items; on test items {best} has more: {100 * means[best]:.1f} against "
-        f"{100 * means[chosen]:.1f} of 100 users ({where})."
+        f"{100 * means[chosen]:.1f} of 100 users ({MEAN if scope == MACRO else scope})."
     ]
 
 
-# The files of a comparison: Markdown, CSV, JSON, LaTeX, and the rows that its page shows as well.
-
-SETTING_HEADER = ("row", "method", "options", "tried on validation (ndcg@10, seed 0)")
-COST_HEADER = (
-    "row",
-    "local training, s per client and round",
-    "up, KB",
-    "down, KB",
-    "best round",
-    "first within 1 % of the best",
-)
-COST_NOTE = (
-    "Bytes: mean over clients and rounds of the serialised messages. Seconds: other runs were going on beside; "
-    "FDLoRA's search of its fusion is not among them."
-)
+# Tables, of the page and as Markdown.
 
 
-def write_table(
-    config: CompareConfig, methods: Sequence[RowRuns], collected: Collected, heading: Sequence[str]
-) -> list[Path]:
-    """Write ``compare.md``, ``.csv``, ``.json`` and ``.tex``; -> their paths."""
-    root = Path(config.output)
-    protocol = get_protocol(methods[0].runs[0].settings.run.protocol)
-    bold = distinguishable_winners(collected.comparisons) if _all_pairs(collected) else set()
-    table = ResultTable(collected.rows, protocol, collected.notes, bold)
-    parts = [
-        "# Comparison",
-        "",
-        *heading,
-        *_provenance(methods),
-        "",
-        "\n".join([*markdown_grid(SETTING_HEADER, setting_cells(methods)), ""]),
-        markdown_table(table, title="Test"),
-    ]
-    if collected.comparisons:
-        parts += ["### Differences (paired permutation test over users, Holm over the table)", ""]
-        parts += [
-            *(f"- {verdict(one)}" for one in collected.comparisons if one.domain == MACRO or _single(collected)),
-            "",
-        ]
-        num = sum(one.distinguishable() for one in collected.comparisons)
-        parts += [
-            f"{num} of {len(collected.comparisons)} comparisons (domains and macro mean) are distinguishable.",
-            "",
-        ]
-    if collected.views:
-        parts += [markdown_table(ResultTable(collected.views, protocol), title="Models that are not reported")]
-    grid = markdown_grid(COST_HEADER, cost_cells(collected.costs), COST_HEADER[1:4])
-    parts += ["\n".join(["### What it costs", "", *grid, "", COST_NOTE, ""])]
-    json_table = {**table_data(table), "settings": [_setting_data(row) for row in methods]}
-    json_table["comparisons"] = comparisons_data(collected.comparisons)
-    json_table["costs"] = {label: cost._asdict() for label, cost in collected.costs.items()}
-    json_table["curves"] = collected.curves
-    write_json(root / "compare.json", json_table)
-    texts = {"md": "\n".join(parts), "csv": values_csv(collected.rows), "tex": latex_table(collected.rows)}
-    for suffix, text in texts.items():
-        write_text(root / f"compare.{suffix}", text)
-    return [root / f"compare.{suffix}" for suffix in (*texts, "json")]
+def _sections(table: Table, heading: Sequence[str], marks: bool = False) -> list[Section]:
+    """``marks``: winners are bold, as Markdown has it."""
+    sections = [_result_section(table, protocol, marks) for protocol, results in table.results.items() if results.rows]
+    several = len(sections) > 1
+    if curves := {name: found for name, found in _distinct(table, "curves").items() if found}:
+        points = ([panel, label, *point] for panel, of in curves.items() for label, c in of.items() for point in c)
+        download = Download("validation.csv", csv_text(["protocol", "row", "round", "ndcg@10"], points))
+        sections.append(Section("Convergence", figures=[convergence_curves(curves)], downloads=[download]))
+    if costs := _distinct(table, "costs"):
+        header = ["row", _words(table).seconds, *COST_HEADER]
+        tables = [PageTable(header, _cost_cells(of), name if several else "") for name, of in costs.items()]
+        lines = ([name, label, *cost] for name, of in costs.items() for label, cost in of.items())
+        download = Download("costs.csv", csv_text(["protocol", "row", *Cost._fields], lines))
+        sections.append(Section("What it costs", [COST_NOTE], tables, downloads=[download]))
+    cells = []
+    for row in table.rows:
+        entry = row.entry
+        scores = ((entry.said(one.setting), one.valid) for one in row.tried)
+        tried = "; ".join(f"{said}: {'failed' if valid is None else f'{valid:.4f}'}" for said, valid in scores)
+        protocols = ", ".join(entry.protocols)
+        cells.append([entry.label, entry.method, entry.kind, protocols, entry.said(row.setting), tried])
+    return [*sections, Section("What was compared", heading, [PageTable(SETTING_HEADER, cells)])]
 
 
-def setting_cells(methods: Sequence[RowRuns]) -> list[list[str]]:
-    """Cells below ``SETTING_HEADER``."""
+def _result_section(table: Table, protocol: str, marks: bool) -> Section:
+    results, ranked = table.results[protocol], table.plan.against is None
+    bold = _winners(table, protocol) if marks else set()
+    further = list(dict.fromkeys(name for columns in results.further.values() for name in columns))
+    header = ["row", "kind", *METRICS, *(["against the best"] if ranked else []), *further]
+    tables = []
+    *domains, whole = shown_domains(results.rows)
+    for scope in (whole, *domains):  # the mean first: it is what most readers came for
+        cells = []
+        for row in results.rows:
+            shown = [interval_text(row.values[scope][name], 4, (scope, name, row.label) in bold) for name in METRICS]
+            verdicts = [_against_best(results, row.label, scope)] if ranked else []
+            others = [number_text(results.further.get(row.label, {}).get(name), 4) for name in further]
+            cells.append([row.label, results.kinds[row.label], *shown, *verdicts, *others])
+        tables.append(PageTable(header, cells, MEAN if scope == MACRO else scope))
+    if results.views:
+        cells = [[row.label, *(interval_text(row.values[whole][name]) for name in METRICS)] for row in results.views]
+        tables.append(PageTable(["row", *METRICS], cells, "Models that are not reported"))
+    tested = [one for one in results.tests if one.domain == whole]
+    for real, caption in ((True, "More than chance"), (False, "Not distinguishable from chance")):
+        cells = [_difference_cells(one) for one in tested if one.distinguishable() == real]
+        tables += [PageTable(DIFFERENCE_HEADER, cells, caption)] if cells and not ranked else []
+    num = sum(one.distinguishable() for one in tested)
+    said = [_said(table, protocol), *_notes(table, protocol)]
+    said += [f"{TEST_NOTE} {num} of {len(tested)} comparisons are distinguishable."] if tested else []
+    name = protocol.replace("/", "-")
+    downloads = [Download(f"results-{name}.csv", _csv(table, protocol))]
+    tests = comparisons_data(results.tests)
+    downloads += [Download(f"tests-{name}.csv", comparisons_csv(tests))] if tests else []
+    return Section(f"Protocol {protocol}", said, tables, downloads=downloads)
+
+
+def _said(table: Table, protocol: str) -> str:
+    canary = [row.values[MACRO]["hit@10"].mean for row in table.results[protocol].rows if row.label == CANARY]
+    chance = fmean(_words(table).chance[protocol].values())
+    return f"{stamp(get_protocol(protocol), canary[0] if canary else None)}; chance hit@10 {chance:.3f}"
+
+
+def _notes(table: Table, protocol: str) -> list[str]:
+    plan, results = table.plan, table.results[protocol]
+    absent = [label for label in plan.against or () if label not in results.entries]
+    found = {
+        "Brackets: 95 % cluster bootstrap over users, and seeds where there are several.": True,
+        "Bold: distinguishably above every row that was tested.": bool(_winners(table, protocol)),
+        "Some users are clients of several domains: tests and intervals of the mean over domains take a person as one "
+        "unit.": shared_persons(plan.users) is not None,
+        f"Not tested against, since no run has such a row: {', '.join(absent)}.": bool(absent),
+        f"Left out, since a run failed: {', '.join(results.missing)}.": bool(results.missing),
+    }
+    return [text for text, is_so in found.items() if is_so]
+
+
+def _winners(table: Table, protocol: str) -> set[tuple[str, str, str]]:
+    """(domain, metric, row) of what may be bold: every pair was tested, and the protocol does not leak."""
+    tests = table.results[protocol].tests
+    pairs = {(one.first, one.second) for one in tests}
+    num = len({label for pair in pairs for label in pair})
+    whole = len(pairs) == num * (num - 1) // 2 and not get_protocol(protocol).leaks
+    return distinguishable_winners(tests) if whole else set()
+
+
+def _against_best(results: Results, label: str, scope: str) -> str:
+    """The verdict on ndcg@10 against the best row of a ranking."""
+    best = next((row.label for row in results.rows if row.label != CANARY), CANARY)
+    if label in (CANARY, best):
+        return "canary" if label == CANARY else "best"
+    for one in results.tests:
+        if (one.domain, one.metric) == (scope, "ndcg@10") and {one.first, one.second} == {label, best}:
+            return "below" if one.distinguishable() else "not distinguishable"
+    raise AssertionError(f"{label} was not compared with {best}")
+
+
+def _difference_cells(one: Comparison) -> list[str]:
     return [
-        [
-            row.label,
-            row.method,
-            _options(row.chosen),
-            "; ".join(f"{_options(one['options'])}: {one['valid']:.4f}" for one in row.tried),
-        ]
-        for row in methods
+        one.first,
+        one.second,
+        one.metric,
+        interval_text(one.difference),
+        f"{one.p_holm:.3g}",
+        f"{one.effect_size:+.2f}",
     ]
 
 
-def cost_cells(costs: Mapping[str, Cost]) -> list[list[str]]:
-    """Cells below ``COST_HEADER``."""
+def _cost_cells(costs: Mapping[str, Cost]) -> list[list[str]]:
     return [
         [
             label,
-            f"{cost.train_s:.2f}",
+            f"{cost.seconds:.3f}",
             f"{cost.up / 1e3:.1f}",
             f"{cost.down / 1e3:.1f}",
-            *(", ".join(map(str, numbers)) for numbers in (cost.best_rounds, cost.near_rounds)),
+            *(", ".join(map(str, numbers)) for numbers in (cost.best_rounds, cost.last_rounds, cost.near_rounds)),
         ]
         for label, cost in costs.items()
     ]
 
 
+def _distinct(table: Table, name: str) -> dict[str, Any]:
+    """protocol -> what it has, without what one before has too, since it shares its cells."""
+    found: dict[str, Any] = {}
+    for protocol, results in table.results.items():
+        if (value := getattr(results, name)) and value not in found.values():
+            found[protocol] = value
+    return found
+
+
+# For other programs.
+
+
+def _facts(table: Table, protocol: str, row: ResultRow) -> dict[str, Any]:
+    """What is no number of a domain."""
+    results = table.results[protocol]
+    own = results.entries.get(row.label)
+    scope, ranked = shown_domains([row])[-1], table.plan.against is None
+    return {
+        "row": row.label,
+        "protocol": protocol,
+        "kind": results.kinds[row.label],
+        "setting": own.entry.said(own.setting) if own else "",
+        "seeds": table.plan.seeds,
+        "valid_ndcg@10": results.valid.get(row.label),
+        "against_best": _against_best(results, row.label, scope) if ranked else "",
+    }
+
+
+def _csv(table: Table, only: str = "") -> str:
+    """A line for each row, protocol and domain, unrounded."""
+    lines: list[dict[str, Any]] = []
+    for protocol, results in table.results.items():
+        for row in results.rows if only in ("", protocol) else ():
+            for domain in shown_domains([row]):
+                intervals = row.values[domain].items()
+                values = {f"{name}{end}": part for name, one in intervals for end, part in zip(ENDS, one, strict=True)}
+                lines.append({**_facts(table, protocol, row), "domain": domain, **values})
+    return csv_text(list(lines[0]), (line.values() for line in lines))  # type: ignore[misc]
+
+
+def _data(table: Table) -> dict[str, Any]:
+    """The table as plain data; lists of rows and tests name their protocol."""
+    rows, tests, protocols = [], [], {}
+    for protocol, results in table.results.items():
+        for row in results.rows:
+            further = results.further.get(row.label, {})
+            rows.append({**_facts(table, protocol, row), **further, "values": _values(row)})
+        tests += [{"protocol": protocol, **one} for one in comparisons_data(results.tests)]
+        protocols[protocol] = {
+            "stamp": _said(table, protocol),
+            "notes": _notes(table, protocol),
+            "bold": sorted(list(key) for key in _winners(table, protocol)),
+            "missing": results.missing,
+            "not_reported": {row.label: _values(row) for row in results.views},
+            "costs": {label: cost._asdict() for label, cost in results.costs.items()},
+            "curves": results.curves,
+        }
+    settings = [
+        {
+            "row": row.entry.label,
+            "method": row.entry.method,
+            "protocols": list(row.entry.protocols),
+            "setting": row.entry.said(row.setting),
+            "options": as_plain(row.setting),
+            "tried": [{"options": as_plain(one.setting), "valid": one.valid} for one in row.tried],
+            "runs": [{"seed": seed, "folder": cell.folder.name} for seed, cell in enumerate(row.cells)],
+        }
+        for row in table.rows
+    ]
+    return {"protocols": protocols, "rows": rows, "comparisons": tests, "settings": settings}
+
+
+def _values(row: ResultRow) -> dict[str, dict[str, dict[str, float]]]:
+    return {domain: rows_data([row], domain)[row.label] for domain in row.values}
+
+
+def _records(table: Table) -> Iterator[UserPositions]:
+    """Test positions of every row with cells of its own, by seed."""
+    for protocol, results in table.results.items():
+        which = "last_rounds" if get_protocol(protocol).selection == "last" else "best_rounds"
+        for row in {id(row): row for row in results.entries.values()}.values():
+            cost = results.costs.get(row.entry.label)
+            rounds = getattr(cost, which) if cost else [0] * table.plan.seeds
+            for label, of_label in positions_of(row, protocol).items():
+                for name, position_SU in of_label.items() if label in row.labels else ():
+                    for seed, position_U in enumerate(position_SU):
+                        view, users = f"{label}, {protocol}, seed {seed}", table.plan.users[name]
+                        yield UserPositions(name, users, "test", view, rounds[seed], position_U)
+
+
 def latex_table(rows: Sequence[ResultRow], metrics: Sequence[str] = METRICS) -> str:
-    """A booktabs table of the means with interval half-widths; one block per domain."""
+    """A booktabs table of the means with intervals; one block per domain."""
     out = ["% needs \\usepackage{booktabs}", f"\\begin{{tabular}}{{l{'r' * len(metrics)}}}", "\\toprule"]
     out += [" & ".join(["", *(name.replace("@", "@\\,") for name in metrics)]) + " \\\\"]
     for domain in shown_domains(rows):
@@ -245,160 +401,7 @@ def latex_table(rows: Sequence[ResultRow], metrics: Sequence[str] = METRICS) -> 
     return "\n".join([*out, "\\bottomrule", "\\end{tabular}", ""])
 
 
-def _provenance(methods: Sequence[RowRuns]) -> list[str]:
-    """Where the runs come from; the record of the first run stands for versions and machine of all."""
-    records = [read_run(run.folder.root) for row in methods for run in row.runs]
-    versions = ", ".join(f"{name} {number}" for name, number in records[0]["versions"].items())
-    machine = records[0]["machine"]
-    threads = records[0]["config"]["run"]["num_threads"]
-    return [
-        f"- Commits of the runs: {', '.join(sorted({str(record['commit']) for record in records}))}",
-        f"- Versions: Python {records[0]['python']}, {versions}",
-        f"- Machine: {machine['system']} {machine['processor']}, {threads or 'all'} thread(s) a run",
-    ]
-
-
-def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in options.items() if name != "method") or "default"
-
-
-def _setting_data(row: RowRuns) -> dict[str, Any]:
-    runs = [{"seed": run.seed, "folder": run.folder.root.name} for run in row.runs]
-    return {"label": row.label, "method": row.method, "options": row.chosen, "tried": row.tried, "runs": runs}
-
-
-def _all_pairs(collected: Collected) -> bool:
-    """Bold needs every pair to have been tested."""
-    methods = {name for one in collected.comparisons for name in (one.first, one.second)}
-    return len({(one.first, one.second) for one in collected.comparisons}) == len(methods) * (len(methods) - 1) // 2
-
-
-def _single(collected: Collected) -> bool:
-    return len({one.domain for one in collected.comparisons}) == 1
-
-
 def _tex(text: str) -> str:
     for mark in ("&", "%", "$", "#", "_"):
         text = text.replace(mark, f"\\{mark}")
     return text
-
-
-# ``compare.html``: the table of a comparison as one self-contained page.
-
-DIFFERENCE_HEADER = ("row", "beside", "metric", "row minus beside", "Holm p", "effect size")
-
-
-def write_page_of(
-    config: CompareConfig, methods: Sequence[RowRuns], collected: Collected, domains: Mapping[str, Domain]
-) -> Path:
-    """Write ``compare.html`` below the output folder; -> its path."""
-    protocol = get_protocol(methods[0].runs[0].settings.run.protocol)
-    first, more = _examples(config, methods, collected)
-    results = [_results(collected.rows, domain) for domain in _scopes(collected)]
-    sections = [
-        *first,
-        Section(
-            "Test results", [_intervals()], results, downloads=[Download("results.csv", values_csv(collected.rows))]
-        ),
-        _differences(collected),
-        _convergence(collected),
-        _costs(collected),
-        Section("What was compared", collected.notes, [PageTable(SETTING_HEADER, setting_cells(methods))]),
-    ]
-    if collected.views:
-        tables = [_results(collected.views, domain) for domain in _scopes(collected)[:1]]
-        sections.append(Section("Models that are not reported", [], tables))
-    sections += [*_analyses(config, methods, domains), *more]
-    title = f"Comparison: {', '.join(domains)}"
-    opening = comparison_opening(config, methods, collected)
-    return write_page(Path(config.output) / "compare.html", title, stamp(protocol), sections, opening=opening)
-
-
-def _examples(
-    config: CompareConfig, methods: Sequence[RowRuns], collected: Collected
-) -> tuple[list[Section], list[Section]]:
-    """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
-    best = chosen_row(methods, collected)  # examples are those of a model, whatever memory stands beside it
-    files = {row.label: row.runs[0].folder.root / EXAMPLES_FILE for row in methods}
-    chosen = next((row.label for row in methods if best in shown_as(row).values()), methods[0].label)
-    other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
-    shown = (label for label in (chosen, *other) if files[label].is_file())
-    return example_sections({label: read_object(files[label]) for label in shown})
-
-
-def _convergence(collected: Collected) -> Section:
-    points = ([label, *point] for label, curve in collected.curves.items() for point in curve)
-    file = Download("validation.csv", csv_text(["row", "round", "ndcg@10"], points))
-    figure = convergence_curves({"mean over domains": collected.curves})
-    return Section("Convergence", figures=[figure], downloads=[file])
-
-
-def _costs(collected: Collected) -> Section:
-    names = ("train_s", "up", "down", "best_rounds", "near_rounds")
-    cells = ([label, *(getattr(cost, name) for name in names)] for label, cost in collected.costs.items())
-    file = Download("costs.csv", csv_text(["row", *names], cells))
-    return Section(
-        "What it costs", [COST_NOTE], [PageTable(COST_HEADER, cost_cells(collected.costs))], downloads=[file]
-    )
-
-
-def _analyses(config: CompareConfig, methods: Sequence[RowRuns], domains: Mapping[str, Domain]) -> list[Section]:
-    """Analyses of one row's run with seed 0 beside another row's; none when one of the two is missing."""
-    folders = {row.label: row.runs[0].folder for row in methods}
-    if len(config.analysed) != 2 or not set(config.analysed) <= set(folders):
-        return []
-    own, other = (folders[label] for label in config.analysed)
-    texts = cached_user_texts(read_run(own.root))
-    analysis = run_analysis(own, domains, texts, config.encoder, compare=other)
-    write_json(Path(config.output) / "analysis.json", analysis)
-    first, second = config.analysed
-    said = Section("Analyses", [f"What follows is about {first} with seed 0, beside {second} with seed 0."])
-    of_table = colours_of([row.label for row in methods])
-    colours = {label: of_table[row] for label, row in zip(analysis["lines"], config.analysed, strict=True)}
-    return [said, *fusion_section(analysis["alpha"], analysis["best_round"]), *sections_of(analysis, colours)]
-
-
-def _scopes(collected: Collected) -> list[str]:
-    """The mean over domains first: it is what most readers came for."""
-    *domains, whole = shown_domains(collected.rows)
-    return [whole, *domains]
-
-
-def _intervals() -> str:
-    return "Brackets: 95 % cluster bootstrap over users and seeds."
-
-
-def _results(rows: Sequence[ResultRow], domain: str) -> PageTable:
-    ordered = sorted(rows, key=lambda row: -row.values[domain]["ndcg@10"].mean)
-    cells = []
-    for row in ordered:
-        cells.append([row.label, *(interval_text(row.values[domain][name]) for name in METRICS)])
-    return PageTable(["row", *METRICS], cells, "mean over domains" if domain == MACRO else domain)
-
-
-def _differences(collected: Collected) -> Section:
-    scopes = {one.domain for one in collected.comparisons}
-    shown = [one for one in collected.comparisons if one.domain == MACRO or len(scopes) == 1]
-    tables = []
-    for real, caption in ((True, "More than chance"), (False, "Not distinguishable from chance")):
-        rows = [
-            [
-                one.first,
-                one.second,
-                one.metric,
-                interval_text(one.difference),
-                f"{one.p_holm:.3g}",
-                f"{one.effect_size:+.2f}",
-            ]
-            for one in shown
-            if one.distinguishable() == real
-        ]
-        tables += [PageTable(DIFFERENCE_HEADER, rows, caption)] if rows else []
-    num = sum(one.distinguishable() for one in shown)
-    paragraphs = [
-        "Paired permutation tests over users, Holm-corrected over all comparisons of the table. Effect size: mean over "
-        "standard deviation of the users' differences.",
-        f"{num} of {len(shown)} comparisons are distinguishable.",
-    ]
-    file = Download("tests.csv", comparisons_csv(comparisons_data(collected.comparisons)))
-    return Section("Differences", paragraphs, tables, downloads=[file] if collected.comparisons else [])

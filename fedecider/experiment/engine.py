@@ -29,6 +29,7 @@ from fedecider.running.launch import (
     start,
     track_results,
 )
+from fedecider.running.options import write_settings
 from fedecider.running.progress import quiet, round_progress
 from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
 
@@ -127,16 +128,30 @@ class Experiment(NamedTuple):
     """Further entries of ``run.json``."""
 
 
-def run_track(track: Track, settings: Any, callbacks: Sequence[Callback] = (), tell_results: bool = True) -> Path:
+def run_track(
+    track: Track,
+    settings: Any,
+    callbacks: Sequence[Callback] = (),
+    chosen: Mapping[str, Any] = {},
+    tell_results: bool = True,
+) -> Path:
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
     with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
-        return run(track.part("load")(launch.from_main(settings), launch), launch, callbacks, tell_results)
+        experiment = track.part("load")(launch.from_main(settings), launch)
+        return run(experiment, launch, callbacks, chosen, tell_results)
 
 
-def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = (), tell_results: bool = True) -> Path:
+def run(
+    experiment: Experiment,
+    launch: Launch,
+    callbacks: Sequence[Callback] = (),
+    chosen: Mapping[str, Any] = {},
+    tell_results: bool = True,
+) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
 
-    ``tell_results``: print table and places of files at the end, as a command does.
+    ``chosen``: the configuration, where it was chosen for the data; it is kept in the folder. ``tell_results``: print
+    table and places of files at the end, as a command does.
 
     Raises:
         ValueError: the folder holds another run, or a stage finds settings that cannot be.
@@ -151,6 +166,8 @@ def run(experiment: Experiment, launch: Launch, callbacks: Sequence[Callback] = 
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
+            if chosen:
+                write_settings(folder.chosen, chosen)
         try:
             with round_progress(config.num_rounds, launch.is_main) as on_clients:
                 state = train(

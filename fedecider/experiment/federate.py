@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from fedecider.experiment.engine import Experiment, Rounds
 from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_data, make_recommender
 from fedecider.experiment.results import check_privacy, check_shared_noise, privacy_data, write_results
 from fedecider.experiment.settings import RunConfig
+from fedecider.experiment.tuning import Tunable
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
@@ -25,12 +26,12 @@ from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
-from fedecider.methods import METHODS
+from fedecider.methods import METHODS, RATES, TRAINING_SPACE
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
-from fedecider.running.run_folder import RunFolder, content_key
+from fedecider.running.run_folder import RunFolder, as_plain, content_key
 
 
 def carries_update(name: str) -> bool:
@@ -49,14 +50,45 @@ class Prepared(NamedTuple):
 
 def load(settings: Settings, launch: Launch) -> Experiment:
     """The data of a run, and everything checked that can be before the stages are built."""
-    domains = load_data(settings.run)
+    return experiment_on(load_data(settings.run), build_foundation, settings)
+
+
+def experiment_on(
+    domains: Mapping[str, Domain], foundation: Callable[[RunConfig, Launch], Foundation], settings: Settings
+) -> Experiment:
+    """A run on these data; ``foundation`` gives the stages that it shares with others."""
     hashes, faults = check_federation(settings, domains)
     names = list(by_catalogue(clients_of(domains)))
-    return Experiment(settings, hashes, names, partial(_prepare, settings, faults))
+    return Experiment(settings, hashes, names, partial(_prepare, settings, faults, foundation))
 
 
-def _prepare(asked: Settings, faults: Sequence[Fault], launch: Launch, resumed: RunFolder | None) -> Rounds:
-    foundation = build_foundation(asked.run, launch)
+def tunable(settings: Settings, launch: Launch) -> Tunable:
+    """Trials share pre-training and distillation, and begin at the same student."""
+    built: list[Foundation] = []
+
+    def foundation(run: RunConfig, launch: Launch) -> Foundation:
+        built.extend([] if built else [build_foundation(run, launch)])
+        return built[0]
+
+    entry = METHODS[settings.run.method]
+    space, grid = {**TRAINING_SPACE, **entry.space}, (*entry.grid, *RATES)
+    return Tunable(space, grid, partial(experiment_on, load_data(settings.run), foundation), file_settings)
+
+
+def file_settings(settings: Settings) -> dict[str, Any]:
+    """What a file of ``--config`` says for a run with these settings; the method's own stand in its block."""
+    own = {settings.run.method: values} if (values := as_plain(settings.method)) else {}
+    return {**as_plain(settings.run), **as_plain(settings.training), **as_plain(settings.ranking), **own}
+
+
+def _prepare(
+    asked: Settings,
+    faults: Sequence[Fault],
+    build: Callable[[RunConfig, Launch], Foundation],
+    launch: Launch,
+    resumed: RunFolder | None,
+) -> Rounds:
+    foundation = build(asked.run, launch)
     settled = settle(asked, foundation, launch, resumed)
     settings = settled.settings
     launch = shared_out(settings, launch, foundation.domains)

@@ -314,7 +314,6 @@ def memories_data(memories: Memories) -> dict[str, Any]:
 
 # A few users of every domain with what they read, what was held out and what was recommended.
 
-EXAMPLES_FILE = "examples.json"
 NUM_USERS, NUM_TITLES, NUM_RECOMMENDED = 3, 5, 5
 
 

@@ -43,12 +43,17 @@ class Track(NamedTuple):
     """(settings, launch) -> `fedecider.experiment.engine.Experiment`."""
     page: str
     """`fedecider.experiment.run_page.ReportConfig` -> path of the page, made again."""
+    choose: str = ""
+    """(words of ``federate``, whether hours are allowed) -> settings for the data they name; empty where they
+    are chosen already."""
     opening: str = ""
     """`RunFolder` of a finished run -> `fedecider.report.page.Opening`: the verdict in sentences."""
     data_words: str = ""
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
+    comparison: str = ""
+    """`fedecider.experiment.comparison.TrackRows`: the rows that the track adds to tables, and how one cell is run."""
     tune: str = ""
-    """(settings, TuneConfig, names of options given, launch) -> folder of the search."""
+    """(settings, launch) -> `fedecider.experiment.tuning.Tunable`."""
     audit: str = ""
     """(AuditConfig, launch) -> `fedecider.experiment.attacks.Outcome`."""
     contract: str = ""
@@ -110,6 +115,18 @@ def taken_name(method: str) -> str:
                 if points := outside_methods(group).get(method):
                     return of_fedecider(method, points[0])
     return ""
+
+
+def track_named(name: str) -> Track:
+    """A track by its own name.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    for track in tracks():
+        if track.name == name:
+            return track
+    raise ValueError(f"got the track {name!r}, expected one of {', '.join(track.name for track in tracks())}")
 
 
 def track_of_config(config: Mapping[str, Any]) -> Track:

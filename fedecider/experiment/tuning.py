@@ -21,12 +21,14 @@ import yaml
 from rich.table import Table
 
 from fedecider.bounds import OneOf, OneOrMore, Range, Real, Setting, Space, Whole, check, is_out_of_memory, points
+from fedecider.experiment.engine import Experiment, train
+from fedecider.experiment.track import Track
 from fedecider.federation.record import CannotResume, Recorder, write_text
 from fedecider.federation.streams import derive_seed
 from fedecider.report.tables import markdown_grid
 from fedecider.running.launch import Launch, checked_run, opened_together
-from fedecider.running.progress import console, say
-from fedecider.running.run_folder import RunFolder, as_plain, default_name
+from fedecider.running.progress import console, round_progress, say
+from fedecider.running.run_folder import RunFolder, as_plain, default_name, fingerprint
 
 # Settings of a search.
 
@@ -130,6 +132,10 @@ class Search(NamedTuple):
         return {**self.start, **setting}
 
 
+ONE_SETTING = Search({}, {}, ({},), 0)
+"""Of what is run as it is."""
+
+
 def search_of(blocks: Iterable[Any], space: Space, grid: Sequence[Setting], seed: int) -> Search:
     """The search around the settings in ``blocks`` (dataclasses), with the candidates of ``grid`` first.
 
@@ -197,23 +203,6 @@ def best_of(tried: Sequence[Tried]) -> int | None:
     """Number of the trial with the best validation score, the earlier one on ties; None where all failed."""
     scores = [-math.inf if one.valid is None else one.valid for one in tried]
     return scores.index(max(scores)) if any(one.valid is not None for one in tried) else None
-
-
-def search_settings(search: Search, budget: int, score: Callable[[Setting], float], label: str) -> list[Tried]:
-    """Up to ``budget`` trials; one whose ``score`` raises ``ValueError`` has failed, and its sentence is printed.
-
-    So is a shortfall, where there is anything to tune.
-    """
-    tried: list[Tried] = []
-    while len(tried) < budget and (setting := proposal(search, tried)) is not None:
-        try:
-            tried.append(Tried(setting, score(setting)))
-        except ValueError as error:  # a diverged trial is a trial that lost
-            say(f"{label} {setting}: {error}")
-            tried.append(Tried(setting, None))
-    if len(tried) < budget and search.is_tunable:
-        say(f"{label}: {shortfall(search, tried, budget)}")
-    return tried
 
 
 def check_budget(search: Search, budget: int) -> None:
@@ -455,133 +444,138 @@ def trial_table(trials: Sequence[Trial], title: str) -> Table:
 
 
 def trial_page(
-    title: str,
-    heading: Sequence[str],
-    trials: Sequence[Trial],
-    search: Search,
-    shares: Mapping[str, float],
-    notes: Sequence[str],
+    title: str, heading: Sequence[str], trials: Sequence[Trial], search: Search, shares: Mapping[str, float]
 ) -> str:
-    """Markdown: what was searched, all trials, what decided, and what the numbers are not."""
-    space = [[name, str(one), str(search.start[name])] for name, one in search.space.items()]
+    """Markdown: what was searched, all trials, what decided."""
     parts = [f"# {title}", "", *(f"- {line}" for line in heading), "", "## Trials", ""]
     parts += [*markdown_grid(HEADER, trial_cells(trials), HEADER[:4]), ""]
-    if space:
+    if space := [[name, str(one), str(search.start[name])] for name, one in search.space.items()]:
         parts += ["## Space", "", *markdown_grid(("setting", "drawn from", "start"), space), ""]
     if shares:
         grid = [[name, f"{share:.2f}"] for name, share in shares.items()]
         parts += ["## What the differences come from (fANOVA, rough)", ""]
         parts += [*markdown_grid(("setting", "share"), grid, ("share",)), ""]
-    return "\n".join([*parts, *(f"{note}\n" for note in notes)])
+    return "\n".join(parts)
 
 
-def write_settings(path: Path, values: Mapping[str, Any], comments: Sequence[str]) -> None:
-    """A file that ``--config`` takes, with ``comments`` at its top."""
-    text = yaml.safe_dump(as_plain(dict(values)), sort_keys=False, allow_unicode=True)
-    write_text(path, "".join(f"# {line}\n" for line in comments) + text)
-
-
-# A search from its settings to its folder, for both tracks: trials are rounds alone, scored on validation items.
+# A search from its settings to its folder, for every track: trials are rounds alone, scored on validation items.
 
 NOT_KEPT = ("output", "resume", "tracker")
 """Settings of a run that are no part of the best ones."""
 
 
-class TrialPlace(NamedTuple):
-    """Where the rounds of one trial are kept while they go on."""
+class Tunable(NamedTuple):
+    """What a track gives to searches: its part ``tune``."""
 
-    recorder: Recorder
-    checkpoints: Path
-
-
-class Track(NamedTuple):
-    """What a search needs of a track."""
-
-    settings: Any
-    """NamedTuple of the run's blocks of settings, ``run`` among them; the start of the search."""
     space: Space
     grid: Sequence[Setting]
-    data: dict[str, str]
-    """Name -> hash of the data."""
-    names: Sequence[str]
-    """What the folder is named after, besides the method."""
-    prepare: Callable[[], None]
-    """What all trials share is built, and what cannot be run as it is given is refused; called once before them."""
-    play: Callable[[Any, TrialPlace], Outcome]
-    """settings, place -> what all rounds gave on validation items; goes on after the last checkpoint of ``place``.
-    ``ValueError`` for settings that cannot be run or that diverged; ``CannotResume`` where ``place`` is damaged."""
+    experiment: Callable[[Any], Experiment]
+    """Settings -> what is run with them, on data that are read once. ``ValueError`` for settings that cannot be."""
     as_file: Callable[[Any], dict[str, Any]]
-    """settings -> what a file of ``--config`` says for the same run."""
+    """Settings -> what a file of ``--config`` says for the same run."""
 
 
-def tune(track: Track, config: TuneConfig, fixed: Sequence[str], launch: Launch) -> Path:
-    """Run what is missing of ``config.trials`` and return the folder of the search.
+class _Work(NamedTuple):
+    """One search while it goes on."""
 
-    ``fixed``: options that are not searched, since they were given by name.
+    settings: Any
+    """Where it starts."""
+    tunable: Tunable
+    search: Search
+    trials: int
+    """How many there will be."""
+    launch: Launch
+
+    def play(self, setting: Setting, place: Path) -> Outcome:
+        """All rounds of a trial, scored on validation items; it goes on after the last checkpoint of ``place``.
+
+        Raises:
+            ValueError: settings that cannot be run or that diverged.
+            CannotResume: ``place`` is damaged.
+        """
+        launch, own = self.launch, with_setting(self.settings, setting)
+        experiment = self.tunable.experiment(own)
+        rounds = experiment.prepare(launch, None)
+        with round_progress(own.run.num_rounds, launch.is_main) as on_clients:
+            state = train(
+                rounds,
+                recorder=Recorder(place / "rounds.jsonl" if launch.is_main else None),
+                checkpoints=place / "checkpoints",
+                key=fingerprint({"config": own.as_record(), "data": dict(experiment.hashes)}),
+                resume=True,
+                on_clients=on_clients,
+            )
+        return Outcome(state.best_score, state.best_round, state.round)
+
+
+def tune(track: Track, settings: Any, config: TuneConfig, fixed: Sequence[str], launch: Launch) -> Path:
+    """Run what is missing of ``config.trials`` and return the folder of the search (``docs/tune.md``).
+
+    ``settings`` are where the search starts; ``fixed`` are options that are not searched, since they were given by
+    name.
 
     Raises:
         ValueError: there is nothing to search; no trial finished; the folder holds another search; or the trial in
             progress cannot go on from what is there of it.
     """
     load_optuna()
-    run = track.settings.run
-    space = {name: one for name, one in track.space.items() if name not in fixed}
-    grid = [setting for setting in track.grid if not set(setting) & set(fixed)]
-    if run.tracker:
+    settings = launch.from_main(settings)
+    run, tunable = settings.run, track.part("tune")(settings, launch)
+    space = {name: one for name, one in tunable.space.items() if name not in fixed}
+    grid = [setting for setting in tunable.grid if not set(setting) & set(fixed)]
+    if getattr(run, "tracker", ""):
         raise ValueError("got --tracker with a search, expected none: its trials are in its folder. Leave it out")
     if not space and len(grid) < 2:
         raise ValueError(
             f"got nothing to search with the method {run.method}, expected settings that it declares and that are not "
             "given on the command line"
         )
-    search = search_of(track.settings, space, grid, run.seed)
-    config_record = track.settings.as_record()
-    config_record["run"]["output"] = run.output or str(
-        Path("runs") / default_name(f"tune-{run.method}", [*track.names])
-    )
-    config_record["tune"] = {"space": {name: str(one) for name, one in space.items()}, "grid": as_plain(grid)}
-    root, record = checked_run(config_record, track.data, list(track.names))
-    track.prepare()
+    work = _Work(settings, tunable, search_of(settings, space, grid, run.seed), config.trials, launch)
+    start = tunable.experiment(settings)
+    names, written = list(start.names), settings.as_record()
+    written["run"]["output"] = run.output or str(Path("runs") / default_name(f"tune-{run.method}", names))
+    written["tune"] = {"space": {name: str(one) for name, one in space.items()}, "grid": as_plain(grid)}
+    root, record = checked_run(written, dict(start.hashes), names)
+    launch.accelerator.wait_for_everyone()
+    start.prepare(launch, None)  # what cannot be run as it is given is told before the first trial
     with opened_together(root, record, launch) as folder:
-        journal = Journal(root / "journal.jsonl", search) if launch.is_main else None
-        trials = _all_trials(track, config, search, folder, launch, journal)
+        journal = Journal(root / "journal.jsonl", work.search) if launch.is_main else None
+        trials = _all_trials(work, folder, journal)
         if journal is not None:
-            _write(track, search, folder, journal, trials, record)
+            _write(work, f"Search of {run.method} on {', '.join(names)}", journal, trials, record, root)
     if all(trial.outcome is None for trial in trials):
         raise ValueError(f"no trial of {run.method} finished, expected one at least: see {root / 'tune.md'}")
     return root
 
 
-def _all_trials(
-    track: Track, config: TuneConfig, search: Search, folder: RunFolder, launch: Launch, journal: Journal | None
-) -> list[Trial]:
+def _all_trials(work: _Work, folder: RunFolder, journal: Journal | None) -> list[Trial]:
     """Those of the journal, then the missing ones; every process plays its part in each."""
-    trials = launch.from_main(journal.trials() if journal is not None else [])
-    if trials and launch.is_main:
+    is_main = work.launch.is_main
+    trials = work.launch.from_main(journal.trials() if journal is not None else [])
+    if trials and is_main:
         say(f"{len(trials)} trials are there already")
-    while len(trials) < config.trials:
+    while len(trials) < work.trials:
         tried = [trial.tried for trial in trials]
-        setting = proposal(search, tried)
+        setting = proposal(work.search, tried)
         if setting is None:
-            if launch.is_main:
-                say(shortfall(search, tried, config.trials))
+            if is_main:
+                say(shortfall(work.search, tried, work.trials))
             break
-        trial = _played(track, setting, folder.root / "trials" / f"{len(trials) + 1:03d}", launch)
-        trials.append(trial)
+        place = folder.root / "trials" / f"{len(trials) + 1:03d}"
+        trials.append(_played(work, setting, place))
         if journal is not None:
-            journal.add(trial)
-            shutil.rmtree(folder.root / "trials" / f"{len(trials):03d}" / "checkpoints", ignore_errors=True)
-            _tell(trials, config)
+            journal.add(trials[-1])
+            shutil.rmtree(place / "checkpoints", ignore_errors=True)
+            _tell(trials, work.trials)
     return trials
 
 
-def _played(track: Track, setting: Setting, folder: Path, launch: Launch) -> Trial:
+def _played(work: _Work, setting: Setting, folder: Path) -> Trial:
     started, outcome, problem = time.perf_counter(), None, ""
-    if launch.is_main:
+    if work.launch.is_main:
         folder.mkdir(parents=True, exist_ok=True)
-    place = TrialPlace(Recorder(folder / "rounds.jsonl" if launch.is_main else None), folder / "checkpoints")
     try:
-        outcome = track.play(with_setting(track.settings, setting), place)
+        outcome = work.play(setting, folder)
     except CannotResume:  # says nothing about the setting
         raise
     except ValueError as error:  # such as a run that diverged
@@ -593,27 +587,21 @@ def _played(track: Track, setting: Setting, folder: Path, launch: Launch) -> Tri
     return Trial(setting, outcome, problem, time.perf_counter() - started)
 
 
-def _tell(trials: Sequence[Trial], config: TuneConfig) -> None:
+def _tell(trials: Sequence[Trial], num: int) -> None:
     last, best = trials[-1], best_of([trial.tried for trial in trials])
     result = f"failed: {last.problem}" if last.outcome is None else f"valid ndcg@10 {last.outcome.valid:.4f}"
     note = "" if best is None else f" | best so far: trial {best + 1}"
-    say(f"trial {len(trials)}/{config.trials}: {setting_text(last.setting)} | {result} | {last.seconds:.1f} s{note}")
+    say(f"trial {len(trials)}/{num}: {setting_text(last.setting)} | {result} | {last.seconds:.1f} s{note}")
 
 
 def _write(
-    track: Track,
-    search: Search,
-    folder: RunFolder,
-    journal: Journal,
-    trials: Sequence[Trial],
-    record: Mapping[str, Any],
+    work: _Work, title: str, journal: Journal, trials: Sequence[Trial], record: Mapping[str, Any], root: Path
 ) -> None:
     """``best.yaml`` and ``tune.md``, and the table on the terminal."""
-    run, root = track.settings.run, folder.root
     best = best_of([trial.tried for trial in trials])
-    title = f"Search of {run.method} on {', '.join(track.names)}"
+    failed = sum(trial.outcome is None for trial in trials)
     heading = [
-        f"{len(trials)} trials, {sum(trial.outcome is None for trial in trials)} of them failed; seed {run.seed}",
+        f"{len(trials)} trials, {failed} of them failed; seed {work.search.seed}",
         f"commit {record['commit']}, fedecider tune",
     ]
     notes = [
@@ -621,14 +609,15 @@ def _write(
         "chosen settings are worth is what a run with them gives on the test items."
     ]
     if best is not None:
-        chosen = with_setting(track.settings, trials[best].setting)
-        values = {name: value for name, value in track.as_file(chosen).items() if name not in NOT_KEPT}
+        chosen = with_setting(work.settings, trials[best].setting)
+        values = {name: value for name, value in work.tunable.as_file(chosen).items() if name not in NOT_KEPT}
         score = f"validation ndcg@10 {trials[best].tried.valid:.4f}"
-        comments = [f"{title}: trial {best + 1} of {len(trials)}, {score}", setting_text(trials[best].setting)]
-        write_settings(root / "best.yaml", values, comments)
+        said = [f"{title}: trial {best + 1} of {len(trials)}, {score}", setting_text(trials[best].setting)]
+        text = yaml.safe_dump(as_plain(values), sort_keys=False, allow_unicode=True)
+        write_text(root / "best.yaml", "".join(f"# {line}\n" for line in said) + text)
         notes.append(f"A run with them: `fedecider federate --config {root / 'best.yaml'}`")
-    shares = importances(journal)
-    (root / "tune.md").write_text(trial_page(title, heading, trials, search, shares, notes), encoding="utf-8")
+    page = trial_page(title, heading, trials, work.search, importances(journal))
+    write_text(root / "tune.md", "\n".join([page, *(f"{note}\n" for note in notes)]))
     console.print(trial_table(trials, title))
     for note in notes:
         say(note)

@@ -6,27 +6,33 @@ Shape legend: U users of a client.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedecider.bounds import OneOrMore, Participation, Seed, Threads, ZeroOrMore, check
+from fedecider.bounds import OneOrMore, Participation, Seed, Setting, Threads, ZeroOrMore, check
 from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
+from fedecider.experiment.comparison import Cell, Course, Entry, Shared, TrackRows, course_of
 from fedecider.experiment.engine import Experiment, Rounds, train
+from fedecider.experiment.report import Parts, write_run_page
+from fedecider.experiment.tuning import Tunable, search_of
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import (
     Recorder,
     non_finite_line,
     non_finite_uploads,
+    read_json,
     read_records,
     write_json,
     write_text,
@@ -48,7 +54,7 @@ from fedecider.report.tables import (
 from fedecider.running.launch import Launch
 from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
 from fedecider.running.progress import console, say
-from fedecider.running.run_folder import RunFolder, as_plain, check_output, damage_names, read_run
+from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, check_output, damage_names, read_run
 
 # Settings of a run of an ID-based method that are not the method's own.
 
@@ -148,14 +154,9 @@ def recorded_settings(run: Path, data: str = "") -> IdSettings:
         return IdSettings(settings, from_plain(METHODS[settings.method].config, config["method"], f"method in {path}"))
 
 
-def no_page(config: Any) -> Path:
-    """ID-based runs have a table and no page.
-
-    Raises:
-        ValueError: always, with the place of the table.
-    """
-    folder = RunFolder(Path(config.run))
-    raise ValueError(f"got {folder.root}, a run of an ID-based method, which has no page: see {folder.results}")
+def page(config: Any) -> Path:
+    """The page of a finished run, made again (`fedecider.experiment.run_page.ReportConfig`)."""
+    return write_run_page(RunFolder(Path(config.run)), lambda files: Parts())
 
 
 Positions = dict[str, dict[str, Tensor]]
@@ -186,13 +187,22 @@ def load(settings: IdSettings, launch: Launch) -> Experiment:
     Raises:
         ValueError: a setting or the data cannot be, or several processes were started.
     """
+    return experiment_on(_domains(settings, launch), settings)
+
+
+def _domains(settings: IdSettings, launch: Launch) -> dict[str, Domain]:
     run = settings.run
     if launch.processes.count > 1:
         raise ValueError(f"got {launch.processes.count} processes for {run.method}, expected one: its models are small")
     if not run.data:
         raise ValueError(f"got {run.method} without data, expected a folder of prepared domains: --data data/NAME")
+    return load_domains(run.data, run.domain_names)
+
+
+def experiment_on(domains: Mapping[str, Domain], settings: IdSettings) -> Experiment:
+    """A run on these data."""
+    run = settings.run
     METHODS[run.method].check(run.num_rounds, run.patience, run.participation, settings.method)
-    domains = load_domains(run.data, run.domain_names)
     empty = [name for name in domains if name not in clients_of(domains)]
     if empty:
         raise ValueError(f"got domains {empty} without client users, expected some: leave them out of --domains")
@@ -208,6 +218,17 @@ def load(settings: IdSettings, launch: Launch) -> Experiment:
         return rounds._replace(finish=finish)
 
     return Experiment(settings, hashes, list(by_catalogue(domains)), prepare)
+
+
+def tunable(settings: IdSettings, launch: Launch) -> Tunable:
+    """Trials are runs on the same data."""
+    entry = METHODS[settings.run.method]
+    return Tunable(entry.space, entry.grid, partial(experiment_on, _domains(settings, launch)), file_settings)
+
+
+def file_settings(settings: IdSettings) -> dict[str, Any]:
+    """What a file of ``--config`` says for a run with these settings."""
+    return {**as_plain(settings.run), **as_plain(settings.method)}
 
 
 def rounds_of(settings: IdSettings, domains: Mapping[str, Domain], device: torch.device) -> tuple[IdClients, Rounds]:
@@ -233,6 +254,54 @@ def train_rounds(
     """All rounds in this process, with nothing written but the records."""
     clients, rounds = rounds_of(settings, domains, device)
     return Trained(rounds.method, clients, train(rounds, recorder=recorder))
+
+
+def table_row(name: str, shared: Shared) -> Entry:
+    """A method as a row beside others over prepared domains, its runs kept in the cache."""
+    entry = METHODS[name]
+
+    def cell(setting: Setting, seed: int) -> Cell:
+        run = IdRunConfig(method=name, protocol=shared.protocol, seed=seed, patience=entry.patience)
+        folder = _kept(IdSettings(run, replace(entry.config(), **setting)), shared)
+        info = read_json(folder / "info.json")
+
+        def course() -> Course:
+            return course_of(read_records(folder / "rounds.jsonl"), info["best_round"])
+
+        def positions() -> dict[str, Positions]:
+            return {shared.protocol: {name: load_file(folder / "positions.safetensors")}}
+
+        return Cell({name: info["valid"]}, positions, course, folder)
+
+    search = search_of([entry.config()], entry.space, entry.grid, 0)
+    return Entry(name, name, "baseline", [shared.protocol], cell, search, shared.tune)
+
+
+def _kept(settings: IdSettings, shared: Shared) -> Path:
+    method = settings.run.method
+
+    def build(folder: Path) -> None:
+        recorder = Recorder(folder / "rounds.jsonl")
+        trained = train_rounds(settings, shared.domains, torch.device(shared.device), recorder=recorder)
+        save_file(next(iter(trained.positions("test").values())), folder / "positions.safetensors")  # the reported view
+        state = trained.state
+        write_json(folder / "info.json", {"valid": state.best_score, "best_round": state.best_round})
+
+    inputs = {
+        "run": as_plain(settings.run),
+        "method": as_plain(settings.method),
+        "data": [(name, domain.content_hash()) for name, domain in shared.domains.items()],
+        "device": shared.device,
+    }
+    stage = cached_stage(shared.cache, method, inputs, build)
+    if not stage.reused:
+        info = read_json(stage.folder / "info.json")
+        say(f"{method}, seed {settings.run.seed}: validation ndcg@10 {info['valid']:.4f} in round {info['best_round']}")
+    return stage.folder
+
+
+TABLE = TrackRows(guest=table_row)
+"""The track's part in tables."""
 
 
 def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain], folder: RunFolder) -> None:
@@ -274,4 +343,5 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     title = f"Test of {settings.run.method}, round {state.best_round}"
     console.print(rich_table(table, title=title))
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
+    say(f"report: {write_run_page(folder, lambda files: Parts())}")
     say(f"run: {folder.root}")

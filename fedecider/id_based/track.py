@@ -13,6 +13,8 @@ TRACK = Track(
     parse="fedecider.id_based.run:parse_settings_and",
     recorded="fedecider.id_based.run:recorded_settings",
     load="fedecider.id_based.run:load",
-    page="fedecider.id_based.run:no_page",
+    page="fedecider.id_based.run:page",
+    comparison="fedecider.id_based.run:TABLE",
+    tune="fedecider.id_based.run:tunable",
     contract="fedecider.testing.id_contract:bench_of",
 )

@@ -149,6 +149,11 @@ def check_yaml_size(text: str, source: str) -> None:
         return
 
 
+def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """A YAML file that ``--config`` reads."""
+    path.write_text(yaml.safe_dump(dict(settings), sort_keys=False, width=120), encoding="utf-8")
+
+
 # How ``--help`` looks: what people set first, then titled groups; a value's type where the value goes.
 
 TYPES = {"str": "TEXT", "int": "INT", "float": "NUMBER", "dict": "BLOCK"}

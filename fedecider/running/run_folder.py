@@ -203,6 +203,11 @@ class RunFolder(NamedTuple):
         return self.root / "alternatives.json"
 
     @property
+    def chosen(self) -> Path:
+        """The configuration that was chosen for the data; only where nobody gave one."""
+        return self.root / "chosen.yaml"
+
+    @property
     def rounds(self) -> Path:
         return self.root / "rounds.jsonl"
 

@@ -13,11 +13,10 @@ from slow import fast_where
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_data, toy_recommender
 
-from fedecider.deployment.hosted import one_client
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import SiteSums, masking
-from fedecider.deployment.server import DeploymentConfig, Line, recorded_scores, run_deployed
-from fedecider.deployment.site import Site
+from fedecider.deployment.server import Channel, DeploymentConfig, Plan, recorded_scores, run_deployed
+from fedecider.deployment.site import Site, one_client
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings
 from fedecider.methods import BUILT_IN as METHODS
@@ -80,19 +79,18 @@ def deployed(
     run="abc",
     **faults,
 ):
-    line = Line(exchange_with(sites, **faults), config or DeploymentConfig(), run, names, started=started)
+    line = Channel(exchange_with(sites, **faults), config or DeploymentConfig(), run, names, started=started)
     records = []
     nobody = recommender or toy_recommender(names, data=[{"labels": torch.zeros(0, 2)}] * len(names))
+    masks = None if sums is None else partial(masking, sums)
+    plan = Plan(build(name, nobody), RoundSettings(num_rounds=rounds, seed=0), ("ndcg@10",), masks)
     state, results = run_deployed(
-        build(name, nobody),
+        plan,
         line,
-        RoundSettings(num_rounds=rounds, seed=0),
-        ("ndcg@10",),
         recorder=None if folder is None else Recorder(folder.with_suffix(".jsonl")),
         checkpoints=folder,
         resume=resume,
         on_round=records.append,
-        masking=None if sums is None else masking(sums, line),
     )
     return state, records, line, results
 
@@ -235,11 +233,11 @@ def test_a_site_goes_into_no_other_run_with_its_folder(tmp_path):
 
 
 def test_sites_that_were_scored_together_have_the_mean_of_all_after_a_restart():
-    line = Line(lambda sent, deadline_s: {}, DeploymentConfig(), "abc", ["a", "b"], hosts=[[0, 2], [1]])
+    line = Channel(lambda sent, deadline_s: {}, DeploymentConfig(), "abc", ["a", "b"], hosts=[[0, 2], [1]])
     none, together = {"valid": {}}, {"valid": {"own": [{"hit@10": 0.5, "ndcg@10": 0.25}]}}
     each = {"valid": {"own": [{"ndcg@10": score} for score in (0.125, 0.5)]}}
-    assert recorded_scores([none], line, ("ndcg@10",)) == {}
-    assert recorded_scores([each, together, none], line, ("ndcg@10",)) == {0: {"own": [0.25]}, 1: {"own": [0.25]}}
+    assert recorded_scores([none], line, ("ndcg@10",), None) == {}
+    assert recorded_scores([each, together, none], line, ("ndcg@10",), None) == {0: {"own": [0.25]}, 1: {"own": [0.25]}}
     assert recorded_scores([together, each], line, ("ndcg@10",), [2, 1]) == {0: {"own": [0.125]}, 1: {"own": [0.5]}}
 
 
@@ -274,9 +272,9 @@ def test_a_site_killed_in_its_training_answers_again_as_if_nothing_had_been(tmp_
         sent.update(requests)
         return {c: killed(c, unpack(blob, MOST), sites[c].answer(blob)) for c, blob in requests.items()}
 
-    line = Line(exchange, DeploymentConfig(), "abc", NAMES)
+    line = Channel(exchange, DeploymentConfig(), "abc", NAMES)
     method = build("fdlora", toy_recommender(NAMES, data=[{"labels": torch.zeros(0, 2)}] * 3))
-    state, _ = run_deployed(method, line, RoundSettings(num_rounds=3, seed=0), ("ndcg@10",))
+    state, _ = run_deployed(Plan(method, RoundSettings(num_rounds=3, seed=0), ("ndcg@10",)), line)
     assert same(state.server, straight.server)
 
 

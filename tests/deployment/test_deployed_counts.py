@@ -21,7 +21,7 @@ from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts, what_siblings_learn
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
-from fedecider.deployment.server import DeploymentConfig, Line
+from fedecider.deployment.server import Channel, DeploymentConfig
 from fedecider.experiment.rows import own_counts
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums
@@ -60,7 +60,7 @@ def site_in(folder, client, shops=SHOPS):
 
 def shared(sites, folder, run=RUN, shops=SHOPS, **faults):
     folder.mkdir(exist_ok=True)
-    line = Line(exchange_with(sites, **faults), DeploymentConfig(max_megabytes=16), "abc", list(shops))
+    line = Channel(exchange_with(sites, **faults), DeploymentConfig(max_megabytes=16), "abc", list(shops))
     share_counts(line, run.hybrid, run.seed, shops, ROUND, folder)
     return line
 

@@ -1,6 +1,8 @@
 """Sites that play faults: what a simulation of the same scenario does, and damage that only messages have."""
 
 import time
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +12,12 @@ from test_deployed import MOST, NAMES, build, changed, deployed, exchange_with, 
 from toy_recommender import run, toy_recommender
 
 from fedecider.deployment.faults import faulty
+from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.run import answer_of
 from fedecider.deployment.secure import masking
-from fedecider.deployment.server import DeploymentConfig, Line, run_deployed
+from fedecider.deployment.server import Channel, DeploymentConfig, Plan, run_deployed
 from fedecider.experiment.federate import carries_update
+from fedecider.experiment.llm_track import TRACK
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
@@ -27,12 +31,12 @@ def played(name, folder, *faults, rounds=2, deadline_s=0.0, sums=None):
         faulty(site.answer, client, faults, 0, carries_update, MOST, deadline_s) for client, site in enumerate(sites)
     ]
     config = DeploymentConfig(deadline_s=deadline_s, max_megabytes=1)
-    line = Line(in_time(exchange_with([SimpleNamespace(answer=one) for one in answers])), config, "abc", NAMES)
+    line = Channel(in_time(exchange_with([SimpleNamespace(answer=one) for one in answers])), config, "abc", NAMES)
     records = []
     method = build(name, toy_recommender(NAMES, data=[{"labels": torch.zeros(0, 2)}] * 3))
     settings = RoundSettings(num_rounds=rounds, seed=0)
-    masks = None if sums is None else masking(sums, line)
-    state, _ = run_deployed(method, line, settings, ("ndcg@10",), on_round=records.append, masking=masks)
+    masks = None if sums is None else partial(masking, sums)
+    state, _ = run_deployed(Plan(method, settings, ("ndcg@10",), masks), line, on_round=records.append)
     return state, records
 
 
@@ -99,13 +103,21 @@ def test_a_late_site_is_silent_until_the_round_is_closed(tmp_path):
 
 def test_a_party_file_names_the_scenario(tmp_path):
     site = site_of("fedavg", 1, tmp_path)
-    project = SimpleNamespace(names=list(NAMES), settings=SimpleNamespace(run=SimpleNamespace(seed=0)))
-    assert answer_of(project, site, "", DeploymentConfig()) == site.answer
+    hosts, settings = (
+        {name: [client] for client, name in enumerate(NAMES)},
+        SimpleNamespace(run=SimpleNamespace(seed=0)),
+    )
+    project, party = Project(tmp_path, TRACK, settings, hosts, "abc"), PartyFile("p", "o")
+
+    def answer(file):
+        return answer_of(project, site, replace(party, faults=str(tmp_path / file) if file else ""))
+
+    assert answer("") == site.answer
     (tmp_path / "good.yaml").write_text("faults: [{client: comics, kind: cut_off, rounds: 2-}]\n")
-    assert answer_of(project, site, str(tmp_path / "good.yaml"), DeploymentConfig()) != site.answer
+    assert answer("good.yaml") != site.answer
     (tmp_path / "bad.yaml").write_text("faults: [{client: sports, kind: cut_off}]\n")
     with pytest.raises(ValueError, match="expected one of crime, comics, children"):
-        answer_of(project, site, str(tmp_path / "bad.yaml"), DeploymentConfig())
+        answer("bad.yaml")
 
 
 LIES = {

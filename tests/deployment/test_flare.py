@@ -16,9 +16,10 @@ from test_project import few
 
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.deployment import commands, jobs, tracks
-from fedecider.deployment.flare import PARTY, SiteExecutor, of_blob, party_file, read_party, to_blob
+from fedecider.deployment import commands, flare
+from fedecider.deployment.flare import PARTY, SiteExecutor, of_blob, read_party, to_blob
 from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.project import party_file, site_names
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -30,11 +31,11 @@ def deploy(*words: str) -> int:
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kits")
-    return {path.name: path for path in jobs.provision(["crime", "movies_tv.1"], "localhost", (18102, 18103), folder)}
+    return {path.name: path for path in flare.provision(["crime", "movies_tv.1"], "localhost", (18102, 18103), folder)}
 
 
 def test_every_party_has_a_kit_of_its_own(kits):
-    assert {name: jobs.kind_of(kit) for name, kit in kits.items()} == {
+    assert {name: flare.kind_of(kit) for name, kit in kits.items()} == {
         "localhost": "server",
         "site-crime": "site",
         "site-movies-tv-1": "site",
@@ -52,14 +53,14 @@ def test_every_party_has_a_kit_of_its_own(kits):
 
 def test_another_project_has_another_authority(kits, tmp_path):
     (stranger,) = [
-        path for path in jobs.provision(["crime"], "localhost", (18102, 18103), tmp_path) if path.name == "site-crime"
+        path for path in flare.provision(["crime"], "localhost", (18102, 18103), tmp_path) if path.name == "site-crime"
     ]
     own = kits["site-crime"]
     assert (stranger / "startup" / "rootCA.pem").read_bytes() != (own / "startup" / "rootCA.pem").read_bytes()
 
 
 def test_a_job_brings_no_code(tmp_path):
-    jobs.make_job(["crime", "comics"]).export_job(str(tmp_path))
+    flare.make_job(["crime", "comics"]).export_job(str(tmp_path))
     assert not list(tmp_path.rglob("*.py"))
     clients = [json.loads(path.read_text()) for path in tmp_path.rglob("config_fed_client.json")]
     assert len(clients) == 2
@@ -87,8 +88,8 @@ def test_a_server_keeps_its_jobs_in_its_kit(kits, tmp_path, monkeypatch):
     """And not where the next server of this machine finds them."""
     moved = shutil.copytree(kits["localhost"], tmp_path / "elsewhere")
     begun = []
-    monkeypatch.setattr(jobs.os, "execve", lambda *words: begun.append(words))
-    jobs.start_party(moved, tmp_path / "server.yaml")
+    monkeypatch.setattr(flare.os, "execve", lambda *words: begun.append(words))
+    flare.start_party(moved, tmp_path / "server.yaml")
     assert begun[0][1][1] == str(moved / "startup" / "sub_start.sh")
     before = json.loads((kits["localhost"] / "local" / "resources.json").read_text())
     assert "/tmp/nvflare" in json.dumps(before)
@@ -99,9 +100,9 @@ def test_a_server_keeps_its_jobs_in_its_kit(kits, tmp_path, monkeypatch):
 
 
 def test_names_that_a_certificate_takes():
-    assert jobs.site_names(["movies_tv.1", "crime"]) == {"movies_tv.1": "site-movies-tv-1", "crime": "site-crime"}
+    assert site_names(["movies_tv.1", "crime"]) == {"movies_tv.1": "site-movies-tv-1", "crime": "site-crime"}
     with pytest.raises(ValueError, match="names that differ in letters and digits"):
-        jobs.site_names(["a.b", "a_b"])
+        site_names(["a.b", "a_b"])
 
 
 def test_a_blob_keeps_every_byte_in_flares_wrapping():
@@ -129,10 +130,10 @@ def test_a_site_with_other_data_does_not_join(monkeypatch, tmp_path):
     def other(project, data, client):
         raise ValueError(f"got another catalogue of {client} in {data}")
 
-    track = tracks.LLM._replace(read_project=lambda root: SimpleNamespace(names=["crime"]), own_data=other)
-    monkeypatch.setattr(commands, "track_of", lambda root: track)
-    monkeypatch.setattr(jobs, "kind_of", lambda kit: "site")
-    monkeypatch.setattr(jobs, "start_party", lambda kit, file: pytest.fail("it joined"))
+    project = SimpleNamespace(names=["crime"], parts=SimpleNamespace(own_data=other))
+    monkeypatch.setattr(commands, "read_project", lambda root: project)
+    monkeypatch.setattr(flare, "kind_of", lambda kit: "site")
+    monkeypatch.setattr(flare, "start_party", lambda kit, file: pytest.fail("it joined"))
     file = tmp_path / "party.yaml"
     file.write_text(yaml.safe_dump({"project": "p", "output": "o", "data": "d", "client": "crime"}))
     with pytest.raises(ValueError, match="got another catalogue of crime in d"):

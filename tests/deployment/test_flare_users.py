@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
-
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.deployment.commands import collect
-from fedecider.deployment.embedding_commands import users_project
-from fedecider.deployment.embedding_project import read_embedding_project
+from fedecider.deployment.commands import collect, public_project
+from fedecider.deployment.project import read_project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = "user,item\n" + "".join(
@@ -20,6 +17,7 @@ ROWS = "user,item\n" + "".join(
 )
 WORDS = "--method pfedrec --dataset toy --source csv --raw raw --min_user_events 3 --num_rounds 2 --num_threads 1"
 TOY = WORDS.split()
+NEEDS = "needs nvflare: pip install '.[deploy]'"
 
 
 def script(name, *words):
@@ -48,6 +46,7 @@ def toy(monkeypatch, tmp_path):
     ],
 )
 def test_bad_commands_are_one_line(words, message, toy, capsys):
+    pytest.importorskip("nvflare", reason=NEEDS)
     assert script("deploy", *words) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -60,12 +59,11 @@ def test_a_project_is_made_from_a_catalogue_and_numbers_of_users(tmp_path):
     save_domains(domains, tmp_path / "public")
     (tmp_path / "sites.yaml").write_text("{north: 4, south: 3}")
     words = ["--method", "fedmf", "--source", "prepared", "--raw", str(tmp_path / "public"), "--dataset", "crime"]
-    words += ["--sites", str(tmp_path / "sites.yaml")]
-    run, root, names = users_project(words, tmp_path / "deployment")
-    project = read_embedding_project(root)
-    assert (project.run, project.names) == (run, names) == (run, ["north", "south"])
+    made = public_project(words, str(tmp_path / "sites.yaml"), tmp_path / "deployment")
+    root, project = made.root, read_project(made.root)
+    assert (project.run, project.names) == (made.run, made.names) == (made.run, ["north", "south"])
     assert project.hosts == {"north": [0, 1, 2, 3], "south": [4, 5, 6]}
-    assert project.item_keys == domains["crime"].item_keys
+    assert project.more["items"] == domains["crime"].item_keys
     content = (root / "project.json").read_text()
     assert not any(f'"{user}"' in content for user in domains["crime"].clients.users)
     assert str(tmp_path) not in content
@@ -95,6 +93,7 @@ def test_rows_that_some_sites_alone_have_are_printed(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_flares_simulator_has_the_figures_of_the_simulated_run(toy):
+    pytest.importorskip("nvflare", reason=NEEDS)
     assert script("federate", *TOY, "--output", "runs/one") == 0
     assert script("deploy", "simulate", *TOY, "--sites", "2", "--output", "runs/sites") == 0
     expected, found = (json.loads(Path(f"runs/{run}/metrics.json").read_text()) for run in ("one", "sites"))

@@ -5,12 +5,13 @@ import torch
 from test_deployed import MOST, NAMES, build, deployed, own_recommender, same, site_of
 from toy_recommender import run, toy_recommender
 
-from fedecider.deployment import project as projects
-from fedecider.deployment import run as deployed_run
+from fedecider.deployment import llm
 from fedecider.deployment import site as site_module
 from fedecider.deployment.messages import pack, unpack
-from fedecider.deployment.server import DeploymentConfig
+from fedecider.deployment.project import PartyFile, Project
+from fedecider.deployment.run import make_site
 from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.llm_track import TRACK
 from fedecider.federation.privacy import PrivacyConfig, protector
 
 pytestmark = pytest.mark.whole
@@ -107,13 +108,12 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
     """`make_site` as it wires a project of two clients, over a party that is a toy."""
     chosen = settings("--privacy.clip", "0.5", "--privacy.noise_scale", "1", "--num_rounds", "3")
     recommender = toy_recommender(NAMES)
-    monkeypatch.setattr(deployed_run, "own_domain", lambda *given: None)
-    monkeypatch.setattr(
-        deployed_run, "party", lambda *given: projects.Party(recommender, build("fedavg", recommender), None)
-    )
-    project = projects.Project(tmp_path, chosen, list(NAMES), "abc")
+    monkeypatch.setattr(llm, "own_domain", lambda *given: None)
+    monkeypatch.setattr(llm, "party", lambda *given: llm.Party(recommender, build("fedavg", recommender), None))
+    hosts = {name: [client] for client, name in enumerate(NAMES)}
+    project = Project(tmp_path, TRACK, chosen, hosts, "abc")
     launch = type("Launch", (), {"device": torch.device("cpu")})
-    site = deployed_run.make_site(project, "data", "comics", tmp_path / "site", launch, DeploymentConfig())
+    site = make_site(project, PartyFile("project", str(tmp_path / "site"), "data", "comics"), launch)
     assert site.spends == 3
     server, local = site.method.init()
     own = {key: tensor[1:2] for key, tensor in local.items()}
@@ -122,9 +122,8 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
     upload, _, _ = site.method.client_update(1, download, own, block)
     sent = [site.protect(upload, download, 1, 1).tensors for _ in range(2)]
     assert not same(*sent)
-    plain = deployed_run.make_site(
-        project._replace(settings=settings()), "data", "comics", tmp_path / "plain", launch, DeploymentConfig()
-    )
+    elsewhere = PartyFile("project", str(tmp_path / "plain"), "data", "comics")
+    plain = make_site(project._replace(settings=settings()), elsewhere, launch)
     assert plain.spends == 0
     assert same(plain.protect(upload, download, 1, 1).tensors, upload.tensors)
 
@@ -132,4 +131,4 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
 def test_shares_of_noise_are_refused_where_the_server_sees_every_upload():
     words = ("--privacy.clip", "1", "--privacy.noise_scale", "1", "--privacy.noise_on", "sum")
     with pytest.raises(ValueError, match="noise_on sum, expected upload in a deployment"):
-        projects.check_deployable(settings(*words))
+        llm.check_deployable(settings(*words))

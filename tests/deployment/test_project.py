@@ -14,11 +14,13 @@ from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
+from fedecider.deployment.llm import party, public
 from fedecider.deployment.messages import unpack
-from fedecider.deployment.project import make_project, party, read_project
+from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.llm_track import TRACK
 from fedecider.experiment.prepare import without_users
 from fedecider.running.launch import start
 
@@ -57,6 +59,16 @@ def toy_settings(names, **more) -> str:
     return yaml.safe_dump(content | more)
 
 
+def project_of(folder, *words):
+    return make_project(TRACK, public(parse_settings("", list(words))), folder, CPU, quiet=True)
+
+
+def place(folder, project, name, data=""):
+    """Where the site ``name`` finds its things; the server where there is no name."""
+    output = str(folder / "out" / (name or "server"))
+    return PartyFile(str(project.root), output, str(data), name, deployment=CONFIG)
+
+
 def write_playground(folder, domains, **more) -> None:
     """``all/`` as a simulation reads it, ``site-<name>/`` with one company's users each, ``public/`` with nobody's; the
     simulated run and the project."""
@@ -68,17 +80,16 @@ def write_playground(folder, domains, **more) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         federate("--config", "toy.yaml", "--data", "all", "--output", "runs/simulated", "--cache", "cache")
-        make_project(parse_settings("", ["--config", "toy.yaml"]), folder / "project", CPU, quiet=True)
+        project_of(folder / "project", "--config", "toy.yaml")
 
 
 def deploy_playground(folder) -> None:
     project = read_project(folder / "project")
     with start(1) as launch:
         sites = [
-            make_site(project, str(folder / f"site-{name}"), name, folder / "out" / name, launch, CONFIG)
-            for name in project.names
+            make_site(project, place(folder, project, name, folder / f"site-{name}"), launch) for name in project.names
         ]
-        serve(project, exchange_with(sites), CONFIG, folder / "out" / "server", CPU)
+        serve(project, place(folder, project, ""), exchange_with(sites), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +158,7 @@ def test_the_project_is_the_same_whoever_makes_it(playground, monkeypatch, tmp_p
         told = {"overlap": shared, "raw": {"users": 50}, "silo": {"users": 30, "users_by_cluster": [10, 20]}}
         others[name].card.update(told, settings={"users_per_domain": 30})
     save_domains(others, tmp_path / "others")
-    settings = parse_settings("", ["--config", "toy.yaml", "--data", str(tmp_path / "others")])
-    again = make_project(settings, tmp_path / "project", CPU, quiet=True)
+    again = project_of(tmp_path / "project", "--config", "toy.yaml", "--data", str(tmp_path / "others"))
     assert again.run == read_project(playground / "project").run
     public, same = (folder / "project" / "public" for folder in (playground, tmp_path))
     files = sorted(path.relative_to(public) for path in public.rglob("*.*"))
@@ -184,11 +194,11 @@ def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
     save_domains({"crime": dataclasses.replace(domain, titles=[*domain.titles[:-1], "Other"])}, tmp_path)
     with start(1) as launch:
         with pytest.raises(ValueError, match="got another catalogue or other public users of crime"):
-            make_site(project, str(tmp_path), "crime", tmp_path / "out", launch, CONFIG)
-        with pytest.raises(ValueError, match="got the client sports, expected one of the project's: crime, comics"):
-            make_site(project, str(tmp_path), "sports", tmp_path / "out", launch, CONFIG)
+            make_site(project, place(tmp_path, project, "crime", tmp_path), launch)
+        with pytest.raises(ValueError, match="got the site sports, expected one of the project's: crime, comics"):
+            make_site(project, place(tmp_path, project, "sports", tmp_path), launch)
         with pytest.raises(ValueError, match="got no client users of comics"):
-            make_site(project, str(playground / "public"), "comics", tmp_path / "out", launch, CONFIG)
+            make_site(project, place(tmp_path, project, "comics", playground / "public"), launch)
 
 
 def test_a_server_takes_the_mean_that_is_asked_for(playground, monkeypatch):
@@ -217,7 +227,7 @@ def test_a_damaged_project_is_refused(playground, tmp_path):
         (("--method", "centralised"), "expected one that federates"),
         (("--public_domains", "children"), "got public_domains"),
         (("--data", ""), "got no data"),
-        (("--faults", "scenario.yaml"), "got the scenario scenario.yaml"),
+        (("--faults", "scenario.yaml"), "got faults scenario.yaml"),
         (("--secure_sum", "true"), "got secure_sum with fedecider, whose server takes no mean over clients"),
         (("--robust_mean", "median"), "got robust_mean median with fedecider, whose server takes no mean"),
         (("--lora_targets", "nonsense"), "nonsense"),
@@ -228,9 +238,8 @@ def test_a_damaged_project_is_refused(playground, tmp_path):
 )
 def test_what_cannot_be_deployed_is_told_before_any_work(words, message, playground, monkeypatch, tmp_path):
     monkeypatch.chdir(playground)
-    settings = parse_settings("", ["--config", "toy.yaml", *words])
     with pytest.raises(ValueError, match=message):
-        make_project(settings, tmp_path / "project", CPU)
+        project_of(tmp_path / "project", "--config", "toy.yaml", *words)
     assert not list(tmp_path.iterdir())
 
 

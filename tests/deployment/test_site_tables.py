@@ -5,12 +5,12 @@ import sys
 
 import pandas as pd
 import pytest
-from test_project import CPU, federate, toy_settings
+from test_project import CPU, federate, project_of, toy_settings
 
 from fedecider.cli.deploy import main
 from fedecider.data.sample import sample_domains
-from fedecider.deployment.project import make_project, own_domain, party, read_project
-from fedecider.experiment.command_line import parse_settings
+from fedecider.deployment.llm import own_domain, party
+from fedecider.deployment.project import read_project
 
 pytestmark = pytest.mark.whole
 
@@ -43,7 +43,7 @@ def shops(tmp_path_factory):
         words = ("--events", "disclosed.csv", "--items", "products.csv", "--companies", "north,south", *texts)
         assert main(["publish", *words, *COLUMNS, "--output", "public"]) == 0
         (folder / "toy.yaml").write_text(toy_settings(NAMES))
-        make_project(parse_settings("", ["--config", "toy.yaml"]), folder / "project", CPU, quiet=True)
+        project_of(folder / "project", "--config", "toy.yaml")
         for name in NAMES:
             words = ("--project", "project", "--client", name, "--events", f"{name.partition('.')[2]}.parquet")
             assert main(["prepare", *words, *COLUMNS, "--output", "prepared"]) == 0
@@ -73,7 +73,7 @@ def test_nobody_has_to_be_public(shops, tmp_path, monkeypatch):
     words = ("--items", str(shops / "products.csv"), "--companies", "north,south", "--texts", "title=label")
     assert main(["publish", *words, *COLUMNS, "--output", "public"]) == 0
     (tmp_path / "toy.yaml").write_text(toy_settings(NAMES))
-    make_project(parse_settings("", ["--config", "toy.yaml"]), tmp_path / "project", CPU, quiet=True)
+    project_of(tmp_path / "project", "--config", "toy.yaml")
     words = ("--project", "project", "--client", NAMES[0], "--events", str(shops / "north.parquet"))
     assert main(["prepare", *words, *COLUMNS, "--output", "prepared"]) == 0
     own = own_domain(read_project(tmp_path / "project"), "prepared", NAMES[0])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("nvflare", reason="the extra deploy is not installed")
-from fedecider.deployment import commands, jobs
+from fedecider.deployment import commands, flare
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_status_says_who_is_there_in_seconds_and_words(monkeypatch, capsys, engi
     )
     job = {"job_id": "a1", "status": "RUNNING", "submit_time": "2026-11-23T02:45:06"}
     admin = SimpleNamespace(get_system_info=lambda: system, list_jobs=lambda: [job])
-    monkeypatch.setattr(jobs, "session", lambda kit: nullcontext(admin))
+    monkeypatch.setattr(flare, "session", lambda kit: nullcontext(admin))
     commands.status(["--kit", "kits/admin"])
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == words

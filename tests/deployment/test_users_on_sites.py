@@ -16,20 +16,14 @@ from toy_federation import NUM_ITEMS, SEQUENCES, toy_federation, toy_method, toy
 
 from embedding_fr.blocks import make_block
 from embedding_fr.commands import parse_embedding_settings
+from embedding_fr.deployment import INTERACTIONS_FILE, counted_out, save_interactions, share_out, shared
 from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import set_up, train, user_positions
+from embedding_fr.track import TRACK
 from fedecider.data.interactions import Interactions
-from fedecider.deployment import tracks
-from fedecider.deployment.embedding_project import (
-    INTERACTIONS_FILE,
-    counted_out,
-    make_embedding_project,
-    read_embedding_project,
-    save_interactions,
-    share_out,
-)
-from fedecider.deployment.embedding_run import answer_of, make_site, serve
 from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.project import PartyFile, make_project, read_project
+from fedecider.deployment.run import answer_of, make_site, serve
 from fedecider.deployment.server import DeploymentConfig
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.parties import sample_cohort
@@ -62,9 +56,19 @@ def simulated(settings):
     return setup, state, records
 
 
+def project_of(settings, hosts, folder):
+    return make_project(TRACK, shared(settings, ITEMS, hosts), folder / "project", CPU)
+
+
+def place(folder, project, name, config=CONFIG):
+    """Where the site ``name`` finds its things; the server where there is no name."""
+    output = str(folder / "out" / (name or "server"))
+    return PartyFile(str(project.root), output, str(folder / name) if name else "", name, deployment=config)
+
+
 def prepared(settings, folder, hosts=HOSTS):
     """A project, and beside it each site's own folder."""
-    project = make_embedding_project(settings, ITEMS, hosts, folder / "project")
+    project = project_of(settings, hosts, folder)
     for name, users in hosts.items():
         save_interactions({USERS[user]: [ITEMS[item] for item in SEQUENCES[user]] for user in users}, folder / name)
     return project
@@ -74,15 +78,13 @@ def test_the_server_of_a_deployment_looks_at_its_memory_too(tmp_path, monkeypatc
     project = prepared(settings_of("fedease"), tmp_path)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     with pytest.raises(ValueError, match="got fedease with 14 items as it is set, which takes"):
-        serve(project, lambda sent, deadline_s: {}, CONFIG, tmp_path / "server", CPU)
-    assert not (tmp_path / "server").exists()
+        serve(project, place(tmp_path, project, ""), lambda sent, deadline_s: {}, CPU)
+    assert not (tmp_path / "out").exists()
 
 
 def sites_of(project, folder, device=CPU):
     launch = SimpleNamespace(device=device)
-    return [
-        make_site(project, str(folder / name), name, folder / "out" / name, launch, CONFIG) for name in project.names
-    ]
+    return [make_site(project, place(folder, project, name), launch) for name in project.names]
 
 
 def deployed(project, folder, damage=lambda site, asked, blob: blob, resume=False, config=CONFIG, device=CPU):
@@ -92,7 +94,7 @@ def deployed(project, folder, damage=lambda site, asked, blob: blob, resume=Fals
         answers = {site: damage(site, unpack(blob, MOST), sites[site].answer(blob)) for site, blob in sent.items()}
         return {site: answer for site, answer in answers.items() if answer is not None}
 
-    output = serve(project, exchange, config, folder / "out" / "server", CPU, resume=resume)
+    output = serve(project, place(folder, project, "", config), exchange, CPU, resume=resume)
     return load_state(output / "checkpoints", project.run), read_records(output / "rounds.jsonl"), read(output)
 
 
@@ -190,8 +192,7 @@ def test_what_is_shared_holds_nobodys_interactions_and_a_site_its_own(tmp_path):
     assert (own["num_users"], own["dataset"]) == (2, "toy")
     assert (tmp_path / "out" / "south" / "per_user.parquet").is_file()
     assert "2 of 7 users" in (tmp_path / "out" / "south" / "results.md").read_text()
-    assert tracks.track_of(project.root) is tracks.EMBEDDING
-    assert tracks.track_of(tmp_path) is tracks.LLM
+    assert read_project(project.root).track is TRACK
 
 
 def test_only_the_cohort_of_a_round_trains(tmp_path):
@@ -395,7 +396,7 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "words"), REFUSED)
 def test_what_cannot_be_deployed_is_told_before_any_work(name, words, tmp_path):
     with pytest.raises(ValueError, match=REFUSED[name, words]):
-        make_embedding_project(settings_of(name, words), ITEMS, HOSTS, tmp_path / "project")
+        project_of(settings_of(name, words), HOSTS, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -409,7 +410,7 @@ ONE = {
 def test_a_site_whose_means_would_be_one_users_is_refused(what, tmp_path):
     hosts, words, message = ONE[what]
     with pytest.raises(ValueError, match=message):
-        make_embedding_project(settings_of("fedmf", words), ITEMS, hosts, tmp_path / "project")
+        project_of(settings_of("fedmf", words), hosts, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -420,15 +421,15 @@ def test_a_site_reads_no_project_in_which_it_has_one_user(tmp_path):
     (root / "project.json").write_text(json.dumps(content))
     write_sums(root)
     with pytest.raises(ValueError, match="got one user at the site south"):
-        read_embedding_project(root)
+        read_project(root)
 
 
 def test_a_site_plays_no_scenario(tmp_path):
     project = prepared(settings_of("fedmf"), tmp_path)
     site = sites_of(project, tmp_path)[0]
-    assert answer_of(project, site, "", CONFIG) == site.answer
+    assert answer_of(project, site, place(tmp_path, project, "north")) == site.answer
     with pytest.raises(ValueError, match=r"got faults scenario\.yaml, expected none"):
-        answer_of(project, site, "scenario.yaml", CONFIG)
+        answer_of(project, site, PartyFile("p", "o", faults="scenario.yaml"))
 
 
 OWN = {
@@ -446,12 +447,12 @@ def test_a_sites_folder_is_looked_at(what, tmp_path):
     project = prepared(settings_of("fedmf"), tmp_path)
     (tmp_path / "south" / INTERACTIONS_FILE).write_text(json.dumps({"users": users}))
     with pytest.raises(ValueError, match=message):
-        make_site(project, str(tmp_path / "south"), "south", tmp_path / "x", SimpleNamespace(device=CPU), CONFIG)
+        make_site(project, place(tmp_path, project, "south"), SimpleNamespace(device=CPU))
     (tmp_path / "south" / INTERACTIONS_FILE).unlink()
     with pytest.raises(ValueError, match="expected the users of south with their items"):
-        make_site(project, str(tmp_path / "south"), "south", tmp_path / "x", SimpleNamespace(device=CPU), CONFIG)
+        make_site(project, place(tmp_path, project, "south"), SimpleNamespace(device=CPU))
     with pytest.raises(ValueError, match="got the site east, expected one of the project's: north, south, west"):
-        make_site(project, str(tmp_path / "south"), "east", tmp_path / "x", SimpleNamespace(device=CPU), CONFIG)
+        make_site(project, place(tmp_path, project, "east"), SimpleNamespace(device=CPU))
 
 
 def test_users_are_shared_out_evenly_or_as_listed(tmp_path):
@@ -494,7 +495,7 @@ def test_a_damaged_project_is_refused(tmp_path):
     path = project.root / "project.json"
     path.write_text(path.read_text().replace("north", "souhh"))
     with pytest.raises(ValueError, match=r"got a damaged .*project\.json"):
-        read_embedding_project(project.root)
+        read_project(project.root)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fednear"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedecider.deployment.messages import Message, of_upload, pack, to_download, to_upload, unpack
-from fedecider.deployment.server import DeploymentConfig, Line, _read_results, _read_scores
+from fedecider.deployment.server import Channel, DeploymentConfig, _read_results, _read_scores
 from fedecider.federation.method import Upload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -159,7 +159,7 @@ def test_weights_that_would_be_the_only_one_that_counts(weight):
 
 
 def test_a_site_cannot_fill_the_records():
-    line = Line(lambda sent, deadline: {0: pack(Message("x" * 10_000, 1))}, DeploymentConfig(), "abc", ["crime"])
+    line = Channel(lambda sent, deadline: {0: pack(Message("x" * 10_000, 1))}, DeploymentConfig(), "abc", ["crime"])
     one = line.ask(1, {0: Message("train", 1)})[0]
     with pytest.raises(ValueError, match="expected the scores") as error:
         _read_scores(one, 1, ["global"], ["ndcg@10"], 1)

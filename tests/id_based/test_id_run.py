@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +13,11 @@ from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.experiment import comparison as collect
-from fedecider.experiment.comparison import id_row
+from fedecider.experiment.comparison import Plan, Shared, collect, fill, positions_of
 from fedecider.federation.record import read_records
 from fedecider.id_based.fedsasrec import FedsasrecConfig
 from fedecider.id_based.methods import BUILT_IN, METHODS
-from fedecider.id_based.run import IdRunConfig
+from fedecider.id_based.run import IdRunConfig, table_row
 from fedecider.models.folders import read_llm_run
 from fedecider.running.run_folder import RunFolder
 from fedecider.testing.id_contract import HISTORIES, tiny_domains
@@ -141,8 +139,16 @@ def test_other_commands_say_that_the_run_is_none_of_theirs(data, tmp_path, capsy
         assert words in capsys.readouterr().err
     with pytest.raises(ValueError, match="a run without a language model, expected one of the LLM track"):
         read_llm_run(tmp_path / "run")
+
+
+def test_a_search_of_its_settings(data, tmp_path, capsys):
+    words = ["--method", "fedsasrec", "--data", str(data), "--output", str(tmp_path / "search"), *SMALL.split()]
+    assert tune.main([*words, "--num_rounds", "1", "--trials", "2"]) == 0
+    assert "2 trials, 0 of them failed" in (tmp_path / "search" / "tune.md").read_text()
+    best = ["--config", str(tmp_path / "search" / "best.yaml"), "--output", str(tmp_path / "run")]
+    assert federate.main(["--method", "fedsasrec", *best]) == 0
     assert tune.main(["--method", "fedsasrec"]) == 2
-    assert "got the track of ID-based methods, which has no tune" in capsys.readouterr().err
+    assert "got fedsasrec without data" in capsys.readouterr().err
 
 
 def test_the_track_of_a_method():
@@ -152,21 +158,24 @@ def test_the_track_of_a_method():
 
 def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
     domains = tiny_domains()
-    monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=2))
+    monkeypatch.setattr("fedecider.id_based.run.IdRunConfig", partial(IdRunConfig, num_rounds=2))
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
     grid = ({}, {"share": "nothing"})
     entry = METHODS["fedsasrec"]._replace(config=small, grid=grid)
     monkeypatch.setitem(BUILT_IN, "fedsasrec", entry)
-    row = id_row("fedsasrec", domains, "strict", 2, 2, tmp_path)
-    assert {name: place.shape for name, place in row.position_SU.items()} == {
+    shared = Shared(domains, "strict", 2, tmp_path, "cpu")
+    (row,) = fill([table_row("fedsasrec", shared)], 2)
+    position_SU = positions_of(row, "strict")["fedsasrec"]
+    assert {name: place.shape for name, place in position_SU.items()} == {
         name: (2, len(users)) for name, users in HISTORIES.items()
     }
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert len(kept) == 3  # two settings with seed 0, the better one with seed 1
-    again = id_row("fedsasrec", domains, "strict", 2, 2, tmp_path)
+    (again,) = fill([table_row("fedsasrec", shared)], 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
-    assert all(torch.equal(row.position_SU[name], again.position_SU[name]) for name in domains)
-    assert [len(records) for records in row.records] == [2, 2]
+    other = positions_of(again, "strict")["fedsasrec"]
+    assert all(torch.equal(position_SU[name], other[name]) for name in domains)
+    assert [cell.course().last_round for cell in row.cells] == [2, 2]
     assert _patience(tmp_path) == {4}
     valid = {}
     for folder in tmp_path.iterdir():
@@ -189,24 +198,23 @@ def test_rounds_that_are_stages_are_all_run(tmp_path, monkeypatch):
     entry = METHODS["fedgcdr"]
     stages = partial(entry.config, source_rounds=1, target_rounds=1)
     monkeypatch.setitem(BUILT_IN, "fedgcdr", entry._replace(config=stages))
-    monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=7))
-    row = id_row("fedgcdr", tiny_domains(), "strict", 1, 1, tmp_path)
-    assert [len(records) for records in row.records] == [7]
+    monkeypatch.setattr("fedecider.id_based.run.IdRunConfig", partial(IdRunConfig, num_rounds=7))
+    (row,) = fill([table_row("fedgcdr", Shared(tiny_domains(), "strict", 1, tmp_path, "cpu"))], 1)
+    assert len(row.cells[0].course().curve) == 7
     assert _patience(tmp_path) == {0}
 
 
 def test_the_table_of_a_comparison_has_the_row_and_its_costs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedecider.experiment.comparison.IdRunConfig", partial(IdRunConfig, num_rounds=2))
+    monkeypatch.setattr("fedecider.id_based.run.IdRunConfig", partial(IdRunConfig, num_rounds=2))
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
     monkeypatch.setitem(BUILT_IN, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
-    config = SimpleNamespace(baselines=("popularity", "fedsasrec"), seeds=1, tune=1, cache=str(tmp_path))
-    settings = SimpleNamespace(run=SimpleNamespace(protocol="strict"))
-    methods = [SimpleNamespace(runs=[SimpleNamespace(settings=settings)])]
-    rows = collect._id_rows(config, methods, tiny_domains())
-    assert list(rows) == ["fedsasrec"]
-    row = rows["fedsasrec"]
-    cost = collect._cost(row.records, row.best_rounds)
+    domains = tiny_domains()
+    rows = fill([table_row("fedsasrec", Shared(domains, "strict", 1, tmp_path, "cpu"))], 1)
+    users = {name: domain.clients.users for name, domain in domains.items()}
+    table = collect(Plan("", tmp_path, [], ["strict"], users, 1, baselines=["fedsasrec"]), [], rows)
+    assert [row.label for row in table.results["strict"].rows] == ["fedsasrec"]
+    cost = table.results["strict"].costs["fedsasrec"]
     layers = 5 * 8 + 4 * 8 + (3 * 8 * 8 + 3 * 8) + (8 * 8 + 8) + 2 * (8 * 8 + 8) + 2 * 8
     payload = 4 * (layers + (12 + 9 + 12) / 3 * 8)
     assert payload < cost.up == cost.down < payload + 2000  # and a header
-    assert cost.best_rounds == row.best_rounds
+    assert cost.best_rounds == [rows[0].cells[0].course().best_round]

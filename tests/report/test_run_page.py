@@ -12,16 +12,13 @@ import pytest
 from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, intervals, write_run
 
 from fedecider.experiment import run_page as run_report
+from fedecider.experiment.report import interval_bars, page_colours, read_files, results_csv
 from fedecider.experiment.rows import run_evidence, run_opening
 from fedecider.experiment.run_page import (
     ReportConfig,
     cached_user_texts,
     canary_alarms,
     finish_report,
-    interval_bars,
-    page_colours,
-    read_files,
-    results_csv,
     run_page,
     run_warnings,
 )
@@ -333,7 +330,7 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
         error = capsys.readouterr().err
         assert expected in error
         assert "Traceback" not in error
-    (folder.root / "run.json").write_text(json.dumps({"config": {"run": {}}, "data": {}}))
+    (folder.root / "run.json").write_text(json.dumps({"config": {"run": {}, "training": {}}, "data": {}}))
     assert call("--run", str(folder.root), "--data", "somewhere") == 2
     assert "a run of the embedding track, expected none: leave it out" in capsys.readouterr().err
     (folder.root / "run.json").write_text(json.dumps(RECORD))

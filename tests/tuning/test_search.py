@@ -14,8 +14,10 @@ from embedding_fr.setup import EmbeddingRunConfig
 from fedecider.baselines import BASELINES
 from fedecider.bounds import OneOf, Real, Whole, points
 from fedecider.experiment import tuning as search_module
+from fedecider.experiment.comparison import Cell, Entry, fill
 from fedecider.experiment.settings import RunConfig
 from fedecider.experiment.tuning import (
+    Search,
     Tried,
     best_of,
     check_budget,
@@ -26,7 +28,6 @@ from fedecider.experiment.tuning import (
     value_of,
     with_setting,
 )
-from fedecider.experiment.tuning import search_settings as tune
 from fedecider.methods import METHODS as LLM
 from fedecider.methods import RATES, TRAINING_SPACE
 from fedecider.methods.recommender import LocalTraining
@@ -70,6 +71,16 @@ def score(setting: dict) -> float:
     """Best at rate 0.02 and depth 5."""
     rate, depth = setting.get("rate", 0.1), setting.get("depth", 2)
     return 1.0 - 0.2 * abs(math.log10(rate / 0.02)) - 0.05 * abs(depth - 5)
+
+
+def tune(search: Search, num: int, score, label: str) -> list[Tried]:
+    """The trials of a table's row."""
+
+    def run(setting: dict, seed: int) -> Cell:
+        return Cell({label: score(setting)}, dict)
+
+    (row,) = fill([Entry(label, label, "federated", ["strict"], run, search, num)], 1)
+    return list(row.tried)
 
 
 def play(num: int, seed: int = 0, grid=GRID) -> list[Tried]:
@@ -116,7 +127,7 @@ def test_a_failed_trial_is_told_counts_as_a_trial_and_is_not_chosen(capsys):
     tried = tune(search_of(Blocks(), SPACE, GRID, 0), 9, fails, "toy")
     assert len(tried) == 9
     assert tried[1] == Tried({"kind": "b"}, None)
-    assert "toy {'kind': 'b'}: got b, expected no b" in capsys.readouterr().out
+    assert "toy, kind b, seed 0: failed: got b, expected no b" in capsys.readouterr().out
     assert tried[best_of(tried)].valid == max(one.valid for one in tried if one.valid is not None)
     assert best_of([Tried({}, None)]) is None
     assert best_of([Tried({}, 0.5), Tried({"a": 1}, 0.5)]) == 0, "the earlier one on ties"

@@ -1,0 +1,283 @@
+"""What the LLM track gives a deployment: every domain is a client, and a site of its own.
+
+A project then has ``public/<domain>/`` (prepared domains without client users) and ``cache/`` (stages 1 and 2, and
+vectors of the published item texts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedecider.data.domain import Domain
+from fedecider.data.encoders import chosen_encoder
+from fedecider.data.store import load_domains, save_domains
+from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_siblings_learn
+from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
+from fedecider.deployment.secure import SiteSums, masking
+from fedecider.deployment.server import Plan
+from fedecider.deployment.site import Site, one_client
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.experiment.alternatives import check_sizes, check_uploads
+from fedecider.experiment.command_line import settings_from_plain
+from fedecider.experiment.federate import carries_update
+from fedecider.experiment.prepare import (
+    Foundation,
+    Settings,
+    check_targets,
+    distill_stage,
+    load_data,
+    load_ids,
+    make_recommender,
+    pretrain_stage,
+    without_users,
+)
+from fedecider.experiment.results import check_privacy, privacy_data, say_results, write_models, write_table
+from fedecider.federation.aggregate import with_robust_mean
+from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
+from fedecider.federation.method import Block, Download, FederatedMethod
+from fedecider.federation.privacy import protector
+from fedecider.federation.rounds import RoundSettings
+from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
+from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
+from fedecider.methods import METHODS
+from fedecider.methods.recommender import ClientModels
+from fedecider.models.item_texts import encoded_texts
+from fedecider.report.tables import rows_data
+from fedecider.running.launch import Launch
+from fedecider.running.options import load_yaml, settings_file
+from fedecider.running.run_folder import RunFolder, Stage
+
+_TELLING = ("report.json", "inputs.json", SUMS_FILE)
+
+
+class Party(NamedTuple):
+    """A server or a site, ready for the first round."""
+
+    recommender: ClientModels
+    method: FederatedMethod
+    foundation: Foundation
+    """``domains`` are those whose users this party has: none at the server."""
+
+
+def public(settings: Settings, sites: str = "") -> Shared:
+    """A project of the public users and items of prepared domains; client users in them are left out.
+
+    Raises:
+        ValueError: these settings cannot be deployed, or the data are missing or damaged.
+    """
+    check_deployable(settings)
+    config = settings.run
+    if not config.data:
+        raise ValueError("got no data, expected the folder of prepared domains whose public users all parties may see")
+    return _shared(settings, load_domains(config.data, config.domain_names), sites)
+
+
+def simulated(settings: Settings, sites: str = "") -> Shared:
+    """A project, and the domains of all sites; these play the scenario of the settings."""
+    faults = str(settings_file(settings.run.faults).absolute()) if settings.run.faults else ""
+    settings = settings._replace(run=replace(settings.run, faults=""))
+    check_deployable(settings)
+    domains = load_data(settings.run)
+    if faults:
+        read_faults(load_yaml(Path(faults)), list(domains), faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
+
+    def write_own(name: str, folder: Path) -> None:
+        save_domains({name: domains[name]}, folder)
+
+    return _shared(settings, domains, sites)._replace(write_own=write_own, faults=faults)
+
+
+def _shared(settings: Settings, domains: Mapping[str, Domain], sites: str) -> Shared:
+    """The same with and without client users in ``domains``."""
+    if sites:
+        raise ValueError(f"got sites {sites}, expected none: every domain of the LLM track is a site")
+    known = {name: without_users(domain) for name, domain in domains.items()}
+    check_targets(settings.run)
+    check_sizes(settings, known)
+    check_uploads(settings, len(known))
+
+    def build(folder: Path, device: torch.device, quiet: bool) -> Mapping[str, Any]:
+        save_domains(known, folder / "public")
+        run = _placed(settings, folder).run
+        distill_stage(run, pretrain_stage(run, known, device, quiet), known, device, quiet)
+        encoded_texts(known, run.pretrain.text_encoder, run.cache)
+        cache = folder / "cache"  # of the stages all but reports, which tell seconds, and places
+        files = sorted(path for path in cache.rglob("*") if path.is_file() and path.name not in _TELLING)
+        return {
+            "data": {name: domain.content_hash() for name, domain in known.items()},
+            "files": [[list(path.relative_to(cache).parts[1:]), file_sha256(path)] for path in files],
+        }
+
+    hosts = {name: [client] for client, name in enumerate(known)}
+    notes = what_siblings_learn(known, settings.run.hybrid)
+    return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
+
+
+def _placed(settings: Settings, root: Path) -> Settings:
+    """The settings with the places of a project, and the encoder by its name, so that sites need not have it."""
+    config = settings.run
+    places: dict[str, Any] = {"data": str(root / "public"), "cache": str(root / "cache"), "output": "", "resume": False}
+    encoder = chosen_encoder(config.pretrain.text_encoder)
+    pretrain = replace(config.pretrain, text_encoder=encoder)
+    return settings._replace(run=replace(config, pretrain=pretrain, **places))
+
+
+def check_deployable(settings: Settings) -> None:
+    """``ValueError`` where a deployed run would not be the simulated one, or would need what sites do not have."""
+    check_run(settings.run)
+    config, privacy, wording = settings.run, settings.run.privacy, settings.run.pretrain.samples.user_wording
+    pooled = METHODS[config.method].pooled
+    in_the_sum = privacy.noise_on == "sum" and privacy.noise_scale > 0.0
+    for holds, got, expected in (
+        (pooled, f"method {config.method}", "one that federates: pooling is what silos cannot do"),
+        (
+            wording != "none",
+            f"user_wording {wording}",
+            "none in a deployment: texts of client users are made in stage 1, which sites do not run",
+        ),
+        (
+            config.alternatives,
+            "alternatives",
+            "none in a deployment, whose adapters have one shape from the start: give --alternatives '[]' and, where "
+            "the data are dense, what one of them has (--lora_targets, --learning_rate)",
+        ),
+        (in_the_sum, "privacy.noise_on sum", "upload in a deployment: its server sees every single upload"),
+        (config.public_names, "public_domains", "none in a deployment: prepare public users of the own domains"),
+    ):
+        if holds:
+            raise ValueError(f"got {got}, expected {expected}")
+    check_privacy(settings)
+
+
+def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> Party:
+    """A server (``own`` empty) or the site whose domain is in ``own`` (`own_domain`)."""
+    settings = project.settings
+    known = load_domains(settings.run.data, project.names)
+    everyone = {name: own.get(name, domain) for name, domain in known.items()}
+    pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
+    ids = load_ids(pretrained.folder, known, settings.run.pretrain, walks_of=own)
+    foundation = Foundation(dict(own), ids, pretrained, distilled, everyone)
+    recommender = make_recommender(settings, foundation, device, names=project.names)._replace(secret=True)
+    method = METHODS[settings.run.method].build(recommender, settings.method)
+    return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)
+
+
+def _stage(cache: Path, name: str) -> Stage:
+    """The one stage ``name`` in a project's cache: its key may name folders that this machine does not have."""
+    found = sorted(cache.glob(f"{name}-*"))
+    if len(found) != 1:
+        raise ValueError(f"got {len(found)} stages {name} in {cache}, expected one: make the project again")
+    return Stage(found[0], True)
+
+
+def own_domain(project: Project, data: str, name: str) -> Domain:
+    """The site's prepared domain.
+
+    Raises:
+        ValueError: the project has other public data than the site, or there are no client users.
+    """
+    domain = load_domains(data, [name])[name]
+    if not domain.clients.users:
+        raise ValueError(f"got no client users of {name} in {data}, expected the site's own ones")
+    folder = project.settings.run.data
+    if without_users(domain).content_hash() != load_domains(folder, [name])[name].content_hash():
+        raise ValueError(
+            f"got another catalogue or other public users of {name} than the project has, expected the same: prepare "
+            f"the site's data with the items and public users in {folder}"
+        )
+    return domain
+
+
+def server(project: Project, output: Path, device: torch.device) -> Plan:
+    """All rounds, then the sums of counts."""
+    run, served = project.settings.run, party(project, {}, device)
+    everyone, promised = served.foundation.everyone, privacy_data(project.settings, len(project.names))
+    return Plan(
+        served.method,
+        RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
+        masking=partial(masking, sums_of(project, served)) if run.secure_sum else None,
+        after_rounds=lambda channel, round: share_counts(channel, run.hybrid, run.seed, everyone, round, output),
+        facts=lambda state, records: {"privacy": promised} if promised else {},
+    )
+
+
+def sums_of(project: Project, own: Party) -> SecureSums:
+    """How a project's uploads are summed.
+
+    Raises:
+        ValueError: its method needs single uploads.
+    """
+    run = project.settings.run
+    check_takes_mean(own.method)
+    return SecureSums(run.seed, own_rows=own.recommender.own_rows)
+
+
+def site(project: Project, place: PartyFile, launch: Launch) -> Site:
+    """The site of one domain.
+
+    Raises:
+        ValueError: what `own_domain` refuses.
+    """
+    name, output, run = place.client, Path(place.output), project.settings.run
+    own = party(project, {name: own_domain(project, place.data, name)}, launch.device)
+    client = project.names.index(name)
+    counts = site_counts(run.hybrid, run.seed, own.foundation, project.names, client, output, project.run)
+    return Site(
+        method=own.method,
+        hosted=one_client(client),
+        run=project.run,
+        folder=output,
+        finish=_End(project, own, client, RunFolder(output), launch, counts).write,
+        most_bytes=place.deployment.max_bytes,
+        protect=protector(own.method, run.privacy, seed=None),
+        spends=run.num_rounds if privacy_data(project.settings, len(project.names)) else 0,
+        sums=SiteSums(sums_of(project, own), client) if run.secure_sum else None,
+        counts=counts,
+    )
+
+
+class _End(NamedTuple):
+    """What a site writes when the rounds are over."""
+
+    project: Project
+    own: Party
+    client: int
+    folder: RunFolder
+    launch: Launch
+    counts: SiteCounts | None
+
+    def write(self, state: RunState, download: Download) -> Mapping[str, Any]:
+        """Test, tables, memory and adapter of one site, as a simulated run writes them; the figures that it tells."""
+        num_clients, settings, own = len(self.project.names), self.project.settings, self.own
+        everywhere = {  # one row that is read under the client's number
+            name: rows.expand(num_clients, *rows.shape[1:]) for name, rows in state.best_local.items()
+        }
+        method = own.method._replace(broadcast=lambda round, server, clients: download)
+        block = Block(torch.tensor([self.client]), None)
+        (position_U,) = own.method.positions(own.method.views[0], download, state.best_local, block, "valid")
+        ended = state._replace(best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
+        asked = (settings, method, [block], own.recommender, own.foundation)
+        others = self.counts.found() if self.counts else {}
+        models = write_models(*asked, ended, self.folder, self.launch, others=others)
+        assert models is not None, "a site is one process"
+        say_results(settings, method, own.foundation, ended, self.folder, models)
+        write_table(settings, method, ended, self.folder, models)
+        return rows_data(models.rows, self.project.names[self.client])
+
+
+PARTS = Parts(
+    public=public,
+    simulated=simulated,
+    settings=lambda plain, source, root: _placed(settings_from_plain(plain, source), root),
+    check=lambda project: check_deployable(project.settings),
+    own_data=own_domain,
+    server=server,
+    site=site,
+    carries_update=carries_update,
+)

@@ -1,0 +1,322 @@
+"""The page of a finished run of any track, from its files: what every run has, and what its track adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.federation.record import read_records
+from fedecider.models.item_texts import TEXT_ENCODER
+from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, validation_curves
+from fedecider.report.page import Download, Opening, PageTable, Section, write_page
+from fedecider.report.tables import (
+    CANARY,
+    ENDS,
+    METRICS,
+    comparisons_csv,
+    csv_text,
+    interval_text,
+    number_text,
+    view_labels,
+)
+from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_object, read_run
+
+PAGE_FILE, CARDS_FILE, EXAMPLES_FILE = "report.html", "data_cards.json", "examples.json"
+HIDDEN = (*PLACES, "raw", "faults")
+"""Settings that name places of a machine."""
+SECONDS = (
+    ("train_s", "local training, all clients"),
+    ("wall_s", "round without validation"),
+    ("evaluate_s", "validation"),
+)
+
+
+class RunFiles(NamedTuple):
+    """What a run folder holds, as read; ``communication`` and what follows it are empty where there are none."""
+
+    record: dict[str, Any]
+    metrics: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    communication: dict[str, Any]
+    weights: dict[str, Any]
+    cards: dict[str, Any]
+    examples: dict[str, Any]
+    audit: dict[str, Any]
+    alternatives: dict[str, Any]
+
+
+class Parts(NamedTuple):
+    """What a track adds to the page of a run."""
+
+    opening: Opening | None = None
+    notes: Sequence[str] = ()
+    """Further paragraphs of the results."""
+    first: Sequence[Section] = ()
+    """Before the results."""
+    middle: Sequence[Section] = ()
+    """After results and convergence."""
+    last: Sequence[Section] = ()
+    """After the costs, before the settings."""
+    warnings: Sequence[str] = ()
+
+
+def write_run_page(folder: RunFolder, parts_of: Callable[[RunFiles], Parts]) -> Path:
+    """Write ``report.html`` into a finished run folder and return its path.
+
+    Paths and the command are left out, so that the page can be shown; they are in ``run.json``.
+
+    Raises:
+        FileNotFoundError: ``folder`` holds no run.
+        ValueError: the run is not finished, or one of its files is damaged.
+    """
+    files = read_files(folder)
+    with damage_is_bad_input(folder):
+        parts = parts_of(files)
+        sections = [
+            *parts.first,
+            _results(files, parts.notes),
+            _convergence(files),
+            *parts.middle,
+            _costs(files),
+            *parts.last,
+            *_settings(files),
+        ]
+        clients = ", ".join(name for name in groups(files.metrics) if name != MACRO)
+        chosen = f"round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
+        subtitle = f"{files.metrics['method']} on {clients}; {chosen}"
+    title = f"Run {folder.root.resolve().name}"
+    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, parts.warnings, parts.opening)
+
+
+@contextmanager
+def damage_is_bad_input(folder: RunFolder) -> Iterator[None]:
+    """Turn what missing or changed fields of a run's files lead to into a ``ValueError`` that says so."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"got a run folder {folder.root} whose files do not fit together ({error!r}), expected those of one "
+            "finished run as docs/run_folder.md describes them. Copy the folder again"
+        ) from error
+
+
+def read_files(folder: RunFolder) -> RunFiles:
+    """The JSON files of a run folder; errors as `write_run_page`."""
+    record = read_run(folder.root)
+    if not folder.metrics.is_file():
+        raise ValueError(
+            f"no metrics.json in {folder.root}: the run did not finish. Go on with it: scripts/federate.py --resume "
+            f"true --output {folder.root} and the settings of the run"
+        )
+    metrics = read_object(folder.metrics)
+    with damage_names(folder.rounds):
+        rounds = read_records(folder.rounds)
+    others = (
+        folder.communication,
+        folder.fusion_weights,
+        folder.root / CARDS_FILE,
+        folder.root / EXAMPLES_FILE,
+        folder.audit,
+        folder.alternatives,
+    )
+    return RunFiles(record, metrics, rounds, *(read_object(path) if path.is_file() else {} for path in others))
+
+
+def groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Client (``macro`` for the mean over clients) -> split -> entry -> metric -> mean, low, high, of any track.
+
+    In the embedding track, whose users are scored together, the only client is the data set.
+    """
+    splits = ("test", "valid")
+    if "domains" in metrics:
+        found = {
+            name: {split: one[split] for split in splits if split in one} for name, one in metrics["domains"].items()
+        }
+        return {**found, **({MACRO: {"test": metrics[MACRO]["test"]}} if MACRO in metrics else {})}
+    if "dataset" in metrics:
+        return {metrics["dataset"]: {split: metrics[split] for split in splits if split in metrics}}
+    return {name: {split: metrics[split][name] for split in splits} for name in metrics["test"]}
+
+
+def page_colours(files: RunFiles) -> dict[str, str]:
+    """The colour of every entry of the results, and of the method's model variants, which are the first entries."""
+    colours = colours_of(list(next(iter(groups(files.metrics).values()))["test"]))
+    labels = view_labels(files.metrics["method"], list(_validated(files)[0]["valid"]))
+    return {**colours, **{view: colours[label] for view, label in labels.items() if label in colours}}
+
+
+def results_csv(metrics: Mapping[str, Any]) -> str:
+    """Every number of the result tables as ``metrics.json`` has it, test and validation."""
+    found = groups(metrics)
+    cells = (
+        [split, name, label, metric, *(value[end] for end in ENDS)]
+        for split in ("test", "valid")
+        for name, of_client in found.items()
+        for label, values in of_client.get(split, {}).items()
+        for metric, value in values.items()
+    )
+    return csv_text(["split", "domain", "row", "metric", *ENDS], cells)
+
+
+def interval_bars(metrics: Mapping[str, Any], metric: str = "ndcg@10") -> PlotFigure:
+    """Test ``metric`` of every entry, one bar per client, with its interval."""
+    figure, data = go.Figure(), {}
+    found = {name: one["test"] for name, one in groups(metrics).items() if name != MACRO}
+    for number, (name, test) in enumerate(found.items()):
+        values = {label: row[metric] for label, row in test.items()}
+        means = [value["mean"] for value in values.values()]
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [value["high"] - value["mean"] for value in values.values()],
+            "arrayminus": [value["mean"] - value["low"] for value in values.values()],
+            "thickness": 1,
+        }
+        colour = DOMAIN_COLOURS[number % len(DOMAIN_COLOURS)]
+        figure.add_bar(x=means, y=list(values), orientation="h", name=name, marker_color=colour, error_x=error)
+        data[name] = {label: [value["mean"], value["low"], value["high"]] for label, value in values.items()}
+    num_bars = sum(map(len, data.values()))
+    figure.update_layout(template="plotly_white", title={"text": f"Test {metric} with 95 % intervals"})
+    figure.update_layout(height=160 + 16 * num_bars, margin={"l": 10, "r": 20, "t": 60, "b": 60})
+    figure.update_xaxes(title_text=metric, rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", type="category")
+    return PlotFigure(figure, {"metric": metric, "domains": data})
+
+
+def canary_score(metrics: Mapping[str, Any]) -> float | None:
+    """Test hit@10 of the memoriser, mean over clients; None when it was not run."""
+    tests = [one["test"] for name, one in groups(metrics).items() if name != MACRO]
+    scores = [test[CANARY]["hit@10"]["mean"] for test in tests if CANARY in test]
+    return sum(scores) / len(scores) if scores else None
+
+
+def _results(files: RunFiles, notes: Sequence[str]) -> Section:
+    metrics, found = files.metrics, groups(files.metrics)
+    ordered = {name: found[name]["test"] for name in sorted(found, key=lambda name: name != MACRO)}
+    titles = {name: f"{MACRO} (mean over domains)" if name == MACRO else name for name in ordered}
+    tables = [
+        PageTable(("row", *METRICS), [_result_row(*row) for row in of_client.items()], titles[name])
+        for name, of_client in ordered.items()
+    ]
+    chances = {name: one["chance_hit@10"] for name, one in metrics.get("domains", {}).items()}
+    if "chance_hit@10" in metrics:
+        chances[metrics["dataset"]] = metrics["chance_hit@10"]
+    paragraphs = [
+        stamp(get_protocol(metrics["protocol"]), canary_score(metrics)),
+        f"Test items, read once, for the round that is best on validation. Reported model: {metrics['reported']}. "
+        "Brackets: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
+        "it must stay near chance. Files to download have the numbers unrounded.",
+        *(
+            [f"Expected hit@10 of random scores: {', '.join(f'{name} {one:.4f}' for name, one in chances.items())}."]
+            if chances
+            else []
+        ),
+        *notes,
+    ]
+    saved = [Download("results.csv", results_csv(metrics))]
+    if metrics.get("comparisons"):
+        saved.append(Download("tests.csv", comparisons_csv(metrics["comparisons"])))
+    return Section("Results", paragraphs, tables, [interval_bars(metrics)], saved)
+
+
+def _result_row(label: str, values: Mapping[str, Mapping[str, float]]) -> list[str]:
+    name = f"{label} (canary)" if label == CANARY else label
+    return [name, *(interval_text(values[metric]) for metric in METRICS)]
+
+
+def _validated(files: RunFiles) -> list[dict[str, Any]]:
+    return [record for record in files.rounds if record["valid"]]
+
+
+def _convergence(files: RunFiles) -> Section:
+    records, names = _validated(files), [name for name in groups(files.metrics) if name != MACRO]
+    rounds = [record["round"] for record in records]
+    scores = {
+        view: {name: [r["valid"][view][client]["ndcg@10"] for r in records] for client, name in enumerate(names)}
+        for view in records[0]["valid"]
+    }
+    best = files.metrics["best_round"]
+    paragraph = (
+        f"Round {best} has the best validation ndcg@10 ({number_text(files.metrics['best_valid_ndcg@10'])}, mean over "
+        f"domains) of {next(iter(scores))}. The vertical line marks it."
+    )
+    figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(files))
+    points = (
+        [view, name, number, value]
+        for view, of_view in scores.items()
+        for name, values in of_view.items()
+        for number, value in zip(rounds, values, strict=True)
+    )
+    file = Download("validation.csv", csv_text(["view", "domain", "round", "ndcg@10"], points))
+    return Section("Convergence", [paragraph], figures=[figure], downloads=[file])
+
+
+def _costs(files: RunFiles) -> Section:
+    rows = [
+        [label, *(f"{reduce(r[key] for r in files.rounds):.2f}" for reduce in (median, sum))] for key, label in SECONDS
+    ]
+    seconds = PageTable(("part of a round", "median s", "sum s"), rows, "Seconds")
+    spent = ([record["round"], *(record[key] for key, _ in SECONDS)] for record in files.rounds)
+    saved = [Download("seconds.csv", csv_text(["round", *(key for key, _ in SECONDS)], spent))]
+    if not files.communication:
+        sizes = [(way, f"{size:,}") for way, size in files.metrics["bytes"].items()]
+        tables = [seconds, PageTable(("way", "bytes"), sizes, "All clients, all rounds")]
+        return Section("Cost of the whole run", [], tables, downloads=saved)
+    paragraph = (
+        f"Counted: {files.communication['unit']}. One client's adapters have "
+        f"{files.communication['adapter_scalars']:,} numbers. The broadcast after the last round is not counted."
+    )
+    sent = (
+        [entry["round"], name, size["down"], size["up"]]
+        for entry in files.communication["rounds"]
+        for name, size in entry["clients"].items()
+    )
+    saved.insert(0, Download("bytes.csv", csv_text(["round", "client", "down", "up"], sent)))
+    return Section("Cost of the whole run", [paragraph], [_traffic(files), seconds], downloads=saved)
+
+
+def _traffic(files: RunFiles) -> PageTable:
+    ways, rows = ("down", "up"), []
+    for name in files.metrics["domains"]:
+        mine = [entry["clients"][name] for entry in files.communication["rounds"] if name in entry["clients"]]
+        if mine:
+            sizes = [mine[0], mine[-1], {way: sum(entry[way] for entry in mine) for way in ways}]
+            rows.append([name, str(len(mine)), *(f"{size[way]:,}" for size in sizes for way in ways)])
+    header = ("domain", "rounds", "first down", "first up", "last down", "last up", "sum down", "sum up")
+    return PageTable(header, rows, "Bytes per client")
+
+
+def _settings(files: RunFiles) -> list[Section]:
+    record = files.record
+    blocks: dict[str, list[tuple[str, str]]] = {}
+    for name, value in _flat(record["config"]):
+        block, _, field = name.partition(".")
+        if field in HIDDEN:
+            continue
+        if block == "run" and "." in field:  # a stage of its own: pre-training, distillation
+            block, _, field = field.partition(".")
+        blocks.setdefault(block, []).append((field, "-" if value == "" else str(value)))
+    origin = [("commit", record["commit"] or "not known"), ("python", record["python"])]
+    origin += list(record["versions"].items()) + [(name, str(value)) for name, value in record["machine"].items()]
+    hashes = [one for one in record["data"].items() if one[0] != TEXT_ENCODER]
+    tables = [PageTable(("setting", "value"), rows, block) for block, rows in blocks.items()]
+    return [
+        Section(
+            "Where it comes from",
+            tables=[PageTable(("what", "value"), origin), PageTable(("domain", "SHA-256"), hashes, "Data")],
+        ),
+        Section("All settings", tables=tables),
+    ]
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(value, dict) or not value:
+        return [(prefix, value)]
+    return [pair for name, entry in value.items() for pair in _flat(entry, f"{prefix}.{name}" if prefix else name)]

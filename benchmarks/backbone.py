@@ -26,27 +26,14 @@ from idgen.backbone import load_backbone
 from idgen.ranking import rank_task
 from idgen.tokenizer import load_tokenizer
 
-WORDS = ["--pretrain.tokenizer_kind", "word", "--pretrain.keywords.min_words", "2"]
+WORDS = ["--pretrain.ids", "keywords"]
 RANDOM = ["--pretrain.backbone.embedding_init", "random"]
-PLAIN = [
-    "--pretrain.samples.history_crop",
-    "none",
-    "--pretrain.samples.item_dropout",
-    "0",
-    "--pretrain.samples.pair_share",
-    "0",
-]
 VARIANTS = {
     "as configured": [],
     "random embeddings": RANDOM,
-    "IDs of 2 to 4 title words": WORDS,
-    "IDs of title words, rarest first": [*WORDS, "--pretrain.keywords.word_order", "rare_first"],
+    "IDs of title words": WORDS,
     "IDs of title words, random embeddings": [*WORDS, *RANDOM],
-    "IDs of title words, shared (series) word first": [*WORDS, "--pretrain.keywords.lead", "shared_word"],
-    "no crops, item dropout or pairs": PLAIN,
-    "history of 10 in validation": ["--pretrain.samples.eval_history", "10"],
-    "oldest item first": ["--pretrain.samples.newest_first", "false"],
-    "dropout 0.1": ["--pretrain.backbone.dropout", "0.1"],
+    "no crops, item dropout or pairs": ["--pretrain.samples.pairs", "false", "--pretrain.samples.item_dropout", "0"],
     "learning rate 1e-3": ["--pretrain.train.learning_rate", "1e-3"],
     "natural prompts": ["--pretrain.samples.templates", "natural"],
 }

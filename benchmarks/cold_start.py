@@ -55,7 +55,7 @@ CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_decoder.yaml"
 TRAINED = "decoder, table trained"
 TABLES = {
     TRAINED: [],
-    "decoder, table frozen": ["--pretrain.backbone.freeze_item_table", "true", "--pretrain.train.table_rate", "1"],
+    "decoder, table frozen": ["--pretrain.train.table_rate", "0"],
 }
 GROUPS = ("hidden", "old")
 """Users by their test item."""
@@ -137,7 +137,7 @@ def positions(
     """Group of users -> domain -> places of their test items among all items; a copy of the model gets the hidden."""
     keys = {name: [item.key for item in split.hidden] for name, split in splits.items()}
     texts = {name: [item.text for item in split.hidden] for name, split in splits.items()}
-    phrases = unique_phrases(keys, texts, settings.run.pretrain.keywords, known_phrases(made.tokenizer))
+    phrases = unique_phrases(keys, texts, settings.run.pretrain.words, known_phrases(made.tokenizer))
     tokenizer = with_phrases(made.tokenizer, [phrase for of_domain in phrases.values() for phrase in of_domain])
     assert made.projection is not None
     model = copy.deepcopy(made.model)

@@ -3,7 +3,7 @@
     python benchmarks/decoder_speed.py [--sizes small,smollm2] [--output benchmarks/results/DATE-decoder-speed.md]
 
 Decoding: `constrained_beam_search` against ``generate(prefix_allowed_tokens_fn)`` of transformers. Training: one pass
-that trains every item of a history, plain, packed and with gradient checkpointing, against one pass for every target.
+that trains every item of a history, plain and with gradient checkpointing, against one pass for every target.
 Both first have to give the same items and the same loss. Every timing runs in a process of its own, whose largest
 resident memory is given; weights, inputs and catalogue are random. Full and half depth.
 
@@ -31,7 +31,6 @@ from distill.pairing import build_student
 from fedecider.running.options import run
 from idgen.backbones.family import TokenBatch, evaluating, num_targets
 from idgen.decode import constrained_beam_search
-from idgen.samples import packed
 from idgen.training import checkpointed, sequence_loss
 from idgen.trie import IGNORED_LABEL, Trie
 
@@ -161,8 +160,6 @@ def training(case: Case, model: Any) -> tuple[Callable[[], float], int]:
     whole = every_target(rows)
     targets = num_targets(whole)
     batches = one_target(rows) if case.job == "one target a pass" else [whole]
-    if case.job == "packed":
-        batches = [packed(whole, 2 * whole["input_ids"].shape[1])]
 
     def step() -> float:
         model.zero_grad(set_to_none=True)
@@ -197,7 +194,7 @@ def timed(case: Case) -> tuple[float, float, int]:
 
 
 DECODING = ("generate, prefix_allowed_tokens_fn", "own search")
-TRAINING = ("one target a pass", "every target", "packed", "gradient checkpointing")
+TRAINING = ("one target a pass", "every target", "gradient checkpointing")
 
 
 def assert_equal(case: Case) -> None:

@@ -130,7 +130,7 @@ class Lists(NamedTuple):
 
 def make_bench(size: Size, device: torch.device) -> Bench:
     """Three domains with planted successors, item and user IDs of 4 to 9 drawn tokens."""
-    tokenizer = train_tokenizer(prompt_texts("natural", ";", DOMAINS), 400)
+    tokenizer = train_tokenizer(prompt_texts("natural", DOMAINS), 400)
     public, clients = [], []
     for number, name in enumerate(DOMAINS):
         rng = np.random.default_rng([7, number])

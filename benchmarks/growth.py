@@ -109,12 +109,12 @@ def measure_silos(method: str, silos: int, items: int) -> Point:
 def _silos(count: int, items: int) -> Any:
     from fedecider.models.adapters import LoraSettings, attach_lora
     from fedecider.testing.llm_contract import tiny_models
-    from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
+    from idgen.backbones.small_decoder import build_small_decoder
     from idgen.trie import IGNORED_LABEL
 
     generator = torch.Generator().manual_seed(0)
     table_VD = torch.randn(items + 3, 64, generator=generator)
-    model = build_small_decoder(table_VD, DecoderStart(), num_layers=2, num_heads=2, d_ff=128, max_tokens=16, padding=0)
+    model = build_small_decoder(table_VD, num_layers=2, num_heads=2, d_ff=128, max_tokens=16, padding=0)
     data = []
     for _ in range(count):
         item_BS = torch.randint(3, items + 3, (64, 12), generator=generator)

@@ -4,7 +4,7 @@
       [--output benchmarks/results/DATE-pretrained-decoder.md]
 
 Settings: ``benchmarks/configs/amazon_smollm2.yaml``. Rows: "prompt", nothing trained; "trained", all weights on
-catalogue walks and public users; "uniform" and "first_last", its students of half depth. Every row is ranked by
+catalogue walks and public users; "half", its student of half depth. Every row is ranked by
 likelihood and, with --weights, by log p(ID | history) - w log p(ID | nothing); valid and test items of all clients.
 Every row and every model is kept below --folder, so that a long table can be made in pieces.
 """
@@ -12,7 +12,6 @@ Every row and every model is kept below --folder, so that a long table can be ma
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from collections.abc import Mapping
@@ -86,9 +85,9 @@ def model_of(row: str, made: Beginning, settings: Settings, folder: Path) -> tup
         model, seed = made.model, derive_seed(settings.run.seed, "backbone training")
         report: Scores = {"log": train_backbone(model, made.tasks, settings.run.pretrain.train, seed)}
     else:
-        config = dataclasses.replace(settings.run.distill, keep=row)
-        teacher = model_of("trained", made, settings, folder)[0]
-        model, report = distill(teacher, made.tasks, config, seed=derive_seed(settings.run.seed, "distill"))
+        teacher, seed = model_of("trained", made, settings, folder)[0], derive_seed(settings.run.seed, "distill")
+        rate = settings.run.pretrain.train.learning_rate
+        model, report = distill(teacher, made.tasks, settings.run.distill, seed=seed, finetune_rate=rate)
     report["seconds"] = time.process_time() - started
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(path)
@@ -135,7 +134,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--domains", default="movies_tv,cds_vinyl,video_games")
-    parser.add_argument("--rows", default="prompt,trained,uniform,first_last")
+    parser.add_argument("--rows", default="prompt,trained,half")
     parser.add_argument("--weights", default="0,0.5", help="prior weights, separated by commas")
     parser.add_argument("--splits", default="valid,test", help="valid,test or test alone")
     parser.add_argument("--encoder", default="auto")

@@ -41,7 +41,7 @@ from fedecider.models.adapters import (
     stack_trees,
 )
 from fedecider.models.directions import compact, normalise
-from idgen.backbones.small_decoder import DecoderStart, build_small_decoder
+from idgen.backbones.small_decoder import build_small_decoder
 from idgen.training import sequence_loss
 from idgen.trie import IGNORED_LABEL
 
@@ -78,7 +78,7 @@ def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     generator = torch.Generator().manual_seed(0)
     table_VD = torch.randn(ITEMS, WIDTH, generator=generator)
-    model = build_small_decoder(table_VD, DecoderStart(), num_layers=2, num_heads=2, d_ff=512, max_tokens=32, padding=0)
+    model = build_small_decoder(table_VD, num_layers=2, num_heads=2, d_ff=512, max_tokens=32, padding=0)
     model = attach_lora(model, LoraSettings(RANK, ("attention", "feed_forward", "table")))
     start = initial_adapters(adapter_shapes(model), 0)
     pair = {name: 0.01 * torch.randn(tensor.shape, generator=generator) for name, tensor in start.items()}

@@ -29,7 +29,8 @@ COMMON = (
     "num_threads",
     "resume",
 )
-"""What ``--help`` shows first."""
+"""What ``--help`` shows, with the first options of the method."""
+OWN_SHOWN = 10
 
 
 def parse_embedding_settings(description: str, words: Sequence[str], method: str) -> EmbeddingSettings:
@@ -51,7 +52,7 @@ def parse_settings_and(description: str, words: Sequence[str], *beside: type) ->
     privacy = () if entry.guarantee else (PrivacyConfig,)
     classes = (*beside, EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
     texts = {"method": f"The federated method: {', '.join(EMBEDDING_METHODS)}."}
-    common = (*COMMON, *(name for one in beside for name in field_names(one)))
+    common = (*COMMON, *field_names(entry.config)[:OWN_SHOWN], *(name for one in beside for name in field_names(one)))
     parser = build_parser(description, *classes, common=common, texts=texts)
     parser.set_defaults(dict(entry.defaults))
     found = parse(parser, words, *classes)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from fedecider.bounds import OneOrMore, Positive, ZeroOrMore, check
 from idgen.prompts import is_target
 from idgen.samples import Task, num_batches, train_batches
-from idgen.soft_ids import SoftIdConfig, SoftSource, soft_batches, soft_id_loss, soft_source
+from idgen.soft_ids import SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
     BackboneTraining,
     Course,
@@ -47,38 +45,15 @@ class _Side(NamedTuple):
     total_steps: int
 
 
-@dataclass(frozen=True)
-class AlternatingConfig:
-    """Turns of ID generator and backbone, after IDGenRec (SIGIR 2024: 3 rounds of 1 and 10 epochs).
-
-    Args:
-        num_phases: The number of turns of the ID generator; 0 leaves the IDs as they are.
-        order: Who begins: "rec_first" trains the backbone before the first turn of the generator as well; "id_first"
-            does not, as in IDGenRec. Either way the backbone has the last word, on the final IDs.
-        id_epochs: The number of epochs of one turn of the generator.
-        rec_epochs: The number of epochs of one turn of the backbone.
-        id_lr: The learning rate of the generator. IDGenRec's 1e-8 is below the resolution of fp32 weights; the report
-            says how many IDs change.
-        id_batch_size: The number of samples of one step of the generator.
-        soft: How IDs are softened.
-    """
-
-    num_phases: ZeroOrMore = 0
-    order: Literal["rec_first", "id_first"] = "rec_first"
-    id_epochs: ZeroOrMore = 1
-    rec_epochs: ZeroOrMore = 10
-    id_lr: Positive = 1e-5
-    id_batch_size: OneOrMore = 12
-    soft: SoftIdConfig = field(default_factory=SoftIdConfig)
-
-    def __post_init__(self) -> None:
-        check(self)
+GENERATOR_RATE = 1e-5
+"""IDGenRec's 1e-8 is below the resolution of fp32 weights; the report says how many IDs change."""
+GENERATOR_BATCH = 12
+"""Samples of a step of the generator, one epoch of which is its turn: both as in IDGenRec."""
 
 
-def phases(config: AlternatingConfig) -> list[str]:
-    """The turns in order: "backbone" and "ids"."""
-    first = ["backbone"] if config.order == "rec_first" and config.num_phases > 0 else []
-    return first + ["ids", "backbone"] * config.num_phases
+def phases(num_phases: int) -> list[str]:
+    """The turns in order: "backbone" and "ids". The backbone begins, and has the last word on the final IDs."""
+    return ["backbone"] + ["ids", "backbone"] * num_phases if num_phases else []
 
 
 def alternate(
@@ -90,7 +65,7 @@ def alternate(
     make_tasks: Callable[[Ids], list[Task]],
     item_texts: Sequence[Sequence[str]],
     tokenizer: PreTrainedTokenizerBase,
-    config: AlternatingConfig,
+    num_phases: int,
     train: BackboneTraining,
     seed: int,
     device: torch.device | str = "cpu",
@@ -100,35 +75,33 @@ def alternate(
 
     ``ids`` is whatever ``assign_ids`` returns; ``assign_ids()`` writes the IDs anew with the generator as it is now,
     ``make_tasks(ids)`` builds the training tasks, always in the same order; ``item_texts[k]`` belongs to task k.
-    ``train``: optimisation of the backbone; its epochs are set by ``config``, and the generator uses the same settings
-    with its own learning rate and batch size. Warm-up and decay span the steps of all turns of a model, whose
-    optimiser lives as long. After each turn of the generator tasks are built anew, so that the backbone and the next
-    turn of the generator see the new IDs, and the log says how many of them changed.
-    Source: IDGenRec (SIGIR 2024). Differs from its released code: as `soft_id_loss`, and the data of both models are
-    rebuilt after every change of IDs.
+    ``num_phases``: turns of the generator. ``train``: optimisation of the backbone, with the epochs of each of its
+    turns; the generator has its own learning rate and batch size. Warm-up and decay span the steps of all turns of a
+    model, whose optimiser lives as long. After each turn of the generator tasks are built anew, so that the backbone
+    and the next turn of the generator see the new IDs, and the log says how many of them changed.
+    Source: IDGenRec (SIGIR 2024). Differs from its released code, where the generator begins: as `soft_id_loss`, and
+    the data of both models are rebuilt after every change of IDs.
     """
     device = torch.device(device)
     tasks = make_tasks(ids)
-    order = phases(config)
+    order = phases(num_phases)
     positions = sum(int(is_target(task.train).sum()) for task in tasks)  # no walks: the generator has none
     course = stage_one_course(backbone)
-    rec_steps = order.count("backbone") * config.rec_epochs * num_batches(tasks, train.batch_size)
+    rec_steps = order.count("backbone") * train.epochs * num_batches(tasks, train.batch_size)
     rec = _side(backbone, train, course, rec_steps, train.table_rate)
-    id_train = TrainConfig(config.id_lr, config.id_batch_size, train.precision)
-    gen_steps = order.count("ids") * config.id_epochs * -(-positions // config.id_batch_size)
+    id_train = TrainConfig(GENERATOR_RATE, GENERATOR_BATCH, train.precision)
+    gen_steps = num_phases * -(-positions // GENERATOR_BATCH)
     gen = _side(generator, id_train, course, gen_steps, train.table_rate)
     logs: list[dict[str, Any]] = []
     with _seeded(seed, device):
         for turn, trained in enumerate(order):
             streams = (epoch_generator(seed, EPOCHS_PER_TURN * turn + epoch) for epoch in count())
             if trained == "backbone":
-                rec, losses = _train_backbone(backbone, rec, tasks, islice(streams, config.rec_epochs), device, on_step)
+                rec, losses = _train_backbone(backbone, rec, tasks, islice(streams, train.epochs), device, on_step)
                 logs.append({"turn": turn, "trained": trained, "loss": losses})
                 continue
-            source = soft_source(tasks, item_texts, tokenizer, len(_embeddings(backbone)), config.soft)
-            gen, losses = _train_generator(
-                generator, backbone, gen, source, islice(streams, config.id_epochs), device, on_step
-            )
+            source = soft_source(tasks, item_texts, tokenizer, len(_embeddings(backbone)))
+            gen, losses = _train_generator(generator, backbone, gen, source, islice(streams, 1), device, on_step)
             ids = assign_ids()
             old, tasks = tasks, make_tasks(ids)
             logs.append({"turn": turn, "trained": trained, "loss": losses, **changed_ids(old, tasks)})

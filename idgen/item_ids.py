@@ -11,13 +11,11 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from fedecider.bounds import OneOrMore, check
 from idgen.prompts import MAX_PREFIX_ITEMS
 from idgen.tokenizer import clean_words, decode_ids, encode_ids
 
@@ -30,36 +28,20 @@ LAST_TIER = 3
 FIELD_NAME = re.compile(r"(?:^|;\s+)([a-z_]+):\s")
 
 
-@dataclass(frozen=True)
-class KeywordConfig:
-    """How an item's words become its ID text.
+class Words(NamedTuple):
+    """How an item's words become its ID text."""
 
-    Args:
-        min_words: The number of words of the first ID that is tried; more are added until unique.
-        max_words: The largest number of words of an ID; 2 to 5 is sensible.
-        word_order: The order of the words: that in the text, or by the number of items that have the word. "as_written"
-            takes the title's first words as they stand, until no other title starts with them: what a pretrained model
-            knows.
-        lead: What an ID starts with when the item has it: the last category, the series, or the rarest title word that
-            another item has too.
-    """
-
-    min_words: OneOrMore = 2
-    max_words: OneOrMore = 4
-    word_order: Literal["title", "rare_first", "common_first", "as_written"] = "rare_first"
-    lead: Literal["none", "category", "series", "shared_word"] = "none"
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.min_words > self.max_words:
-            raise ValueError(f"got min_words {self.min_words}, expected at most max_words {self.max_words}")
-        if self.word_order == "as_written" and self.lead != "none":
-            raise ValueError(
-                f"got word_order as_written with lead {self.lead}, expected lead none: titles stay as they are"
-            )
+    least: int
+    """Of the first ID that is tried; more are added until unique."""
+    most: int
+    as_written: bool
+    """The title's first words as they stand, until no other title starts with them: what a pretrained model knows. Else
+    the most telling words, in the order of the text."""
 
 
-DEFAULT_KEYWORDS = KeywordConfig()
+TITLE_WORDS = Words(2, 6, False)
+"""For models from scratch. Words by their rarity were measured, and are level; a leading series word does not help."""
+TITLES_AS_WRITTEN = Words(5, 12, True)
 
 
 class _Item(NamedTuple):
@@ -75,21 +57,22 @@ def split_fields(item_text: str) -> dict[str, str]:
     return fields | {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def keyword_candidates(item_texts: Sequence[str], config: KeywordConfig, num_variants: int = 10) -> list[list[str]]:
+def keyword_candidates(
+    item_texts: Sequence[str], config: Words = TITLE_WORDS, num_variants: int = 10
+) -> list[list[str]]:
     """For each item its possible ID texts, best first; an item without any word gets none.
 
     Title words come before brand, category and description words; inside a field a word weighs its inverse
     document frequency, so words that few items have are the most important. The first candidate has the
-    ``min_words`` most important words, the next ones add a word each, the last ones exchange the last word for
-    less important ones. Under "as_written" the title's first words are the first candidate, see `_title_starts`.
+    ``least`` most important words, the next ones add a word each, the last ones exchange the last word for less
+    important ones. Under ``as_written`` the title's first words are the first candidate, see `_title_starts`.
     """
     items = [_read(text) for text in item_texts]
     item_count = Counter(word for item in items for word in item.words)
-    titles = [clean_words(item.fields.get("title", "")) for item in items]
-    if config.word_order == "as_written":
+    if config.as_written:
+        titles = [clean_words(item.fields.get("title", "")) for item in items]
         return _title_starts(items, titles, item_count, config, num_variants)
-    title_count = Counter(word for title in titles for word in set(title))
-    return [_candidates(item, item_count, title_count, config, num_variants) for item in items]
+    return [_candidates(item, item_count, config, num_variants) for item in items]
 
 
 def _read(item_text: str) -> _Item:
@@ -102,28 +85,14 @@ def _read(item_text: str) -> _Item:
     return _Item(fields, words or list(tier), tier)
 
 
-def _candidates(
-    item: _Item,
-    item_count: Mapping[str, int],
-    title_count: Mapping[str, int],
-    config: KeywordConfig,
-    num_variants: int,
-) -> list[str]:
-    lead = _lead(item, title_count, config.lead)[: config.max_words]
+def _candidates(item: _Item, item_count: Mapping[str, int], config: Words, num_variants: int) -> list[str]:
     place = {word: number for number, word in enumerate(item.words)}
-    rest = [word for word in item.words if word not in lead]
-    ranked = sorted(rest, key=lambda word: (item.tier[word], item_count[word], place[word]))
-    order = {
-        "title": lambda word: (place[word],),
-        "rare_first": lambda word: (item_count[word], place[word]),
-        "common_first": lambda word: (-item_count[word], place[word]),
-    }[config.word_order]
-    most = min(config.max_words - len(lead), len(ranked))
-    least = min(max(config.min_words - len(lead), 0), most)
-    chosen = [ranked[:number] for number in range(least, most + 1)]
+    ranked = sorted(item.words, key=lambda word: (item.tier[word], item_count[word], place[word]))
+    most = min(config.most, len(ranked))
+    chosen = [ranked[:number] for number in range(min(config.least, most), most + 1)]
     if most > 0:
         chosen += [[*ranked[: most - 1], word] for word in ranked[most : most + num_variants]]
-    texts = (" ".join([*lead, *sorted(words, key=order)]) for words in chosen)
+    texts = (" ".join(sorted(words, key=lambda word: place[word])) for words in chosen)
     return list(dict.fromkeys(text for text in texts if text))
 
 
@@ -131,7 +100,7 @@ def _title_starts(
     items: Sequence[_Item],
     titles: Sequence[list[str]],
     item_count: Mapping[str, int],
-    config: KeywordConfig,
+    config: Words,
     num_variants: int,
 ) -> list[list[str]]:
     """The shortest start of each title that no other one has, then longer ones, then a word of another field too."""
@@ -139,29 +108,15 @@ def _title_starts(
     count = Counter(tuple(words[:number]) for words in written for number in range(1, len(words) + 1))
     found = []
     for item, title in zip(items, written, strict=True):
-        words = title[: config.max_words]
-        least = min(config.min_words, len(words))
+        words = title[: config.most]
+        least = min(config.least, len(words))
         alone = (number for number in range(least, len(words)) if count[tuple(words[:number])] == 1)
         shortest = next(alone, len(words))
         others = sorted((word for word in item.words if word not in words), key=lambda word: item_count[word])
         starts = [words[:number] for number in range(shortest, len(words) + 1)]
-        starts += [[*words[: config.max_words - 1], word] for word in others[:num_variants]]
+        starts += [[*words[: config.most - 1], word] for word in others[:num_variants]]
         found.append([" ".join(start) for start in starts if start])
     return found
-
-
-def _lead(item: _Item, title_count: Mapping[str, int], kind: str) -> list[str]:
-    if kind == "category":
-        words = clean_words(item.fields.get("categories", "").rsplit(",", 1)[-1])[:2]
-    elif kind == "series":
-        words = clean_words(item.fields.get("series", ""))[:2]
-    elif kind == "shared_word":
-        title = [word for word in clean_words(item.fields.get("title", "")) if word not in STOP_WORDS]
-        shared = [word for word in title if title_count[word] >= 2]
-        words = [min(shared, key=lambda word: (title_count[word], title.index(word)))] if shared else []
-    else:
-        words = []
-    return [] if words == ["na"] else list(dict.fromkeys(words))
 
 
 # Unique item ID texts and leak-free user texts: candidates in, one ID per item out, whatever wrote the
@@ -191,23 +146,10 @@ CandidatesFn = Callable[[Sequence[int], Attempt], list[list[str]]]
 """Item numbers, attempt -> for each of these items its candidate texts, best first. Called with whole batches."""
 
 
-@dataclass(frozen=True)
-class IdConfig:
-    """Limits of the search for unique IDs.
-
-    Args:
-        max_id_tokens: The length of the longest ID in tokens, without the end token.
-        max_attempts: The number of calls of the generator before the suffix fallback.
-    """
-
-    max_id_tokens: OneOrMore = 16
-    max_attempts: OneOrMore = 30
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-DEFAULT_LIMITS = IdConfig()
+MAX_ID_TOKENS = 40
+"""The length of the longest ID in tokens, without the end token."""
+MAX_ATTEMPTS = 30
+"""Calls of the generator before the suffix fallback."""
 
 
 def ladder(max_attempts: int) -> Iterator[Attempt]:
@@ -220,7 +162,8 @@ def assign_item_ids(
     item_keys: Sequence[str],
     candidates_fn: CandidatesFn,
     tokenizer: PreTrainedTokenizerBase,
-    config: IdConfig = DEFAULT_LIMITS,
+    max_attempts: int = MAX_ATTEMPTS,
+    max_id_tokens: int = MAX_ID_TOKENS,
 ) -> ItemIds:
     """Give every item an ID text that is unique as a token sequence.
 
@@ -244,14 +187,14 @@ def assign_item_ids(
     base_of: dict[int, str] = {}  # first valid candidate, for the fallback
     num_first = num_attempts = 0
     waiting = sorted(range(len(item_keys)), key=lambda item: item_keys[item])
-    for attempt in ladder(config.max_attempts):
+    for attempt in ladder(max_attempts):
         if not waiting:
             break
         num_attempts += len(waiting)
         candidates = [[_tidy(text) for text in texts] for texts in candidates_fn(waiting, attempt)]
         if len(candidates) != len(waiting):
             raise ValueError(f"the ID generator answered {len(candidates)} items of {len(waiting)}; expected all")
-        _learn(known, (text for texts in candidates for text in texts), tokenizer, config.max_id_tokens)
+        _learn(known, (text for texts in candidates for text in texts), tokenizer, max_id_tokens)
         for item, texts in zip(waiting, candidates, strict=True):
             valid = [text for text in texts if known[text] is not None]
             if valid:
@@ -263,7 +206,7 @@ def assign_item_ids(
                 num_first += attempt.number == 0 and free == texts[0]
         waiting = [item for item in waiting if item not in text_of]
     for item in waiting:
-        text = _with_suffix(base_of.get(item, "item"), item_keys[item], known, used, tokenizer, config.max_id_tokens)
+        text = _with_suffix(base_of.get(item, "item"), item_keys[item], known, used, tokenizer, max_id_tokens)
         used.add(known[text] or ())
         text_of[item] = text
     texts = [text_of[item] for item in range(len(item_keys))]
@@ -283,30 +226,29 @@ def keyword_item_ids(
     item_keys: Sequence[str],
     item_texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
-    keywords: KeywordConfig = DEFAULT_KEYWORDS,
-    config: IdConfig = DEFAULT_LIMITS,
+    words: Words = TITLE_WORDS,
 ) -> ItemIds:
     """Item IDs from the items' own words, without a neural generator, through the same uniqueness rules."""
-    candidates = keyword_candidates(item_texts, keywords)
-    once = IdConfig(config.max_id_tokens, max_attempts=1)  # asking again would give the same answer
-    return assign_item_ids(item_keys, lambda items, _: [candidates[item] for item in items], tokenizer, once)
+    candidates = keyword_candidates(item_texts, words)
+    # Asking again would give the same answer.
+    return assign_item_ids(item_keys, lambda items, _: [candidates[item] for item in items], tokenizer, 1)
 
 
 def encode_item_ids(
-    item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: IdConfig = DEFAULT_LIMITS
+    item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, max_id_tokens: int = MAX_ID_TOKENS
 ) -> ItemIds:
     """The same ID texts in the tokens of another tokenizer, e.g. one that holds each ID text as one piece.
 
     Raises ValueError when a text does not survive decode(encode(text)) there or is too long.
     """
     known: dict[str, tuple[int, ...] | None] = {}
-    _learn(known, item_ids.texts, tokenizer, config.max_id_tokens)
+    _learn(known, item_ids.texts, tokenizer, max_id_tokens)
     token_ids = []
     for item, text in enumerate(item_ids.texts):
         tokens = known[text]
         if tokens is None:
             raise ValueError(
-                f"the tokenizer cannot hold the ID {text!r} of item {item} (at most {config.max_id_tokens} tokens and "
+                f"the tokenizer cannot hold the ID {text!r} of item {item} (at most {max_id_tokens} tokens and "
                 "decode(encode(id)) == id expected). Assign the item IDs again with this tokenizer"
             )
         token_ids.append(list(tokens))
@@ -324,38 +266,28 @@ def num_wording_items(num_train: int) -> int:
 
 
 def user_texts(
-    mode: Literal["none", "prefix", "train"],
     user_keys: Sequence[str],
     train_sequences: Sequence[Sequence[int]],
     item_ids: ItemIds,
     tokenizer: PreTrainedTokenizerBase,
     generate: Callable[[Sequence[str], Attempt], list[list[str]]] | None = None,
-    config: IdConfig = DEFAULT_LIMITS,
-) -> ItemIds | None:
-    """A unique text per user from item ID texts of the user's TRAIN part, None for mode ``none``.
+) -> ItemIds:
+    """A unique text per user from item ID texts of the first h items (`num_wording_items`) of the user's TRAIN part.
 
-    ``train_sequences`` must not hold validation or test items. ``prefix`` shows the first h items only
-    (`num_wording_items`); ``train`` shows the whole train part and thereby the targets of the training samples, a
-    hint that is absent at test time: label results that use it. ``generate`` (`IdGenerator.candidates`) writes the
+    ``train_sequences`` must not hold validation or test items. ``generate`` (`IdGenerator.candidates`) writes the
     user text from the joined item ID texts; without it the first words of the items are joined.
     Differs from the paper (IDGenRec): its user text saw the full sequence, test item included.
     """
-    if mode not in ("none", "prefix", "train"):
-        raise ValueError(f"user wording is {mode!r}; expected 'none', 'prefix' or 'train'")
-    if mode == "none":
-        return None
     if any(len(sequence) == 0 for sequence in train_sequences):
         raise ValueError("a user has no train item; expected sequences of at least 3 events. Prepare the data again")
-    shown = []
-    for sequence in train_sequences:
-        length = num_wording_items(len(sequence)) if mode == "prefix" else len(sequence)
-        shown.append([item_ids.texts[item] for item in sequence[:length]])
+    shown = [
+        [item_ids.texts[item] for item in sequence[: num_wording_items(len(sequence))]] for sequence in train_sequences
+    ]
     if generate is None:
-        once = IdConfig(config.max_id_tokens, max_attempts=1)
-        return assign_item_ids(user_keys, lambda users, _: [_joined(shown[user]) for user in users], tokenizer, once)
+        return assign_item_ids(user_keys, lambda users, _: [_joined(shown[user]) for user in users], tokenizer, 1)
     sources = [" ".join(texts) for texts in shown]
     return assign_item_ids(
-        user_keys, lambda users, attempt: generate([sources[user] for user in users], attempt), tokenizer, config
+        user_keys, lambda users, attempt: generate([sources[user] for user in users], attempt), tokenizer
     )
 
 
@@ -420,7 +352,7 @@ def _joined(texts: Sequence[str]) -> list[str]:
 def unique_phrases(
     item_keys: Mapping[str, Sequence[str]],
     item_texts: Mapping[str, Sequence[str]],
-    keywords: KeywordConfig,
+    words: Words,
     taken: Iterable[str] = (),
 ) -> dict[str, list[str]]:
     """Domain -> one phrase per item; no two items of any domains share one, and none is among ``taken``.
@@ -433,7 +365,7 @@ def unique_phrases(
     used = set(taken)
     free: dict[str, int] = {}  # base -> the least number that may be free: those below it are taken for good
     chosen: dict[str, list[str]] = {domain: [""] * len(keys) for domain, keys in item_keys.items()}
-    for (domain, _, item), candidates in zip(places, keyword_candidates(texts, keywords), strict=True):
+    for (domain, _, item), candidates in zip(places, keyword_candidates(texts, words), strict=True):
         phrase = next((text for text in candidates if text not in used), None)
         if phrase is None:
             base = candidates[-1] if candidates else "item"
@@ -445,8 +377,10 @@ def unique_phrases(
 
 
 def phrase_item_ids(
-    item_keys: Sequence[str], phrases: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: IdConfig
+    item_keys: Sequence[str],
+    phrases: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_id_tokens: int = MAX_ID_TOKENS,
 ) -> ItemIds:
     """IDs from phrases that ``tokenizer`` was trained with; uniqueness and round trip are checked as for any ID."""
-    once = IdConfig(config.max_id_tokens, max_attempts=1)
-    return assign_item_ids(item_keys, lambda items, _: [[phrases[item]] for item in items], tokenizer, once)
+    return assign_item_ids(item_keys, lambda items, _: [[phrases[item]] for item in items], tokenizer, 1, max_id_tokens)

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedecider.bounds import OneOrMore, Share, ShareAbove0, ShareBelow1, ZeroOrMore, at_least, check
+from fedecider.bounds import OneOrMore, ShareBelow1, check
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 
 # Prompt templates: natural sentences, very short ones, lists, or the history alone; each with and without a user.
@@ -85,17 +85,17 @@ def split_wording(wording: str, domain: str) -> tuple[list[str], list[str]]:
     return _parts(before), _parts(after)
 
 
-def render(wording: str, domain: str, history: Sequence[str], separator: str, user: str | None = None) -> str:
+def render(wording: str, domain: str, history: Sequence[str], user: str | None = None) -> str:
     """The prompt as text: item ID texts joined by the separator, in the given order."""
-    joined = f" {separator} ".join(history) if separator else " ".join(history)
+    joined = f" {SEPARATOR} ".join(history)
     before, after = split_wording(wording, domain)
     parts = [*before, joined, *after]
     return " ".join((user or "") if part == USER else part for part in parts)
 
 
-def prompt_texts(templates: TemplateSet, separator: str, domains: Iterable[str]) -> list[str]:
+def prompt_texts(templates: TemplateSet, domains: Iterable[str]) -> list[str]:
     """Every text that prompts add to the item IDs: give it to a tokenizer that is trained from scratch."""
-    texts = [separator] if separator else []
+    texts = [SEPARATOR]
     for domain in domains:
         for template in load_templates(templates):
             for wording in template:
@@ -121,98 +121,68 @@ MAX_PREFIX_ITEMS = 3
 """First items of a history from which a user text is written."""
 
 
+SEPARATOR = ";"
+"""The word between two item IDs of a history, where nothing closes them."""
+PAIR_SHARE = 0.25
+"""Of the training samples, where there are pairs."""
+PAIR_WINDOW = 5
+"""The largest distance of the two items of a pair; distance d is drawn with weight 1 / d."""
+CROP_RATE = 0.3
+"""Where there are pairs, training histories are cut to a geometric length with this stopping probability."""
+
+
 @dataclass(frozen=True)
 class SampleConfig:
     """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
 
     Args:
-        templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, fast on
-            CPUs), or what a decoder-only model goes on writing: "history" (the item IDs and nothing else) or "list"
-            (the same below a heading that names the domain).
-        targets: What is predicted of a training sample. "last": the item after the history; "every": all items of it
-            but the first one, each from those before it, in one pass of a decoder-only model (templates history, list).
-        separator: The word between two item IDs of the history; it may be empty. Under the templates history and list
-            IDs are parted by what closes them, and IDs of one token by nothing.
-        closed_by: What closes an item ID that is written: the tokenizer's end token, or a newline, which a pretrained
-            decoder expects between the entries of a list.
+        templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, the newest
+            item first, fast on CPUs), or what a decoder-only model goes on writing: "history" (the item IDs and nothing
+            else) or "list" (the same below a heading that names the domain). Under the latter two every item of a
+            history but the first one is a target, each from those before it, in one pass.
         user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
-            few items; samples whose target lies among these items use the wording without a user. "train": an ID
-            text written from the whole training part, which also holds the targets of training samples.
+            few items; samples whose target lies among these items use the wording without a user.
         max_history: The largest number of items of a history; the newest ones are taken.
-        eval_history: The largest number of items of a history in validation, test and use; 0 takes max_history.
         max_source_tokens: The largest number of input tokens; the oldest items are left out first.
-        packed_tokens: The length of rows into which samples are put one behind the other, each of which sees itself
-            alone; 0 gives every sample a row of its own. It saves padding where samples differ much in length (targets
-            every).
-        samples_per_position: The number of samples that an epoch draws of every target position, each with a template
-            of its own.
-        newest_first: If true, the newest item of the history is written first.
-        history_crop: The length of a training history. "none": all of it; "uniform": 1 to all; "geometric": geometric
-            with rate `crop_rate`.
-        crop_rate: The stopping probability of the geometric history length.
+        pairs: If true, a quarter of the training samples are item pairs, a history of a single item near the target in
+            the same training part and no user; other training histories are cut at random, and outside training the
+            newest item alone is shown. For small T5 models.
         item_dropout: The probability that an item of a training history is left out (one always stays).
-        pair_share: The share of training samples that are replaced by item pairs: a history of a single item near the
-            target in the same training part, and no user.
-        pair_window: The largest distance of the two items of a pair; distance d is drawn with weight 1 / d.
-        pair_directions: Which items make a pair with the target. "forward": the item before the target; "both": also
-            items after it.
         walk_share: The share of all training samples that are catalogue walks, which come on top of the others: a
             history of items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody
             is public, an epoch is one walk for each item, whatever the share.
     """
 
     templates: TemplateSet = "natural"
-    targets: Literal["last", "every"] = "last"
-    separator: str = ";"
-    closed_by: Literal["end_token", "newline"] = "end_token"
-    user_wording: Literal["none", "prefix", "train"] = "prefix"
+    user_wording: Literal["none", "prefix"] = "prefix"
     max_history: OneOrMore = 20
-    eval_history: ZeroOrMore = 0
     max_source_tokens: OneOrMore = 512
-    packed_tokens: ZeroOrMore = 0
-    samples_per_position: Annotated[int, at_least(1, most=1000)] = 1
-    newest_first: bool = False
-    history_crop: Literal["none", "uniform", "geometric"] = "none"
-    crop_rate: ShareAbove0 = 0.3
+    pairs: bool = False
     item_dropout: ShareBelow1 = 0.0
-    pair_share: Share = 0.0
-    pair_window: OneOrMore = 5
-    pair_directions: Literal["forward", "both"] = "both"
     walk_share: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
         check(self)
-        if self.eval_history > self.max_history:
-            raise ValueError(f"got eval_history {self.eval_history}, expected 0 to max_history {self.max_history}")
-        if len(self.separator.split()) > 1 or self.separator != self.separator.strip():
-            raise ValueError(f"got separator {self.separator!r}, expected one word without spaces, or nothing")
-        if self.is_row and (self.newest_first or self.user_wording != "none"):
+        if self.is_row and (self.user_wording != "none" or self.pairs):
             raise ValueError(
-                f"got templates {self.templates} with newest_first {self.newest_first} and user_wording "
-                f"{self.user_wording}, expected newest_first false and user_wording none: the target continues the "
-                "items as they came"
-            )
-        if self.targets == "every" and (not self.is_row or self.pair_share > 0.0):
-            raise ValueError(
-                f"got targets every with templates {self.templates} and pair_share {self.pair_share}, expected "
-                "templates history or list and pair_share 0: every item of a row is a target"
-            )
-
-        if self.packed_tokens and (self.targets != "every" or self.packed_tokens < self.max_source_tokens):
-            raise ValueError(
-                f"got packed_tokens {self.packed_tokens} with targets {self.targets} and max_source_tokens "
-                f"{self.max_source_tokens}, expected targets every and at least max_source_tokens, or 0"
+                f"got templates {self.templates} with user_wording {self.user_wording} and pairs {self.pairs}, "
+                "expected none and false: the items come as they came, and every one of them is a target"
             )
 
     @property
     def is_row(self) -> bool:
-        """Whether prompt and target are one row of closed IDs."""
+        """Whether prompt and target are one row of closed IDs, of which every item but the first is a target."""
         return self.templates in ROW_SETS
+
+    @property
+    def newest_first(self) -> bool:
+        """Whether the newest item of a history is written first."""
+        return self.templates == "compact"
 
     @property
     def shown_history(self) -> int:
         """Items of a history outside training, at most."""
-        return self.eval_history or self.max_history
+        return 1 if self.pairs else self.max_history
 
 
 class EventTable(NamedTuple):
@@ -330,24 +300,15 @@ def draw_samples(
 ) -> Draw:
     """Templates and augmentations of training samples."""
     history_NH = histories(events, target_N, config.max_history)
-    history_NH = _cropped(history_NH, config, rng)
+    if config.pairs:
+        kept_N = rng.geometric(CROP_RATE, len(history_NH))
+        history_NH = np.where(np.arange(history_NH.shape[1]) < kept_N[:, None], history_NH, -1)
     if config.item_dropout > 0:
         history_NH = _thinned(history_NH, config.item_dropout, rng)
     named_N = events.named_E[target_N]
-    if config.pair_share > 0:
-        target_N, history_NH, named_N = _with_pairs(events, target_N, history_NH, named_N, config, rng)
+    if config.pairs:
+        target_N, history_NH, named_N = _with_pairs(events, target_N, history_NH, named_N, rng)
     return Draw(target_N, history_NH, rng.integers(num_templates, size=len(target_N)), named_N)
-
-
-def _cropped(history_NH: np.ndarray, config: SampleConfig, rng: np.random.Generator) -> np.ndarray:
-    if config.history_crop == "none":
-        return history_NH
-    length_N = (history_NH >= 0).sum(1)
-    if config.history_crop == "uniform":
-        kept_N = 1 + rng.integers(np.maximum(length_N, 1))  # the places of walks have no history yet
-    else:
-        kept_N = rng.geometric(config.crop_rate, len(length_N))
-    return np.where(np.arange(history_NH.shape[1]) < kept_N[:, None], history_NH, -1)
 
 
 def _thinned(history_NH: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
@@ -363,20 +324,19 @@ def _with_pairs(
     target_N: np.ndarray,
     history_NH: np.ndarray,
     named_N: np.ndarray,
-    config: SampleConfig,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Replace some samples by pairs of near events of one training part: any of its events is the target.
 
     A drawn pair that would leave the training part is not used; its sample stays as it was.
     """
-    distance = np.arange(1, config.pair_window + 1)
+    distance = np.arange(1, PAIR_WINDOW + 1)
     offset_N = rng.choice(distance, len(target_N), p=(1 / distance) / (1 / distance).sum())
-    sign_N = np.where(rng.random(len(target_N)) < 0.5, 1, -1) if config.pair_directions == "both" else -1
+    sign_N = np.where(rng.random(len(target_N)) < 0.5, 1, -1)
     trainable = np.flatnonzero(np.arange(len(events.item_E)) < events.train_end_E)
     centre_N = trainable[rng.integers(len(trainable), size=len(target_N))]
     near_N = centre_N + sign_N * offset_N
-    chosen_N = rng.random(len(target_N)) < config.pair_share
+    chosen_N = rng.random(len(target_N)) < PAIR_SHARE
     chosen_N &= (near_N >= events.first_E[centre_N]) & (near_N < events.train_end_E[centre_N])
     pair_NH = np.full_like(history_NH, -1)
     pair_NH[:, 0] = near_N

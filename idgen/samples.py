@@ -1,7 +1,6 @@
 """Catalogue walks: histories and targets drawn from published item texts alone, without a single interaction.
 
-Shapes: N samples drawn at a time, B samples of a batch, S input tokens, W segments a row has at most, K tasks, R rows
-of several samples, P their tokens.
+Shapes: N samples drawn at a time, B samples of a batch, S input tokens, W segments a row has at most, K tasks.
 
 Shapes: B samples of a batch, N samples drawn at a time, E events of all users, H history length, S input tokens,
 T target tokens.
@@ -169,37 +168,6 @@ def row_labels(batch: TokenBatch, given_B: np.ndarray) -> Tensor:
     return batch["input_ids"].masked_fill(~(behind_BS & (batch["attention_mask"] != 0)), IGNORED_LABEL)
 
 
-def packed(batch: TokenBatch, num_tokens: int) -> TokenBatch:
-    """The samples of a batch (B, S) one behind the other in fewer rows (R, P), P at most ``num_tokens``.
-
-    Longest first, each goes into the first row with room (first-fit decreasing). ``position_ids`` start again with
-    every sample, and with the padding behind the last one.
-    """
-    length_B = batch["attention_mask"].sum(1).tolist()
-    members: list[list[int]] = []
-    used: list[int] = []
-    for sample in sorted(range(len(length_B)), key=lambda sample: -length_B[sample]):
-        room = next((row for row, number in enumerate(used) if number + length_B[sample] <= num_tokens), len(used))
-        if room == len(used):
-            members.append([])
-            used.append(0)
-        members[room].append(sample)
-        used[room] += length_B[sample]
-    filling = {"input_ids": 0, "attention_mask": 0, "row_labels": IGNORED_LABEL}
-    found = {name: batch[name].new_full((len(members), max(used)), value) for name, value in filling.items()}
-    found["position_ids"] = torch.arange(max(used)).repeat(len(members), 1)
-    for row, samples in enumerate(members):
-        start = 0
-        for sample in samples:
-            place = slice(start, start + length_B[sample])
-            for name in filling:
-                found[name][row, place] = batch[name][sample, : length_B[sample]]
-            found["position_ids"][row, place] = torch.arange(length_B[sample])
-            start = place.stop
-        found["position_ids"][row, start:] = torch.arange(max(used) - start)
-    return found
-
-
 # Training and evaluation samples of the recommender: sliding windows over users' histories, put into prompts.
 
 Split = Literal["valid", "test"]
@@ -291,11 +259,9 @@ def build_task(
         user_tokens,
         tokenizer,
         templates=config.templates,
-        separator=config.separator,
         newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
         end_token=end_token,
-        targets=config.targets,
     )
     has_text_U = np.fromiter(map(bool, user_tokens), bool, len(user_tokens))
     return Task(
@@ -321,11 +287,9 @@ def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerB
         [],
         tokenizer,
         templates=config.templates,
-        separator=config.separator,
         newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
         end_token=end_token,
-        targets=config.targets,
     )
     trie = Trie.build(item_ids.token_ids, end_token)
     nobody = event_table([], True, np.zeros(0, bool), config.user_wording)
@@ -346,7 +310,7 @@ def num_batches(tasks: Task | Sequence[Task], batch_size: int) -> int:
 
 def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torch.Generator) -> Iterator[TokenBatch]:
     """One epoch of training batches: ``input_ids`` (B, S), ``attention_mask``, ``labels`` (B, T) with -100 as padding;
-    with ``targets`` "every", ``row_labels`` (B, S) in their place (`idgen.backbones.family.TokenBatch`).
+    of rows, ``row_labels`` (B, S) in their place (`idgen.backbones.family.TokenBatch`).
 
     The samples of several tasks are mixed. Positions are shuffled, templates and augmentations drawn anew for every
     sample; samples of similar length share a batch. All randomness comes from ``generator``: the same state gives
@@ -375,7 +339,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
         samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), walk_N)
         if walk_N.any():
             samples = with_walks(samples, [task.neighbours for task in tasks], parts, rng)
-        prompts = with_targets(samples) if config.targets == "every" else samples.prompts
+        prompts = with_targets(samples) if config.is_row else samples.prompts
         segment_NW = lay_out(parts, prompts)
         length_N = num_tokens(parts.segments, segment_NW)
         by_length = np.lexsort((rng.random(len(length_N)), length_N))
@@ -505,20 +469,18 @@ def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tup
     config = tasks[0].config
     if len(events.item_E) or config.walk_share == 0.0 or any(task.hold_out for task in tasks):
         return sampled_events(parts, events, config)
-    num_walks = config.samples_per_position * sum(len(task.trie) for task in tasks)
-    return np.zeros(0, np.int64), np.full(num_walks, A_WALK)
+    return np.zeros(0, np.int64), np.full(sum(len(task.trie) for task in tasks), A_WALK)
 
 
 def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
     """Target events of one epoch, and a place of `A_WALK` for every catalogue walk."""
-    if config.targets == "every":
+    if config.is_row:
         length_G = parts.segments.length_G
         cost_E = length_G[item_segments(parts, events, np.arange(len(events.item_E)))] + length_G[parts.end_K].max()
         room = config.max_source_tokens - int(length_G[parts.before_PL[1::2]].sum(1).max())  # wordings without a user
         target_N = window_ends(events, config.max_history, cost_E, room)
     else:
         target_N = np.flatnonzero(is_target(events))
-    target_N = np.repeat(target_N, config.samples_per_position)
     return target_N, np.full(round(len(target_N) * config.walk_share / (1.0 - config.walk_share)), A_WALK)
 
 
@@ -530,15 +492,10 @@ def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: Sa
     """What closes an item ID; nothing where a decoder reads nothing but IDs of one token each."""
     if config.is_row and all(len(tokens) == 1 for tokens in item_ids.token_ids):
         return None
-    if config.closed_by == "end_token":
-        return cast(int, tokenizer.eos_token_id)
-    newline = encode(tokenizer, ["\n"])[0]
-    if len(newline) != 1 or newline[0] == tokenizer.unk_token_id:
-        raise ValueError(
-            f"got closed_by newline with a tokenizer that writes a newline as {len(newline)} known tokens, expected "
-            "one. Set samples.closed_by to end_token"
-        )
-    return newline[0]
+    # A pretrained decoder expects a newline between the entries of a list.
+    newline = encode(tokenizer, ["\n"])[0] if config.templates == "list" else []
+    is_token = len(newline) == 1 and newline[0] != tokenizer.unk_token_id
+    return newline[0] if is_token else cast(int, tokenizer.eos_token_id)
 
 
 def _labels(parts: PromptParts, target_B: np.ndarray, task_B: np.ndarray) -> np.ndarray:
@@ -564,12 +521,12 @@ def sample_batch(
 ) -> TokenBatch:
     """The samples ``rows`` of those that were drawn."""
     segment_BW, target_B = segment_NW[rows], samples.target_N[rows]
-    if config.targets == "last":
+    if not config.is_row:
         return _batch(parts, segment_BW, target_B, task_N[rows])
     batch = _prompt_batch(parts, segment_BW)
     given_B = num_given(parts, segment_BW, target_B, samples.walk_N[rows], task_N[rows])
     batch["row_labels"] = row_labels(batch, given_B)
-    return packed(batch, config.packed_tokens) if config.packed_tokens else batch
+    return batch
 
 
 def _mask(length_B: np.ndarray, width: int) -> Tensor:
@@ -586,10 +543,10 @@ def samples_by_user(task: Task) -> list[np.ndarray]:
         ValueError: training samples that cannot be told apart by users, or whose texts depend on several users.
     """
     config = task.config
-    if config.pair_share > 0.0 or config.user_wording != "none":
+    if config.pairs or config.user_wording != "none":
         raise ValueError(
-            f"got samples.pair_share {config.pair_share} and user_wording {config.user_wording} with user_privacy, "
-            "expected 0 and none: a sample has to be of one user alone"
+            f"got samples.pairs {config.pairs} and user_wording {config.user_wording} with user_privacy, expected "
+            "false and none: a sample has to be of one user alone"
         )
     target_N = sampled_events(task.parts, task.train, config)[0]
     starts = np.flatnonzero(np.diff(task.train.user_E[target_N])) + 1
@@ -606,7 +563,7 @@ def user_batches(task: Task, target_lists: Sequence[np.ndarray], generator: torc
     draw = draw_samples(events, target_N, len(load_templates(config.templates)), config, rng)
     nobody_N = np.zeros(len(target_N), dtype=bool)
     samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), nobody_N)
-    prompts = with_targets(samples) if config.targets == "every" else samples.prompts
+    prompts = with_targets(samples) if config.is_row else samples.prompts
     segment_NW = lay_out(parts, prompts)
     for rows in np.split(np.arange(len(target_N)), np.cumsum([len(targets) for targets in target_lists])[:-1]):
         yield sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)

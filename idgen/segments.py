@@ -7,12 +7,12 @@ length, K tasks, P prompt wordings, L parts of a wording before (after) the hist
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from idgen.prompts import ROW_SETS, USER, TemplateSet, load_templates, split_wording
+from idgen.prompts import ROW_SETS, SEPARATOR, USER, TemplateSet, load_templates, split_wording
 from idgen.tokenizer import encode
 
 NOTHING = 0
@@ -77,17 +77,15 @@ def make_parts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     templates: TemplateSet,
-    separator: str,
     newest_first: bool,
     max_source_tokens: int,
     end_token: int | None,
-    targets: Literal["last", "every"] = "last",
 ) -> PromptParts:
     """Tokenise the words of all prompts of one domain and number the segments.
 
     Wording ``2 t`` is template t with a user, ``2 t + 1`` the one without. ``end_token`` closes every item ID that is a
     target, None where IDs need none; it also closes the prompt. Under the templates of `ROW_SETS` it closes the words
-    before the history and every item of it, instead of ``separator``: prompt and target are one row of closed IDs.
+    before the history and every item of it, instead of `SEPARATOR`: prompt and target are one row of closed IDs.
     Errors: ``ValueError`` when the longest template with the longest user and item does not fit, or the tokenizer lacks
     a padding token.
     """
@@ -103,7 +101,7 @@ def make_parts(
             f"got templates {templates} with a tokenizer that puts no space between words tokenised one by one, "
             "expected list or history, where what closes an item ID parts it from the next. Set samples.templates"
         )
-    mark = [end] if is_row else encode(tokenizer, [separator] if separator else [])
+    mark = [end] if is_row else encode(tokenizer, [SEPARATOR])
     fixed = [[], *(mark or [[]]), end, *encode(tokenizer, words)]
     parts = PromptParts(
         segments=make_segments([*fixed, *item_tokens, *user_tokens]),
@@ -122,7 +120,7 @@ def make_parts(
         max_source_tokens=max_source_tokens,
         padding=int(tokenizer.pad_token_id),
     )
-    _check_room(parts, domain, num_items=2 if targets == "every" else 1)
+    _check_room(parts, domain, num_items=2 if is_row else 1)
     return parts
 
 

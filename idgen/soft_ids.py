@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,35 +16,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from fedecider.bounds import OneOrMore, Positive, check
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating
+from idgen.id_generator import MAX_TEXT_TOKENS
 from idgen.prompts import EventTable, SampleConfig, draw_samples, is_target, load_templates
 from idgen.samples import Task, TokenBatch, merge_tasks, prompts_of, target_labels
 from idgen.segments import PromptParts, Prompts, Segments, join, lay_out, make_segments
 from idgen.tokenizer import SPACE
 from idgen.training import sequence_loss
 
-
-@dataclass(frozen=True)
-class SoftIdConfig:
-    """How IDs are softened.
-
-    Args:
-        max_new_tokens: The largest number of tokens of a generated ID, without the end token.
-        max_text_tokens: The number of tokens of an item text that the generator reads.
-        temperature: The temperature of the softmax; less than 1 makes it harder.
-        straight_through: If true, the backbone reads the most likely tokens' embeddings, with the gradient of the soft
-            ones.
-    """
-
-    max_new_tokens: OneOrMore = 9
-    max_text_tokens: OneOrMore = 256
-    temperature: Positive = 1.0
-    straight_through: bool = False
-
-    def __post_init__(self) -> None:
-        check(self)
+MAX_NEW_TOKENS = 9
+"""Of a generated ID, without the end token, as in IDGenRec."""
 
 
 class SoftSource(NamedTuple):
@@ -60,7 +42,6 @@ class SoftSource(NamedTuple):
     """Bool: no part of an ID (punctuation, special tokens)."""
     end_token: int
     samples: SampleConfig
-    config: SoftIdConfig
 
 
 def soft_source(
@@ -68,7 +49,6 @@ def soft_source(
     item_texts: Sequence[Sequence[str]],
     tokenizer: PreTrainedTokenizerBase,
     num_tokens: int,
-    config: SoftIdConfig,
 ) -> SoftSource:
     """Prepare generator training on ``tasks``; ``item_texts[k]``: the item texts of task k in item order.
 
@@ -84,13 +64,11 @@ def soft_source(
     samples = replace(
         tasks[0].config,
         max_history=max(1, tasks[0].config.max_history // 2),
-        eval_history=0,
-        history_crop="none",
         item_dropout=0.0,
-        pair_share=0.0,
+        pairs=False,
     )
     flat = [text for texts in item_texts for text in texts]
-    tokens = tokenizer(flat, truncation=True, max_length=config.max_text_tokens)["input_ids"]
+    tokens = tokenizer(flat, truncation=True, max_length=MAX_TEXT_TOKENS)["input_ids"]
     sizes = [len(texts) for texts in item_texts]
     return SoftSource(
         parts=parts,
@@ -100,7 +78,6 @@ def soft_source(
         banned_V=banned_tokens(tokenizer, num_tokens),
         end_token=cast(int, tokenizer.eos_token_id),
         samples=samples,
-        config=config,
     )
 
 
@@ -148,15 +125,14 @@ def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: To
     released code: probabilities instead of log-probabilities, positions from the end token on are left out, prompts
     have the recommender's own layout and padding is masked by length.
     """
-    config = source.config
     banned_V = source.banned_V.to(batch["text_ids"].device)
     token_ML, length_M = greedy_ids(
-        generator, batch["text_ids"], batch["text_mask"], banned_V, source.end_token, config.max_new_tokens
+        generator, batch["text_ids"], batch["text_mask"], banned_V, source.end_token, MAX_NEW_TOKENS
     )
     logit_MLV = id_logits(generator, batch["text_ids"], batch["text_mask"], token_ML)
     table_VD = unwrap(recommender).get_input_embeddings().weight
-    prob_MLV = token_probabilities(logit_MLV, banned_V, config.temperature)
-    soft_MLD = soft_embeddings(prob_MLV, token_ML, table_VD, config.straight_through)
+    prob_MLV = token_probabilities(logit_MLV, banned_V)
+    soft_MLD = prob_MLV.to(table_VD.dtype) @ table_VD  # expected embeddings sum_v p(v) E[v]
     prompts = Prompts(*(batch[name].cpu().numpy() for name in Prompts._fields))
     place_BS, length_B = spliced(
         source.parts, prompts, batch["item"].cpu().numpy(), length_M.cpu().numpy(), soft_MLD.shape[1], len(table_VD)
@@ -219,17 +195,9 @@ def id_logits(model: Any, text_MS: Tensor, mask_MS: Tensor, token_ML: Tensor) ->
     return family_of(base).token_logits(base, hidden_MLD)
 
 
-def token_probabilities(logit_MLV: Tensor, banned_V: Tensor, temperature: float) -> Tensor:
-    """softmax(logits / temperature) over the tokens that may stand in an ID; each row sums to 1."""
-    return torch.softmax((logit_MLV / temperature).masked_fill(banned_V, -torch.inf), -1)
-
-
-def soft_embeddings(prob_MLV: Tensor, token_ML: Tensor, table_VD: Tensor, straight_through: bool) -> Tensor:
-    """Expected embeddings e = sum_v p(v) E[v], (M, L, D); straight-through: value of E[token], gradient of e."""
-    soft_MLD = prob_MLV.to(table_VD.dtype) @ table_VD
-    if not straight_through:
-        return soft_MLD
-    return table_VD[token_ML] + (soft_MLD - soft_MLD.detach())
+def token_probabilities(logit_MLV: Tensor, banned_V: Tensor) -> Tensor:
+    """Softmax over the tokens that may stand in an ID; each row sums to 1."""
+    return torch.softmax(logit_MLV.masked_fill(banned_V, -torch.inf), -1)
 
 
 def spliced(

@@ -8,7 +8,6 @@ Shape legend: I items of all domains, N texts, E width of the sentence encoder, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import T5ForConditionalGeneration
-
-from fedecider.bounds import OneOrMore, Share, ShareAbove0, check
 
 # Item vectors from item texts, and the table of token vectors that a backbone starts from.
 
@@ -114,22 +111,12 @@ def token_vectors(
 # Token embeddings that know which items go together, before a single training step.
 
 
-@dataclass(frozen=True)
-class WordVectorConfig:
-    """Counting of token pairs.
-
-    Args:
-        window: Two events of a user that are at most so far apart are near each other and count 1 / distance.
-        smoothing: The power on the context counts; less than 1 holds rare contexts back.
-        power: The power on the singular values.
-    """
-
-    window: OneOrMore = 5
-    smoothing: ShareAbove0 = 0.75
-    power: Share = 0.5
-
-    def __post_init__(self) -> None:
-        check(self)
+WINDOW = 5
+"""Two events of a user that are at most so far apart are near each other and count 1 / distance."""
+SMOOTHING = 0.75
+"""The power on the context counts: rare contexts are held back (Levy, Goldberg and Dagan, TACL 2015)."""
+POWER = 0.5
+"""The power on the singular values."""
 
 
 def word_vectors(
@@ -137,7 +124,6 @@ def word_vectors(
     token_ids: Sequence[Sequence[Sequence[int]]],
     num_tokens: int,
     width: int,
-    config: WordVectorConfig = WordVectorConfig(),
     seed: int = 0,
 ) -> Tensor:
     """(V, D) vectors of length 1 for tokens that co-occur; zeros for all other tokens.
@@ -150,16 +136,16 @@ def word_vectors(
     count_VV = sparse.csr_matrix((num_tokens, num_tokens))
     for users, ids in zip(sequences, token_ids, strict=True):
         holds_IV = _tokens_of_items(ids, num_tokens)
-        count_VV = count_VV + holds_IV.T @ _near_items(users, len(ids), config.window) @ holds_IV
+        count_VV = count_VV + holds_IV.T @ _near_items(users, len(ids), WINDOW) @ holds_IV
     known = np.flatnonzero(np.asarray(count_VV.sum(1)).ravel())
     if len(known) < width:
         raise ValueError(
             f"only {len(known)} tokens of item IDs occur near others, fewer than the {width} dimensions of the model; "
             "expected more. Use a larger public pool, a smaller d_model or random embeddings"
         )
-    ppmi = _ppmi(count_VV[known][:, known].tocoo(), config.smoothing)
+    ppmi = _ppmi(count_VV[known][:, known].tocoo(), SMOOTHING)
     left, values = leading_singular(ppmi, width, seed % 2**32)
-    rows = left * values**config.power
+    rows = left * values**POWER
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     vector_VD = torch.zeros(num_tokens, width)
     vector_VD[torch.from_numpy(known)] = torch.from_numpy(np.where(length > 1e-6, rows / length, 0.0)).float()

@@ -9,7 +9,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -34,25 +33,16 @@ PHRASE_SCORE = -1.0  # above any pair of words: a known phrase always stays whol
 FRAGMENT_SHARE = 0.25  # of a word vocabulary, for the fragments that spell unknown words
 
 
-def train_tokenizer(
-    texts: Iterable[str],
-    vocab_size: int,
-    kind: Literal["unigram", "word"] = "unigram",
-    phrases: Sequence[str] = (),
-) -> PreTrainedTokenizerBase:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, phrases: Sequence[str] = ()) -> PreTrainedTokenizerBase:
     """Train a T5-compatible tokenizer on texts, offline; ``<pad>`` is 0, ``</s>`` 1 (appended), ``<unk>`` 2.
 
-    ``unigram``: word pieces of a Unigram model (Kudo, ACL 2018). ``word``: the most frequent words are one token
-    each, other words are spelled with pieces. ``phrases`` (kind ``word`` only), e.g. item ID texts, become one
-    token each, whatever number of words they have, so that an ID is a single decision. ``vocab_size`` is an upper
+    The most frequent words are one token each, other words are spelled with pieces of a Unigram model (Kudo, ACL
+    2018). ``phrases``, e.g. item ID texts, become one token each, whatever number of words they have, so that an ID is
+    a single decision. ``vocab_size`` is an upper
     bound; small texts give fewer pieces. 0 holds the phrases and fragments of words, and no word more. Text is
     lower-cased; words joined by single spaces come back from ``decode(encode(text))`` unchanged as long as their
     characters occur in ``texts`` or ASCII. The same texts give the same tokenizer.
     """
-    if kind not in ("unigram", "word"):
-        raise ValueError(f"tokenizer kind is {kind!r}; expected 'unigram' or 'word'")
-    if phrases and kind != "word":
-        raise ValueError(f"got {len(phrases)} phrases with the tokenizer kind {kind!r}; expected kind 'word' for them")
     if vocab_size == 0 and not phrases:
         raise ValueError("vocab_size is 0 without phrases; expected 0 only for item IDs of one token, else e.g. 4000")
     if 0 < vocab_size < 2 * len(ALPHABET):
@@ -61,10 +51,8 @@ def train_tokenizer(
     if not any(clean_words(text) for text in texts):
         raise ValueError(f"got {len(texts)} texts without a single word; expected item texts. Check the prepared data")
     num_words = vocab_size - len(phrases)
-    num_fragments = vocab_size if kind == "unigram" else max(2 * len(ALPHABET), int(FRAGMENT_SHARE * num_words))
-    pieces = _unigram_pieces(texts, num_fragments)
-    if kind == "word":
-        pieces = _with_words(texts, pieces, phrases, vocab_size)
+    num_fragments = max(2 * len(ALPHABET), int(FRAGMENT_SHARE * num_words))
+    pieces = _with_words(texts, _unigram_pieces(texts, num_fragments), phrases, vocab_size)
     ordered = sorted(pieces.items(), key=lambda piece: (-piece[1], piece[0]))
     model = models.Unigram([(PAD, 0.0), (EOS, 0.0), (UNK, 0.0), *ordered], unk_id=2, byte_fallback=False)
     tokenizer = _frame(model, split_words=not phrases)
@@ -89,7 +77,7 @@ def with_phrases(tokenizer: PreTrainedTokenizerBase, phrases: Sequence[str]) -> 
     if content["model"]["type"] != "Unigram" or len(content["model"]["vocab"]) != len(tokenizer):
         raise ValueError(
             f"got a tokenizer of the kind {content['model']['type']}, expected one that was trained with phrases "
-            "(tokenizer_kind phrase)"
+            "(ids phrases)"
         )
     both = sorted(known_phrases(tokenizer).intersection(phrases))
     if both or len(set(phrases)) != len(phrases):

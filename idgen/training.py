@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedecider.bounds import OneOrMore, Positive, Precision, Schedule, ZeroOrMore, check
+from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Schedule, ZeroOrMore, check
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import TokenBatch, num_samples_of
 from idgen.precision import autocast
@@ -174,12 +174,13 @@ class BackboneTraining(TrainConfig):
         epochs: The number of passes over the data.
         max_steps: The number of optimiser steps; 0 takes as many as epochs says.
         table_rate: The factor on the learning rate of the token embeddings. A table of item tokens has to move much
-            further than layers that start well.
+            further than layers that start well. 0 never trains it, the layers alone are: item vectors stay those of
+            the texts, and the vector of an item that comes later stands among them as any other.
     """
 
     epochs: ZeroOrMore = 1
     max_steps: ZeroOrMore = 0
-    table_rate: Positive = 1.0
+    table_rate: NotNegative = 1.0
 
 
 class Course(NamedTuple):

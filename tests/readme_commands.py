@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 TINY: dict[str, Any] = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 10, "num_threads": 1}
 TINY_PRETRAIN: dict[str, Any] = {
-    "backbone": {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 16},
+    "backbone": {"d_model": 16, "num_layers": 2},
     "train": {"max_steps": 5},
 }
 SHORT: dict[str, list[str]] = {

@@ -14,7 +14,7 @@ SMALL = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 
 def decoder_settings() -> dict:
     content = {**yaml.safe_load(DEMO.read_text()), **SMALL}
     content["pretrain"] |= {"text_encoder": "tfidf"}
-    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 10}
     content["distill"] |= {"epochs": 1}
     return content

@@ -178,7 +178,7 @@ def playground(tmp_path_factory):
         "update_shares": "1",
         "hybrid": {"kind": "mixture"},
     }
-    content["pretrain"]["backbone"] |= {"d_model": 24, "d_ff": 32}
+    content["pretrain"]["backbone"] |= {"d_model": 24}
     content["pretrain"]["train"] |= {"epochs": 2}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))

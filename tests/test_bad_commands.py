@@ -47,12 +47,9 @@ TINY = {
     "eval_batch_size": 60,
     "pretrain": {
         "text_encoder": "tfidf",
-        "tokenizer_kind": "word",
-        "vocab_size": 2000,
-        "id_source": "keywords",
-        "keywords": {"min_words": 2, "max_words": 3, "word_order": "title"},
+        "ids": "keywords",
         "samples": {"templates": "compact", "max_history": 3, "max_source_tokens": 64},
-        "backbone": {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 16},
+        "backbone": {"d_model": 16, "num_layers": 2},
         "train": {"max_steps": 2, "batch_size": 64},
     },
     "distill": {"epochs": 0},
@@ -131,7 +128,7 @@ SETTINGS = {
     "a list for a block": (changed(TINY, "distill", to=[]), "distill []"),
     "an empty block": (changed(TINY, "pretrain", to=None), "pretrain nothing"),
     "a number for an inner block": (changed(TINY, "pretrain", "train", to=3), "pretrain.train 3"),
-    "an empty inner block": (changed(TINY, "pretrain", "keywords", to=None), "pretrain.keywords nothing"),
+    "an empty inner block": (changed(TINY, "pretrain", "train", to=None), "pretrain.train nothing"),
     "a text for a block": (changed(TINY, "pretrain", to="tiny.yaml"), "pretrain 'tiny.yaml'"),
     "no seed": (changed(TINY, "seed", to=None), "seed without a value"),
     "no number of rounds": (changed(TINY, "num_rounds", to=None), "num_rounds without a value"),
@@ -257,8 +254,8 @@ LINE = {
     ),
     "phases without an ID generator": (
         "federate",
-        ("--config", "tiny.yaml", "--pretrain.alternating.num_phases", "1"),
-        "alternating phases with id_source keywords",
+        ("--config", "tiny.yaml", "--pretrain.alternating_phases", "1"),
+        "alternating phases with ids keywords",
     ),
     "a secure sum of single uploads": (
         "federate",
@@ -333,11 +330,10 @@ def test_an_output_may_be_new_or_an_empty_folder_but_not_read_only(tmp_path):
             check_output(tmp_path / "locked" / "run")
 
 
-@pytest.mark.parametrize(("kind", "own"), [("relu", {"wi"}), ("gated-gelu", {"wi_0", "wi_1"})])
-def test_layers_are_known_before_the_backbone_is_there(kind, own, inside):
+def test_layers_are_known_before_the_backbone_is_there(inside):
     both = {"q", "k", "v", "o", "wo", "lm_head"}
-    assert linear_layers(BackboneConfig(feed_forward=kind)) == both | own
-    assert linear_layers(BackboneConfig(name_or_path=f"{RUN}/backbone", feed_forward=kind)) == both | {"wi"}
+    assert linear_layers(BackboneConfig()) == both | {"wi"}
+    assert linear_layers(BackboneConfig(name_or_path=f"{RUN}/backbone")) == both | {"wi"}
     decoder = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
     assert linear_layers(BackboneConfig(kind="decoder", embedding_init="text")) == decoder
     assert linear_layers(BackboneConfig(name_or_path="some/hub-name")) == both | decoder | {"wi", "wi_0", "wi_1"}
@@ -345,9 +341,9 @@ def test_layers_are_known_before_the_backbone_is_there(kind, own, inside):
 
 def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, capsys, monkeypatch):
     monkeypatch.setattr("fedecider.experiment.prepare.train_id_generator", lambda *_: pytest.fail("work has begun"))
-    words = ("--pretrain.id_source", "generator", "--pretrain.backbone.name_or_path", "./gone")
+    words = ("--pretrain.ids", "generator", "--pretrain.backbone.name_or_path", "./gone")
     before = files(inside / ".cache")
-    refused(capsys, "./gone", "pretrain", "--config", "tiny.yaml", "--pretrain.tokenizer", f"{RUN}/backbone", *words)
+    refused(capsys, "./gone", "pretrain", "--config", "tiny.yaml", *words)
     assert files(inside / ".cache") == before
 
 

@@ -127,15 +127,15 @@ def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong, capsys):
         ("d_model: 3", (), "got d_model in FILE, .*nearest is pretrain.backbone.d_model."),
         ("fedecider: {alpha_strt: 1.0}", (), "got alpha_strt in fedecider in FILE, .*; the nearest is alpha_"),
         ("fedvag: {weighting: examples}", (), "got fedvag in FILE, .*nearest is fedavg"),
-        ("xyzzy: 3", (), "got xyzzy in FILE, expected the name of an option. All options: --help"),
+        ("xyzzy: 3", (), "got xyzzy in FILE, expected the name of an option. All options: --help_all"),
         ("", ("--domainz", "crime"), "got --domainz, expected .*nearest is --domains"),
         (
             "",
             ("--pretrain.backbone.d_modell=3",),
             "got --pretrain.backbone.d_modell, .*nearest is --pretrain.backbone.d_mo",
         ),
-        ("", ("--memory", "{knd: none}"), "got memory.knd in --memory, .*nearest is memory.kind"),
-        ("", ("--memory", "{kind: none, kind: mixture}"), "got kind twice in the value of --memory"),
+        ("", ("--hybrid", "{knd: none}"), "got hybrid.knd in --hybrid, .*nearest is hybrid.kind"),
+        ("", ("--hybrid", "{kind: none, kind: mixture}"), "got kind twice in the value of --hybrid"),
         ("", ("--alternatives", "[{schedule: cosine, schedule: linear}]"), "got schedule twice in the value of --alt"),
     ],
     ids=str,
@@ -199,13 +199,11 @@ def test_goodreads_holds_what_the_papers_fix():
         "normalized",
     )
     assert pretrain.backbone.name_or_path == "google-t5/t5-small"
-    assert pretrain.tokenizer == ""  # the backbone's own, which the ID generator shares
-    assert pretrain.id_source == "generator"
-    assert pretrain.id_generator.source == "nandakishormpai/t5-small-machine-articles-tag-generation"
-    assert pretrain.id_generator.max_text_tokens == 256
-    assert (pretrain.id_generator.num_groups, pretrain.alternating.num_phases) == (10, 3)
+    assert pretrain.ids == "generator"
+    assert pretrain.id_generator == "nandakishormpai/t5-small-machine-articles-tag-generation"
+    assert (pretrain.alternating_phases, pretrain.train.epochs) == (3, 30)
     samples = pretrain.samples
-    assert (samples.templates, samples.user_wording, samples.separator) == ("natural", "prefix", ";")
+    assert (samples.templates, samples.user_wording) == ("natural", "prefix")
     assert (samples.max_history, samples.shown_history, samples.max_source_tokens) == (20, 20, 512)
     assert not samples.newest_first
     assert (pretrain.train.learning_rate, pretrain.train.batch_size) == (1e-3, 64)
@@ -256,7 +254,6 @@ def test_paper_scale_is_bf16_and_the_header_prepares_its_data(path):
     assert run.num_rounds == (25 if amazon else 20)
     precisions = (found.training.precision, run.pretrain.train.precision, run.distill.precision)
     assert precisions == ("bf16", "bf16", "bf16")
-    assert run.pretrain.id_generator.bf16
     prepared = preparation(path)
     assert prepared.source == ("amazon" if amazon else "goodreads")
     assert prepared.domain_names == run.domain_names

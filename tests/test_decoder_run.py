@@ -38,7 +38,7 @@ def playground(tmp_path_factory):
     content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2}
     content |= {"lora_targets": "attention,feed_forward,table", "hybrid": {"kind": "none"}}
     content["pretrain"] |= {"text_encoder": "tfidf"}
-    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 10}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
@@ -178,18 +178,14 @@ def test_two_processes_give_what_one_gives(clients, playground, monkeypatch):
 
 
 BAD_INPUT = {
-    "a vocabulary without words for prompts": (
-        ("--pretrain.samples.targets", "last", "--pretrain.samples.templates", "compact"),
-        "vocab_size 0",
-    ),
     "a start without texts": (("--pretrain.backbone.embedding_init", "random"), "embedding_init random, expected text"),
-    "heads that do not fit": (("--pretrain.backbone.num_heads", "3"), "multiple of 6"),
+    "a width that does not fit": (("--pretrain.backbone.d_model", "46"), "multiple of 4"),
     "a width beyond the texts": (("--pretrain.backbone.d_model", "4096"), "span no more dimensions"),
     "a T5 with rows": (
-        ("--pretrain.backbone.kind", "t5", "--pretrain.backbone.freeze_item_table", "false"),
-        "targets every with a T5",
+        ("--pretrain.backbone.kind", "t5", "--pretrain.train.table_rate", "1"),
+        "templates history with a T5",
     ),
-    "alternating phases": (("--pretrain.alternating.num_phases", "1"), "alternating phases with a decoder"),
+    "alternating phases": (("--pretrain.alternating_phases", "1"), "alternating phases with a decoder"),
     "an encoder that is not there": (("--pretrain.text_encoder", "no/such/folder"), "no/such/folder"),
     "layers of a T5": (("--lora_targets", "q,k"), "['k', 'q']"),
 }

@@ -25,7 +25,7 @@ def playground(tmp_path_factory):
     content |= {"num_rounds": 3, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2}
     content |= {"hybrid": {"kind": "none"}}
     content["pretrain"] |= {"text_encoder": "tfidf"}
-    content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
+    content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 4}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))

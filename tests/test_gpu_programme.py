@@ -19,13 +19,11 @@ from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
-from idgen.alternating import AlternatingConfig
+from idgen import alternating, id_generator, soft_ids
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone
-from idgen.id_generator import IDGeneratorConfig
-from idgen.item_ids import IdConfig
+from idgen.item_ids import ladder
 from idgen.prompts import SampleConfig
 from idgen.ranking import RankingConfig
-from idgen.soft_ids import SoftIdConfig
 from idgen.tokenizer import load_tokenizer
 from idgen.training import BackboneTraining
 
@@ -162,20 +160,19 @@ def test_masked_attention_has_finite_gradients():
 
 
 @pytest.mark.parametrize("name", [slow("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_all_stages_run_on_the_device(name, tmp_path):
+def test_all_stages_run_on_the_device(name, tmp_path, monkeypatch):
     """Generator, alternating training, backbone, distillation and two rounds of fusion, in bf16."""
     device = torch.device(name)
+    for module in (id_generator, soft_ids):
+        monkeypatch.setattr(module, "MAX_TEXT_TOKENS", 24)
+    monkeypatch.setattr(id_generator, "NUM_GROUPS", 3)
+    monkeypatch.setattr(alternating, "GENERATOR_BATCH", 256)
+    monkeypatch.setattr("idgen.item_ids.ladder", lambda _: ladder(2))
     pretrain = PretrainConfig(
-        tokenizer_kind="word",
-        vocab_size=3000,
-        id_limits=IdConfig(max_attempts=2),
-        id_generator=IDGeneratorConfig(
-            d_model=32, d_ff=64, num_heads=2, epochs=2, num_groups=3, max_text_tokens=24, bf16=True
-        ),
         samples=SampleConfig(max_history=3, max_source_tokens=128),
-        backbone=BackboneConfig(d_model=32, num_layers=2, num_heads=2, d_kv=16, d_ff=64),
+        backbone=BackboneConfig(d_model=32, num_layers=2),
         train=BackboneTraining(batch_size=128, learning_rate=3e-3, precision="bf16"),
-        alternating=AlternatingConfig(1, rec_epochs=1, id_batch_size=256, soft=SoftIdConfig(max_text_tokens=16)),
+        alternating_phases=1,
     )
     config = RunConfig(domains="crime,comics", cache=str(tmp_path), pretrain=pretrain)
     domains = sample_domains(config.domain_names)

@@ -12,7 +12,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration, T5Tokenizer
 
 from fedecider.data.sample import sample_domains
+from idgen import alternating, id_generator, soft_ids
 from idgen.decode import constrained_beam_search
+from idgen.item_ids import ladder
 from idgen.prompts import prompt_texts
 from idgen.tokenizer import clean_words, train_tokenizer
 from idgen.trie import Trie
@@ -24,7 +26,7 @@ PADDING_ROWS = 28  # t5-small: 32,128 rows for 32,100 tokens
 def save_like_the_hub(folder: Path, seed: int) -> int:
     """A tiny T5 and its tokenizer in ``folder``; the number of tokens."""
     (domain,) = sample_domains(("crime",)).values()
-    trained = train_tokenizer([*domain.item_texts, *prompt_texts("natural", ";", ["crime"])], 700)
+    trained = train_tokenizer([*domain.item_texts, *prompt_texts("natural", ["crime"])], 700)
     pieces = json.loads(trained.backend_tokenizer.to_str())["model"]["vocab"]
     tokenizer = T5Tokenizer(vocab=[(piece, score) for piece, score in pieces], extra_ids=100)
     torch.manual_seed(seed)
@@ -47,14 +49,19 @@ def pretrain(*words: str) -> int:
 
 CHEAP = (
     *("--domains", "crime", "--num_threads", "1"),
-    *("--pretrain.id_generator.num_groups", "3", "--pretrain.id_generator.max_text_tokens", "24"),
-    *("--pretrain.id_generator.epochs", "1", "--pretrain.id_limits.max_attempts", "1"),
-    *("--pretrain.id_generator.batch_size", "128"),
     *("--pretrain.samples.max_history", "3", "--pretrain.samples.max_source_tokens", "128"),
-    *("--pretrain.alternating.num_phases", "1", "--pretrain.alternating.rec_epochs", "1"),
-    *("--pretrain.alternating.id_batch_size", "256", "--pretrain.alternating.soft.max_text_tokens", "16"),
+    *("--pretrain.alternating_phases", "1", "--pretrain.train.epochs", "1"),
     *("--pretrain.train.batch_size", "256"),
 )
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    for module in (id_generator, soft_ids):
+        monkeypatch.setattr(module, "MAX_TEXT_TOKENS", 24)
+    monkeypatch.setattr(id_generator, "NUM_GROUPS", 3)
+    monkeypatch.setattr(alternating, "GENERATOR_BATCH", 256)
+    monkeypatch.setattr("idgen.item_ids.ladder", lambda _: ladder(1))
 
 
 @pytest.mark.slow
@@ -62,7 +69,7 @@ def test_a_saved_folder_is_backbone_and_id_generator(tmp_path, capsys, monkeypat
     num_tokens = save_like_the_hub(tmp_path / "backbone", 0)
     assert save_like_the_hub(tmp_path / "tags", 1) == num_tokens
     monkeypatch.chdir(tmp_path)
-    words = ("--pretrain.backbone.name_or_path", "backbone", "--pretrain.id_generator.source", "tags", *CHEAP)
+    words = ("--pretrain.backbone.name_or_path", "backbone", "--pretrain.id_generator", "tags", *CHEAP)
     code = pretrain(*words)
     assert code == 0, capsys.readouterr().err
     (stage,) = (tmp_path / ".cache").glob("pretrain-*")
@@ -101,7 +108,7 @@ def test_a_saved_folder_is_backbone_and_id_generator(tmp_path, capsys, monkeypat
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, missing, capsys, monkeypatch):
     save_like_the_hub(tmp_path / ("tags" if missing == "backbone" else "backbone"), 0)
     monkeypatch.chdir(tmp_path)
-    words = ("--pretrain.backbone.name_or_path", "./backbone", "--pretrain.id_generator.source", "./tags")
+    words = ("--pretrain.backbone.name_or_path", "./backbone", "--pretrain.id_generator", "./tags")
     assert pretrain(*words, *CHEAP) == 2
     error = capsys.readouterr().err
     assert f"./{missing}" in error

@@ -29,9 +29,8 @@ from fedecider.models.folders import write_manifest
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
-from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
-from idgen.item_ids import KeywordConfig
+from idgen.item_ids import TITLE_WORDS
 from idgen.text_vectors import text_projection, token_vectors
 from idgen.tokenizer import train_tokenizer
 from idgen.training import BackboneTraining
@@ -78,7 +77,7 @@ def playground(tmp_path_factory):
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
     content |= {"lora_targets": "attention,table", "hybrid": {"kind": "mixture"}}
     content["pretrain"] |= {"text_encoder": "encoder"}
-    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64, "freeze_item_table": True}
+    content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 10}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
@@ -247,14 +246,14 @@ def test_another_encoder_than_that_of_the_run_is_refused(there, monkeypatch):
 
 def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
     """Else its row would stand in every prompt, and move the scores of all items."""
-    tokenizer = train_tokenizer(["old", "one customer bought"], 300, "word", ["old"])
+    tokenizer = train_tokenizer(["old", "one customer bought"], 300, ["old"])
     path, item = tmp_path / PROJECTION_FILE, [NewItem("new", "New", "title: one customer")]
     save_projection(path, text_projection({"shop": word_sums(["old", "other", "third"])}, 2), encoder_digest("encoder"))
 
     def phrase(*prompts):
         sizes = {"vocab_size": len(tokenizer), "hidden_size": 2, "intermediate_size": 4, "tie_word_embeddings": True}
         model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1))
-        texts = NewTexts(path, "encoder", KeywordConfig(), prompts)
+        texts = NewTexts(path, "encoder", TITLE_WORDS, prompts)
         table = ItemTable(["old"], ["Old"], ["old"], [[3]])
         longer = add_items(model, tokenizer, table, "shop", item, texts).tokenizer
         return longer.convert_ids_to_tokens(len(longer) - 1)
@@ -264,8 +263,8 @@ def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
 
 def test_models_without_a_place_for_new_items_are_refused(tmp_path):
     item, path = [NewItem("new", "New", "title: new")], tmp_path / PROJECTION_FILE
-    texts = NewTexts(path, "tfidf", KeywordConfig())
-    tokenizer = train_tokenizer(["old"], 0, "word", ["old"])
+    texts = NewTexts(path, "tfidf", TITLE_WORDS)
+    tokenizer = train_tokenizer(["old"], 0, ["old"])
 
     def add(*tokens):
         return add_items(None, tokenizer, ItemTable(["old"], ["Old"], ["old"], [list(tokens)]), "shop", item, texts)
@@ -280,31 +279,28 @@ def test_models_without_a_place_for_new_items_are_refused(tmp_path):
 
 
 BAD_SETTINGS = {
-    "a T5": (BackboneConfig, {"kind": "t5"}, "for a T5 or a pretrained"),
-    "a pretrained decoder": (BackboneConfig, {"kind": "decoder", "name_or_path": "x"}, "for a T5 or a pretrained"),
-    "tokens that are words": (PretrainConfig, {"tokenizer_kind": "word"}, "expected phrase"),
+    "a T5": ({"backbone": BackboneConfig()}, "got train.table_rate 0 with backbone.kind t5"),
+    "a pretrained decoder": ({"backbone": BackboneConfig(kind="decoder", name_or_path="x")}, "name_or_path x"),
+    "tokens that are words": ({"ids": "keywords"}, "and ids keywords, expected a decoder from scratch and phrases"),
     "turns without their length": (
-        PretrainConfig,
         {
             "backbone": BackboneConfig(),
-            "id_source": "generator",
-            "tokenizer_kind": "word",
-            "alternating": AlternatingConfig(num_phases=2),
+            "ids": "generator",
+            "alternating_phases": 2,
             "train": BackboneTraining(max_steps=5),
         },
         "the phases count epochs",
     ),
-    "a rate": (PretrainConfig, {"train": BackboneTraining(table_rate=20.0)}, "got freeze_item_table with train.table"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)
 def test_settings_that_do_not_go_together(case):
-    kind, changes, expected = BAD_SETTINGS[case]
-    backbone = BackboneConfig(kind="decoder", embedding_init="text", freeze_item_table=True)
-    whole = PretrainConfig(backbone=backbone, tokenizer_kind="phrase", id_source="keywords")
+    changes, expected = BAD_SETTINGS[case]
+    backbone = BackboneConfig(kind="decoder", embedding_init="text")
+    whole = PretrainConfig(backbone=backbone, ids="phrases", train=BackboneTraining(table_rate=0.0))
     with pytest.raises(ValueError, match=expected):
-        dataclasses.replace(backbone if kind is BackboneConfig else whole, **changes)
+        dataclasses.replace(whole, **changes)
 
 
 def test_hidden_items_of_the_benchmark_are_in_no_history_that_is_trained_on(monkeypatch):
@@ -339,7 +335,7 @@ def benchmark(monkeypatch, name, *words):
 
 
 def test_the_benchmark_of_cold_start_pairs_the_users_of_all_seeds(there, monkeypatch, capsys):
-    small = ["--pretrain.train.max_steps", "2", "--pretrain.backbone.d_model", "32", "--pretrain.backbone.d_ff", "64"]
+    small = ["--pretrain.train.max_steps", "2", "--pretrain.backbone.d_model", "32"]
     words = ["--encoder", "encoder", "--share", "0.2", "--seeds", "0,1", "--output", "cold.md"]
     assert benchmark(monkeypatch, "cold_start", *words, "--set", *small, "--lora_rank", "32") == 0
     text = capsys.readouterr().out

@@ -15,31 +15,23 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.experiment import prepare as foundation
 from fedecider.experiment.settings import PretrainConfig, RunConfig
-from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
-from idgen.item_ids import KeywordConfig
 from idgen.prompts import SampleConfig
 from idgen.samples import num_samples, train_batches
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 CPU = torch.device("cpu")
 DECODER = PretrainConfig(
-    tokenizer_kind="phrase",
-    vocab_size=0,
-    id_source="keywords",
-    keywords=KeywordConfig(2, 3, "title"),
-    samples=SampleConfig(
-        templates="history", targets="every", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3
-    ),
+    ids="phrases",
+    samples=SampleConfig(templates="history", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3),
     text_encoder="tfidf",
-    backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2, num_heads=2, d_ff=16),
+    backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),
 )
 SENTENCES = dataclasses.replace(
     DECODER,
-    tokenizer_kind="word",
-    vocab_size=4000,
+    ids="keywords",
     samples=SampleConfig(templates="compact", user_wording="prefix", max_history=3, walk_share=0.3),
-    backbone=BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_ff=16),
+    backbone=BackboneConfig(d_model=16, num_layers=1),
 )
 
 
@@ -77,10 +69,8 @@ def test_what_leaves_nothing_to_learn_from_is_refused(tmp_path):
     none = dataclasses.replace(DECODER, samples=dataclasses.replace(DECODER.samples, walk_share=0.0))
     with pytest.raises(ValueError, match=r"got no public user in crime, comics, expected some, .*walk_share above 0"):
         foundation.begin(RunConfig(cache=str(tmp_path), pretrain=none), domains, CPU)
-    turns = dataclasses.replace(
-        SENTENCES, id_source="generator", alternating=AlternatingConfig(num_phases=1), keywords=KeywordConfig()
-    )
-    with pytest.raises(ValueError, match=r"expected some with alternating\.num_phases 1"):
+    turns = dataclasses.replace(SENTENCES, ids="generator", alternating_phases=1)
+    with pytest.raises(ValueError, match=r"expected some with alternating_phases 1"):
         foundation.begin(RunConfig(cache=str(tmp_path), pretrain=turns), domains, CPU)
 
 

@@ -37,7 +37,7 @@ def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, c
         "lora_rank": 2,
     }
     content |= {"hybrid": {"kind": "none"}, "lora_targets": "attention,table", "update_shares": "1"}
-    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
     content |= {"privacy": {"clip": 2.0, "noise_scale": 0.001, "delta": 1e-3}}

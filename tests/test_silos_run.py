@@ -31,7 +31,6 @@ from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora,
 from fedecider.models.folders import privacy_lines, read_recipe
 from fedecider.models.recommender import Recommender
 from idgen.backbone import BackboneConfig
-from idgen.item_ids import IdConfig, KeywordConfig
 from idgen.prompts import SampleConfig
 from idgen.ranking import RankingConfig
 from idgen.samples import eval_batches, train_batches
@@ -74,7 +73,7 @@ def folder(tmp_path_factory):
     save_domains({**SILOS, **WHOLE}, folder / "data")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
-    content["pretrain"]["backbone"] |= {"d_model": 32, "d_ff": 64}
+    content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
     content |= {"lora_targets": "attention,feed_forward,table", "hybrid": {"kind": "none"}, "data": "data"}
@@ -93,25 +92,16 @@ def rows(batches) -> list:
 
 
 DECODER = PretrainConfig(
-    tokenizer_kind="phrase",
-    vocab_size=0,
-    id_source="keywords",
-    keywords=KeywordConfig(2, 3, "title"),
-    samples=SampleConfig(
-        templates="history", targets="every", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3
-    ),
+    ids="phrases",
+    samples=SampleConfig(templates="history", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3),
     text_encoder="tfidf",
-    backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2, num_heads=2, d_ff=16),
+    backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),
     train=BackboneTraining(max_steps=3),
 )
 SENTENCES = PretrainConfig(
-    tokenizer_kind="word",
-    vocab_size=4000,
-    id_source="keywords",
-    keywords=KeywordConfig(2, 3, "title"),
-    id_limits=IdConfig(max_id_tokens=80),
+    ids="keywords",
     samples=SampleConfig(templates="compact", user_wording="none", max_history=3),
-    backbone=BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_ff=16),
+    backbone=BackboneConfig(d_model=16, num_layers=1),
 )
 
 

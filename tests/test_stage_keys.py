@@ -29,7 +29,7 @@ def test_pretraining_is_made_anew_for_another_seed_setting_data_or_order(config)
     assert pretrain_stage(config, DOMAINS, CPU) == Stage(first.folder, True)
     others = [
         (dataclasses.replace(config, seed=1), DOMAINS),
-        (dataclasses.replace(config, pretrain=dataclasses.replace(config.pretrain, vocab_size=999)), DOMAINS),
+        (dataclasses.replace(config, pretrain=dataclasses.replace(config.pretrain, alternating_phases=2)), DOMAINS),
         (config, sample_domains(["crime", "comics"], 1)),
         (config, dict(reversed(DOMAINS.items()))),
     ]

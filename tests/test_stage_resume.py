@@ -15,22 +15,18 @@ from fedecider.federation.state import SUMS_FILE
 from idgen import training
 from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig
-from idgen.item_ids import KeywordConfig
 from idgen.prompts import SampleConfig
 from idgen.training import BackboneTraining
 
 pytestmark = pytest.mark.whole
 
 DOMAINS = sample_domains(["crime", "comics"], 0)
-SAMPLES = SampleConfig(templates="history", targets="every", user_wording="none", max_history=8, max_source_tokens=24)
+SAMPLES = SampleConfig(templates="history", user_wording="none", max_history=8, max_source_tokens=24)
 PRETRAIN = PretrainConfig(
-    tokenizer_kind="phrase",
-    vocab_size=0,
-    id_source="keywords",
-    keywords=KeywordConfig(2, 3, "title"),
+    ids="phrases",
     text_encoder="tfidf",
     samples=SAMPLES,
-    backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2, num_heads=2, d_ff=32),
+    backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),
     train=BackboneTraining(batch_size=64, max_steps=11),
 )
 

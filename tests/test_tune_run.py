@@ -253,7 +253,7 @@ def llm(tmp_path_factory):
     content |= {"num_rounds": 2, "local_epochs": 1, "lora_rank": 2, "domains": "crime,comics"}
     content |= {"lora_targets": "attention", "hybrid": {"kind": "none"}, "teacher_row": False, "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
-    content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
+    content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))

@@ -70,5 +70,5 @@ def options_of(command: str) -> list[str]:
     for words in VARIANTS.get(command, ((),)):
         quiet = contextlib.redirect_stderr(io.StringIO())  # a command whose extra is not installed has no options
         with contextlib.redirect_stdout(found), quiet, contextlib.suppress(SystemExit):
-            work([*words, "--help"])
+            work([*words, "--help_all"])
     return list(dict.fromkeys(re.findall(r"(?m)^\s+(?:-h, )?(--[a-z][\w.]*)", found.getvalue())))

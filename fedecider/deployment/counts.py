@@ -30,7 +30,6 @@ from fedecider.deployment.messages import Channel, Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
 from fedecider.experiment.prepare import Foundation
 from fedecider.experiment.rows import own_counts, siblings
-from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
@@ -166,30 +165,38 @@ class SiteCounts:
 
 
 def site_counts(
-    run: RunConfig, foundation: Foundation, clients: Sequence[str], client: int, folder: Path, fingerprint: str
+    hybrid: HybridConfig,
+    seed: int,
+    foundation: Foundation,
+    clients: Sequence[str],
+    client: int,
+    folder: Path,
+    fingerprint: str,
 ) -> SiteCounts | None:
     """What the site of ``client`` needs for the sum; None where it has no siblings, or does not ask for their counts.
 
     ``clients`` are the names of all of them.
     """
-    if run.hybrid.kind == "none":
+    if hybrid.kind == "none":
         return None
-    for catalogue, names in sibling_sites(foundation.everyone, run.hybrid).items():
+    for catalogue, names in sibling_sites(foundation.everyone, hybrid).items():
         if clients[client] in names:
-            sums = SiteSums(SecureSums(run.seed), client, _purpose(catalogue))
+            sums = SiteSums(SecureSums(seed), client, _purpose(catalogue))
             domain, numbers = foundation.domains[clients[client]], [clients.index(name) for name in names]
             return SiteCounts(sums, domain, folder, fingerprint, numbers)
     return None
 
 
-def share_counts(channel: Channel, run: RunConfig, domains: Mapping[str, Domain], round: int, folder: Path) -> None:
+def share_counts(
+    channel: Channel, hybrid: HybridConfig, seed: int, domains: Mapping[str, Domain], round: int, folder: Path
+) -> None:
     """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
-    for catalogue, names in sibling_sites(domains, run.hybrid).items():
+    for catalogue, names in sibling_sites(domains, hybrid).items():
         clients, file = [channel.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
         begun = file.with_suffix(".json")
         try:
             if not file.is_file():
-                server = ServerSums(SecureSums(run.seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
+                server = ServerSums(SecureSums(seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
                 num_items = len(domains[names[0]].item_keys)
                 write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)

@@ -206,7 +206,7 @@ def server(project: Project, output: Path, device: torch.device) -> Plan:
         served.method,
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
         sums=sums_of(project, served) if run.secure_sum else None,
-        after_rounds=lambda channel, round: share_counts(channel, run, everyone, round, output),
+        after_rounds=lambda channel, round: share_counts(channel, run.hybrid, run.seed, everyone, round, output),
         facts=lambda state, records: {"privacy": promised} if promised else {},
     )
 
@@ -231,7 +231,7 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
     name, output, run = place.client, Path(place.output), project.settings.run
     own = party(project, {name: own_domain(project, place.data, name)}, launch.device)
     client = project.names.index(name)
-    counts = site_counts(run, own.foundation, project.names, client, output, project.run)
+    counts = site_counts(run.hybrid, run.seed, own.foundation, project.names, client, output, project.run)
     return Site(
         method=own.method,
         hosted=one_client(client),

@@ -221,13 +221,10 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
     """Kind, width and start of the backbone."""
     pretrain = found["pretrain"]
     backbone = pretrain["backbone"]
-    ratio = backbone["d_ff"] // backbone["d_model"] if "d_ff" in backbone else 0
     most = max(2, facts.num_texts - facts.num_catalogues) // 2 * 2  # each catalogue is centred on its mean
     wanted = backbone["d_model"] if facts.is_tiny and not facts.is_shared else WIDTHS[machine.encoder]
     width = _asked(asked, "pretrain.backbone.d_model") or min(wanted, most)
     backbone["d_model"] = width
-    if ratio:
-        backbone["d_ff"] = ratio * width
     if "table" in found["lora_targets"]:
         found["lora_rank"] = width
     reader = "sentence vectors of MiniLM" if machine.encoder == "minilm" else "TF-IDF, 128 wide at most"
@@ -368,7 +365,7 @@ def estimate(facts: DataFacts, settings: Mapping[str, Any], machine: Machine) ->
     pretrain, rounds = settings["pretrain"], settings["num_rounds"]
     backbone, train, epochs = pretrain["backbone"], pretrain["train"], settings.get("local_epochs", 5)
     width, layers = int(backbone["d_model"]), int(backbone["num_layers"])
-    one_layer = 4 * width**2 + 3 * width * int(backbone.get("d_ff", 4 * width))
+    one_layer = 4 * width**2 + 3 * width * 4 * width
     teacher = 2 * (width * facts.num_all_items + layers * one_layer)
     student = 2 * (width * facts.num_items + (layers + 1) // 2 * one_layer)
     length = min(facts.events_per_user, 20.0)

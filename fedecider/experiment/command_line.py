@@ -38,18 +38,30 @@ from idgen.ranking import RankingConfig
 COMMON = (
     "help",
     "config",
+    "method",
     "domains",
     "data",
-    "method",
     "output",
-    "num_rounds",
-    "seed",
-    "lora_rank",
-    "cache",
-    "num_threads",
     "resume",
+    "seed",
+    "num_threads",
+    "num_rounds",
+    "patience",
+    "local_epochs",
+    "learning_rate",
+    "batch_size",
+    "precision",
+    "lora_rank",
+    "lora_targets",
+    "hybrid.kind",
+    "pretrain.backbone.name_or_path",
+    "pretrain.text_encoder",
+    "num_eval_users",
 )
-"""What ``--help`` shows first."""
+"""What ``--help`` shows, with the first options of the method."""
+OWN_SHOWN = 3
+WITHOUT_A_MEAN = ("robust_mean", "secure_sum", "privacy.noise_on")
+"""Options that are refused where the server of the method takes no mean over clients."""
 DEMO = CONFIGS / "demo_causal.yaml"
 
 
@@ -87,8 +99,10 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     demo = not peek(words, "config") and not peek(words, "data")
     texts = {"method": f"The federated method: {', '.join(METHODS)}."}
     default = DEMO if demo else None
-    common = (*COMMON, *(name for one in beside for name in field_names(one)))
-    parser = build_parser(description, *classes, default_config=default, common=common, texts=texts)
+    own = field_names(METHODS[method].config)[:OWN_SHOWN]
+    common = (*COMMON, *own, *(name for one in beside for name in field_names(one)))
+    refused = () if METHODS[method].takes_mean else WITHOUT_A_MEAN
+    parser = build_parser(description, *classes, default_config=default, common=common, texts=texts, refused=refused)
     blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")), blocks_of)
     for name in blocks_of:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)

@@ -110,11 +110,10 @@ def assign_ids(
     """
 
     def users(domain: Domain, events: Events, sequences: list[list[int]]) -> ItemIds | None:
-        wording, items = settings.samples.user_wording, shared[domain.catalogue].items
-        generate = None if generator is None else generator.candidates
-        if not sequences:
+        items, generate = shared[domain.catalogue].items, None if generator is None else generator.candidates
+        if not sequences or settings.samples.user_wording == "none":
             return None
-        return user_texts(wording, events.users, sequences, items, tokenizer, generate, settings.id_limits)
+        return user_texts(events.users, sequences, items, tokenizer, generate)
 
     shared: dict[str, DomainIds] = {}
     for name, domain in by_catalogue(domains).items():
@@ -139,18 +138,10 @@ def _item_ids(
     quiet: bool,
 ) -> ItemIds:
     if phrases is not None:
-        return phrase_item_ids(domain.item_keys, phrases, tokenizer, settings.id_limits)
+        return phrase_item_ids(domain.item_keys, phrases, tokenizer)
     with progress(f"item IDs of {domain.catalogue}", not quiet and generator is not None) as on_step:
-        return make_item_ids(
-            domain.item_keys,
-            domain.item_texts,
-            tokenizer,
-            settings.id_source,
-            generator,
-            settings.keywords,
-            settings.id_limits,
-            on_step,
-        )
+        writer = generator if settings.ids == "generator" else None
+        return make_item_ids(domain.item_keys, domain.item_texts, tokenizer, writer, settings.words, on_step)
 
 
 def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, DomainIds]) -> None:
@@ -341,16 +332,16 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
     phrases: dict[str, list[str]] = {}
-    if settings.tokenizer_kind == "phrase":
+    if settings.ids == "phrases":
         keys = {name: domain.item_keys for name, domain in catalogues.items()}
         texts = {name: domain.item_texts for name, domain in catalogues.items()}
-        phrases = unique_phrases(keys, texts, settings.keywords)
+        phrases = unique_phrases(keys, texts, settings.words)
     tokenizer = _tokenizer(settings, catalogues, phrases)
     if source is not None:
         check_backbone(source, tokenizer, source_tokens)
     report: dict[str, Any] = {}
     generator = None
-    if settings.id_source == "generator":
+    if settings.ids == "generator":
         generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
     vectors, projection = {}, None
     if settings.needs_item_vectors:
@@ -362,7 +353,8 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}
     ids = assign_ids(settings, domains, tokenizer, generator, phrases, near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
-    model = build_backbone(settings.backbone, tokenizer, derive_seed(config.seed, "backbone"), tasks, vectors)
+    seed, freeze_table = derive_seed(config.seed, "backbone"), settings.train.table_rate == 0.0
+    model = build_backbone(settings.backbone, tokenizer, seed, tasks, vectors, freeze_table)
     return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
 
 
@@ -370,11 +362,11 @@ def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
     """Refuse settings under which the backbone would have nothing to learn from."""
     if any(domain.public.users for domain in catalogues.values()):
         return
-    who, phases = f"got no public user in {', '.join(catalogues)}", settings.alternating.num_phases
+    who, phases = f"got no public user in {', '.join(catalogues)}", settings.alternating_phases
     if phases > 0:
         raise ValueError(
-            f"{who}, expected some with alternating.num_phases {phases}: the ID generator learns from them. Set "
-            "pretrain.alternating.num_phases to 0, or prepare the data with public users (public_share)"
+            f"{who}, expected some with alternating_phases {phases}: the ID generator learns from them. Set "
+            "pretrain.alternating_phases to 0, or prepare the data with public users (public_share)"
         )
     if settings.samples.walk_share == 0.0:
         raise ValueError(
@@ -389,7 +381,7 @@ def _pretrain(
 ) -> None:
     settings, made = config.pretrain, begin(config, domains, device, quiet)
     tokenizer, generator, model, ids, report = made.tokenizer, made.generator, made.model, made.ids, made.report
-    if settings.alternating.num_phases > 0:
+    if settings.alternating_phases > 0:
         ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
     else:
         with progress("backbone", not quiet) as on_step:
@@ -486,21 +478,22 @@ def _tokenizer(
     if settings.tokenizer_source:
         return load_tokenizer(settings.tokenizer_source)
     texts = [text for domain in catalogues.values() for text in domain.item_texts]
-    prompts = prompt_texts(settings.samples.templates, settings.samples.separator, list(catalogues))
-    kind = "word" if settings.tokenizer_kind == "phrase" else settings.tokenizer_kind
+    prompts = prompt_texts(settings.samples.templates, list(catalogues))
     all_phrases = [phrase for of_domain in phrases.values() for phrase in of_domain]
-    return train_tokenizer([*texts, *prompts], settings.vocab_size, kind, all_phrases)
+    return train_tokenizer([*texts, *prompts], settings.vocab_size(len(all_phrases)), all_phrases)
 
 
 def _id_generator(
     config: RunConfig, catalogues: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
 ) -> tuple[IDGenerator, list[dict]]:
     settings, seed = config.pretrain, derive_seed(config.seed, "id generator")
-    generator = build_id_generator(settings.id_generator, tokenizer, seed)
+    generator = build_id_generator(settings.id_generator, tokenizer, seed, settings.train.precision == "bf16")
     generator.model.to(device)
+    if settings.id_generator:  # it writes tags already
+        return generator, []
     texts = [text for domain in catalogues.values() for text in domain.item_texts]
     with progress("ID generator", not quiet) as on_step:
-        logs = train_id_generator(generator, texts, settings.keywords, seed, on_step)
+        logs = train_id_generator(generator, texts, settings.words, seed, on_step)
     return generator, logs
 
 
@@ -526,7 +519,7 @@ def _alternate(
             make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
             item_texts=[domain.item_texts for domain in by_catalogue(domains).values()],
             tokenizer=tokenizer,
-            config=settings.alternating,
+            num_phases=settings.alternating_phases,
             train=settings.train,
             seed=derive_seed(config.seed, "alternating"),
             device=device,
@@ -535,7 +528,7 @@ def _alternate(
 
 
 def _model_names(settings: PretrainConfig) -> list[str]:
-    names = (settings.tokenizer, settings.backbone.name_or_path, settings.id_generator.source)
+    names = (settings.backbone.name_or_path, settings.id_generator)
     return sorted({name for name in names if name})
 
 

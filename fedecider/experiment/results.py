@@ -111,10 +111,10 @@ def check_privacy(settings: Settings) -> None:
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
         if reason:
             raise ValueError(f"got user_privacy with {config.method}, expected another method: {reason}")
-        if samples.pair_share > 0.0 or samples.user_wording != "none":
+        if samples.pairs or samples.user_wording != "none":
             raise ValueError(
-                f"got user_privacy with samples.pair_share {samples.pair_share} and user_wording "
-                f"{samples.user_wording}, expected 0 and none: a sample has to be of one user alone"
+                f"got user_privacy with samples.pairs {samples.pairs} and user_wording {samples.user_wording}, "
+                "expected false and none: a sample has to be of one user alone"
             )
 
 
@@ -275,7 +275,8 @@ def hand_over(
             ),
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
         )
-        asked = (pretrain.samples, settings.ranking, pretrain.keywords, pretrain.text_encoder, settings.run.quantize)
+        titles, encoder = pretrain.words.as_written, pretrain.text_encoder
+        asked = (pretrain.samples, settings.ranking, titles, encoder, settings.run.quantize)
         write_recipe(Recipe(name, *asked, alpha, facts), folder.adapters / name)
     write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in foundation.domains)])
     return examples

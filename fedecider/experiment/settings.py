@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from distill.train import DistillConfig
 from fedecider.bounds import (
@@ -13,7 +13,6 @@ from fedecider.bounds import (
     Seed,
     Threads,
     ZeroOrMore,
-    at_least,
     check,
     shares_of,
 )
@@ -22,13 +21,14 @@ from fedecider.federation.aggregate import RobustMean, check_one_mean
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.models.adapters import LoraSettings
 from fedecider.models.hybrid import HybridConfig
-from idgen.alternating import AlternatingConfig
 from idgen.backbone import BackboneConfig
-from idgen.id_generator import IDGeneratorConfig
-from idgen.item_ids import IdConfig, KeywordConfig
+from idgen.item_ids import TITLE_WORDS, TITLES_AS_WRITTEN, Words
 from idgen.precision import Quantize
 from idgen.prompts import SampleConfig
 from idgen.training import BackboneTraining
+
+NUM_WORDS = 4000
+"""Of a tokenizer that is trained on the item texts, beside phrases."""
 
 
 @dataclass(frozen=True)
@@ -36,77 +36,53 @@ class PretrainConfig:
     """Stage 1 (pretrain): tokenizer, item IDs and backbone, from the public pool.
 
     Args:
-        tokenizer: The folder or hub name of a tokenizer. If empty, the backbone's own is taken, or one is trained on
-            the item texts where the backbone is built from scratch.
-        tokenizer_kind: What a trained tokenizer's tokens are: unigram has word pieces; word has one token for every
-            frequent word; phrase has one token for every item ID as well, which then is the item's shortest unique
-            phrase (id_source keywords).
-        vocab_size: The largest number of tokens of a trained tokenizer. With phrases, 0 takes no more than item IDs
-            need, for a backbone that reads nothing else (samples.templates history).
-        id_source: Who writes item and user IDs: the ID generator, or the items' own keywords alone.
-        keywords: Keyword targets of the ID generator, or the IDs themselves.
-        id_limits: Limits of the search for unique IDs.
-        id_generator: Size and training of the ID generator.
+        ids: Who writes item and user IDs: "generator", the ID generator; "keywords", the items' own words alone; or
+            "phrases", the same, each ID being one token of a tokenizer that is trained on the item texts.
+        id_generator: The folder or hub name of a T5 that writes tags; if empty, a small T5 is trained from scratch on
+            the items' keywords.
         samples: How histories become prompts; used in every stage.
         text_encoder: The encoder of item texts, for the text neighbours in every table, the distances in the report
             page, and where the backbone starts from texts (embedding_init text) or trains on catalogue walks
             (walk_share): auto (which is minilm), minilm, tfidf, or a folder or hub name for sentence-transformers.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
-        alternating: Further phases that train ID generator and backbone in turns.
+        alternating_phases: The number of turns of the ID generator, each after one of the backbone of train.epochs
+            epochs, as is the end (IDGenRec, SIGIR 2024: 3 of 10 epochs); 0 leaves the IDs as they are.
     """
 
-    tokenizer: str = ""
-    tokenizer_kind: Literal["unigram", "word", "phrase"] = "unigram"
-    vocab_size: Annotated[int, at_least(0, most=10**6)] = 8000
-    id_source: Literal["generator", "keywords"] = "generator"
-    keywords: KeywordConfig = field(default_factory=KeywordConfig)
-    id_limits: IdConfig = field(default_factory=IdConfig)
-    id_generator: IDGeneratorConfig = field(default_factory=IDGeneratorConfig)
+    ids: Literal["generator", "keywords", "phrases"] = "generator"
+    id_generator: str = ""
     samples: SampleConfig = field(default_factory=SampleConfig)
     text_encoder: str = "auto"
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     train: BackboneTraining = field(default_factory=BackboneTraining)
-    alternating: AlternatingConfig = field(default_factory=AlternatingConfig)
+    alternating_phases: ZeroOrMore = 0
 
     def __post_init__(self) -> None:
         check(self)
-        if self.tokenizer_kind == "phrase" and self.id_source != "keywords":
+        if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.is_row:
             raise ValueError(
-                f"got tokenizer_kind phrase with id_source {self.id_source}, expected keywords: a phrase is one token, "
-                "which an ID generator cannot write word by word"
+                f"got samples.templates {self.samples.templates} with a T5, expected natural or compact: a T5 reads "
+                "the history in its encoder and writes one target. Set backbone.kind to decoder for a model that "
+                "predicts every item of a history at once"
             )
-        if self.vocab_size == 0 and (self.tokenizer_kind != "phrase" or self.samples.templates != "history"):
+        if self.train.table_rate == 0.0 and not (self.backbone.starts_from_texts and self.ids == "phrases"):
             raise ValueError(
-                f"got vocab_size 0 with tokenizer_kind {self.tokenizer_kind} and templates {self.samples.templates}, "
-                "expected phrase and history: only there nothing but item IDs is read"
+                f"got train.table_rate 0 with backbone.kind {self.backbone.kind}, name_or_path "
+                f"{self.backbone.name_or_path} and ids {self.ids}, expected a decoder from scratch and phrases: only "
+                "there are the tokens items that start as vectors of their texts"
             )
-        if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.targets == "every":
-            raise ValueError(
-                "got samples.targets every with a T5, expected last: a T5 reads the history in its encoder and writes "
-                "one target. Set backbone.kind to decoder for a model that predicts every item of a history at once"
-            )
-        if self.backbone.freeze_item_table and self.tokenizer_kind != "phrase":
-            raise ValueError(
-                f"got freeze_item_table with tokenizer_kind {self.tokenizer_kind}, expected phrase: only where an item "
-                "is one token is the table one of items"
-            )
-        if self.backbone.freeze_item_table and self.train.table_rate != 1.0:
-            raise ValueError(
-                f"got freeze_item_table with train.table_rate {self.train.table_rate:g}, expected 1: a table that is "
-                "not trained has no rate"
-            )
-        if self.alternating.num_phases > 0 and self.backbone.kind != "t5" and self.backbone.name_or_path is None:
+        if self.alternating_phases > 0 and self.backbone.kind != "t5" and self.backbone.name_or_path is None:
             raise ValueError(
                 "got alternating phases with a decoder, expected none: gradients reach the ID generator through the "
-                "encoder of a T5. Set alternating.num_phases to 0"
+                "encoder of a T5. Set alternating_phases to 0"
             )
-        if self.alternating.num_phases > 0 and self.id_source == "keywords":
+        if self.alternating_phases > 0 and self.ids != "generator":
             raise ValueError(
-                "got alternating phases with id_source keywords, expected generator: there is no ID generator to "
-                "train. Set alternating.num_phases to 0"
+                f"got alternating phases with ids {self.ids}, expected generator: there is no ID generator to train. "
+                "Set alternating_phases to 0"
             )
-        if self.alternating.num_phases > 0 and self.train.max_steps:
+        if self.alternating_phases > 0 and self.train.max_steps:
             raise ValueError(
                 f"got alternating phases with train.max_steps {self.train.max_steps}, expected 0: the phases count "
                 "epochs"
@@ -115,12 +91,21 @@ class PretrainConfig:
     @property
     def tokenizer_source(self) -> str | None:
         """The folder or hub name of the tokenizer; None or empty where one is trained."""
-        return self.tokenizer or self.backbone.name_or_path or self.id_generator.source
+        return self.backbone.name_or_path or self.id_generator
+
+    @property
+    def words(self) -> Words:
+        """How an item's words become its ID, or the target of the ID generator: a pretrained model knows titles."""
+        return TITLE_WORDS if self.backbone.name_or_path is None else TITLES_AS_WRITTEN
+
+    def vocab_size(self, num_phrases: int) -> int:
+        """The largest number of tokens of a trained tokenizer; 0 where nothing but item IDs is read."""
+        return 0 if self.ids == "phrases" and self.samples.templates == "history" else NUM_WORDS + num_phrases
 
     @property
     def has_one_token_ids(self) -> bool:
         """Whether item IDs are sure to be one token each that nothing closes: items are ranked without beams."""
-        return self.tokenizer_kind == "phrase" and self.samples.is_row and not self.tokenizer_source
+        return self.ids == "phrases" and self.samples.is_row and not self.tokenizer_source
 
     @property
     def needs_item_vectors(self) -> bool:

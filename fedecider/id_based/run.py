@@ -52,7 +52,7 @@ from fedecider.report.tables import (
     view_labels,
 )
 from fedecider.running.launch import Launch
-from fedecider.running.options import build_parser, from_plain, parse, peek
+from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, check_output, damage_names, read_run
 
@@ -120,7 +120,8 @@ class IdSettings(NamedTuple):
 # Settings of an ID-based run from a command line.
 
 COMMON = ("help", "config", "method", "domains", "data", "output", "num_rounds", "seed", "num_threads", "resume")
-"""What ``--help`` shows first."""
+"""What ``--help`` shows, with the first options of the method."""
+OWN_SHOWN = 10
 
 
 def parse_settings_and(description: str, words: Sequence[str], *beside: type) -> tuple[IdSettings, list[Any]]:
@@ -135,7 +136,8 @@ def parse_settings_and(description: str, words: Sequence[str], *beside: type) ->
         raise ValueError(f"got {foreign[0]} with the method {method}, expected --data and --domains")
     classes = (*beside, IdRunConfig, METHODS[method].config)
     texts = {"method": f"The federated method: {', '.join(METHODS)}."}
-    parser = build_parser(description, *classes, common=COMMON, texts=texts)
+    common = (*COMMON, *field_names(METHODS[method].config)[:OWN_SHOWN])
+    parser = build_parser(description, *classes, common=common, texts=texts)
     parser.set_defaults(method=method)
     *others, run, own = parse(parser, words, *classes)
     if run.output:

@@ -189,6 +189,7 @@ class LocalTraining(TrainConfig):
     Else comparisons would not be fair (FeDecider, section 4.1).
 
     Args:
+        learning_rate: The learning rate of the LoRA factors.
         local_epochs: The number of passes over a client's training samples in a round.
         schedule: The course of every learning rate in a round's local training: constant, or cosine down to zero. What
             is sent has then settled.

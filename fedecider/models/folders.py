@@ -19,9 +19,9 @@ from fedecider.models.export import PromptLayout
 from fedecider.running.options import from_plain
 from fedecider.running.run_folder import RunFolder, as_plain, damage_names, damaged, read_object, read_run
 from idgen.backbones.families import family_of
-from idgen.item_ids import KeywordConfig
+from idgen.item_ids import TITLE_WORDS, TITLES_AS_WRITTEN, Words
 from idgen.precision import Quantize
-from idgen.prompts import SampleConfig, load_templates, split_wording
+from idgen.prompts import SEPARATOR, SampleConfig, load_templates, split_wording
 from idgen.ranking import RankingConfig
 from idgen.samples import Task
 
@@ -50,7 +50,7 @@ def read_llm_run(root: Path) -> dict[str, Any]:
 # from.
 
 RECIPE_FILE = "recommender.json"
-FIELDS = {"domain": str, "samples": dict, "ranking": dict, "keywords": dict, "text_encoder": str}
+FIELDS = {"domain": str, "samples": dict, "ranking": dict, "titles_as_written": bool, "text_encoder": str}
 FIELDS |= {"quantize": str, "alpha": dict, "facts": dict}
 
 
@@ -60,8 +60,8 @@ class Recipe(NamedTuple):
     domain: str
     samples: SampleConfig
     ranking: RankingConfig
-    keywords: KeywordConfig
-    """How the ID of an item that comes later is made of its text."""
+    titles_as_written: bool
+    """How the ID of an item that comes later is made of its text (`idgen.item_ids.Words`)."""
     text_encoder: str
     quantize: Quantize
     """Format of the backbone's linear layers while the adapter was trained."""
@@ -69,6 +69,11 @@ class Recipe(NamedTuple):
     """Fusion weight of the client for every domain, the mean over layers; empty for methods without."""
     facts: Mapping[str, Any] = {}
     """What the card says of the run (`fedecider.experiment.results`); empty where nothing is known."""
+
+    @property
+    def words(self) -> Words:
+        """How the ID of an item that comes later is made of its text."""
+        return TITLES_AS_WRITTEN if self.titles_as_written else TITLE_WORDS
 
     @property
     def alpha_shares(self) -> dict[str, float]:
@@ -113,7 +118,7 @@ def read_recipe(folder: Path) -> Recipe:
         content["domain"],
         from_plain(SampleConfig, content["samples"], f"samples in {path}"),
         from_plain(RankingConfig, content["ranking"], f"ranking in {path}"),
-        from_plain(KeywordConfig, content["keywords"], f"keywords in {path}"),
+        content["titles_as_written"],
         content["text_encoder"],
         content["quantize"],
         alpha,
@@ -192,7 +197,7 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
     return PromptLayout(
         before=" ".join(before),
         after=" ".join(after),
-        separator=None if samples.is_row else samples.separator,
+        separator=None if samples.is_row else SEPARATOR,
         end_token=task.trie.eos_token_id,
         max_history=samples.shown_history,
         newest_first=samples.newest_first,

@@ -55,7 +55,7 @@ from fedecider.models.hybrid import Histories, Memory, ModelScores, load_memory,
 from fedecider.models.item_texts import encoder_digest, load_projection
 from fedecider.running.run_folder import RunFolder, damage_names, read_object
 from idgen.decode import constrained_beam_search, stable_topk
-from idgen.item_ids import IdConfig, ItemIds, KeywordConfig, phrase_item_ids, unique_phrases
+from idgen.item_ids import ItemIds, Words, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.precision import autocast
 from idgen.ranking import RankingConfig, trie_log_probs, with_prior
@@ -325,7 +325,7 @@ class NewTexts(NamedTuple):
     projection: Path
     encoder: str
     """The name in the run's settings."""
-    keywords: KeywordConfig
+    words: Words
     prompts: Sequence[str] = ()
     """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
 
@@ -413,11 +413,11 @@ def add_items(
     phrases = unique_phrases(
         {catalogue: keys},
         {catalogue: [_clean(item.text) for item in new_items]},
-        texts.keywords,
+        texts.words,
         known_phrases(tokenizer) | _word_runs(texts.prompts),
     )[catalogue]
     longer = with_phrases(tokenizer, phrases)
-    ids = phrase_item_ids(keys, phrases, longer, IdConfig(max_id_tokens=1))
+    ids = phrase_item_ids(keys, phrases, longer, max_id_tokens=1)
     longer_memory = None if memory is None else with_items(memory, unit_NE)
     append_rows(model, row_ND)
     table = items._replace(
@@ -467,7 +467,7 @@ def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:
     if several is not None:
         raise ValueError(
             f"got new items for a run with item IDs of several tokens, such as {several!r}, expected one token each "
-            "(tokenizer_kind phrase): an item without training has no place among words"
+            "(ids phrases): an item without training has no place among words"
         )
     known = set(items.keys)
     for item in new_items:

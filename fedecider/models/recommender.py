@@ -389,8 +389,8 @@ class Recommender:
             place = now.place
             projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
             catalogue, samples = now.table.catalogue or place.domain, place.recipe.samples
-            prompts = prompt_texts(samples.templates, samples.separator, [catalogue])
-            texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.keywords, prompts)
+            prompts = prompt_texts(samples.templates, [catalogue])
+            texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.words, prompts)
             with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.memory)
             ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))

@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from argparse import SUPPRESS, Action
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import is_dataclass
@@ -178,28 +178,45 @@ class HelpFormatter(DefaultHelpFormatter):
         return text
 
 
-def arrange(parser: ArgumentParser, common: Sequence[str], texts: Mapping[str, str]) -> None:
-    """Put the options ``common`` into the first group, in this order, and give options of ``texts`` that help text.
+FIRST, LAST = "What people set", "All commands"
+HELP_ALL = "--help_all"
+
+
+def arrange(
+    parser: ArgumentParser, common: Sequence[str], texts: Mapping[str, str], refused: Collection[str] = ()
+) -> None:
+    """Put the options ``common`` into the first group, in this order, give options of ``texts`` that help text, and do
+    not offer those that are ``refused``.
 
     Groups of argparse hold their options in private lists; there is no other way to move one.
     """
     options = parser._optionals
-    first = parser.add_argument_group("What people set")
+    first = parser.add_argument_group(FIRST)
     found = {}
     for group in parser._action_groups:
         for action in list(group._group_actions):
-            action.help = texts.get(action.dest, action.help)
+            action.help = SUPPRESS if action.dest in refused else texts.get(action.dest, action.help)
             if action.dest in common:
                 found[action.dest] = action
                 group._group_actions.remove(action)
     first._group_actions.extend(found[name] for name in common if name in found)
-    options.title = "All commands"
+    options.title = LAST
     last: list[Any] = [
         options,
         *(group for group in parser._action_groups if group.title == "default config file locations"),
     ]
     others: list[Any] = [group for group in parser._action_groups if group not in (first, *last)]
     parser._action_groups = [first, *others, *last]
+
+
+def show_what_people_set(parser: ArgumentParser) -> None:
+    """Let ``--help`` show the first group alone, where there is one; ``--help_all`` shows the others. For a parser that
+    does nothing else: settings are made from their groups.
+    """
+    first = parser._action_groups[0]
+    if first._group_actions:
+        parser._action_groups = [group for group in parser._action_groups if group.title in (FIRST, LAST)]
+        parser.epilog = f"All options: {HELP_ALL}"
 
 
 # From a command line to frozen configs and an exit code; all scripts go through ``run``.
@@ -215,16 +232,19 @@ def build_parser(
     default_config: Path | None = None,
     common: Sequence[str] = (),
     texts: Mapping[str, str] = {},
+    refused: Collection[str] = (),
 ) -> ArgumentParser:
     """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``.
 
-    ``common`` names the options that ``--help`` shows first; ``texts`` replaces help texts, by option. To read the
-    classes' docstrings takes a tenth of a second, so this is done once a process; what is returned is the caller's own.
+    ``common`` names the options that ``--help`` shows, the others come with ``--help_all``; ``texts`` replaces help
+    texts, by option; those that are ``refused`` anyway are in no help. To read the classes' docstrings takes a tenth of
+    a second, so this is done once a process; what is returned is the caller's own.
 
     Raises:
         ValueError: two classes have a field of the same name, such as one of a method from outside.
     """
-    parser = deepcopy(_parser(description, config_classes, default_config, tuple(common), tuple(texts.items())))
+    key = (tuple(common), tuple(texts.items()), tuple(refused))
+    parser = deepcopy(_parser(description, config_classes, default_config, *key))
     parser.prog = Path(sys.argv[0]).name  # of this call, not of the first one
     return parser
 
@@ -236,6 +256,7 @@ def _parser(
     default_config: Path | None,
     common: tuple[str, ...],
     texts: tuple[tuple[str, str], ...],
+    refused: tuple[str, ...],
 ) -> ArgumentParser:
     owners: dict[str, type] = {}
     for config_class in config_classes:
@@ -261,7 +282,7 @@ def _parser(
     )
     for config_class in config_classes:
         parser.add_class_arguments(config_class, as_group=True)
-    arrange(parser, common, dict(texts))
+    arrange(parser, common, dict(texts), refused)
     return parser
 
 
@@ -274,6 +295,10 @@ def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: t
     words = list(sys.argv[1:] if argv is None else argv)
     for word in words:
         check_yaml_size(word, "an argument")
+    if HELP_ALL in words:
+        words = ["--help" if word == HELP_ALL else word for word in words]
+    elif {"-h", "--help"} & set(words):
+        show_what_people_set(parser)
     _check_words(parser, words)
     if sum(word.partition("=")[0] == "--config" for word in words) > 1:
         raise ValueError("got --config twice, expected one file; options on the command line change single settings")
@@ -297,7 +322,7 @@ def _check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
         if not option.startswith("--") or not name:
             continue
         if name not in options and not _inside_a_value(name, options):
-            raise ValueError(f"got {option}, expected {_known(name, options, '--')}. All options: --help")
+            raise ValueError(f"got {option}, expected {_known(name, options, '--')}. All options: {HELP_ALL}")
         text = (value if equals else following).lstrip()
         if text.startswith(("{", "[{")):
             content = _parsed(text, f"the value of {option}")
@@ -315,7 +340,7 @@ def check_names(parser: ArgumentParser, content: Any, source: str, prefix: str =
     for name, value in content.items() if isinstance(content, dict) else ():
         full = f"{prefix}{name}"
         if full not in options and not _inside_a_value(full, options):
-            raise ValueError(f"got {full} in {source}, expected {_known(full, options)}. All options: --help")
+            raise ValueError(f"got {full} in {source}, expected {_known(full, options)}. All options: {HELP_ALL}")
         if any(one.startswith(f"{full}.") for one in options):
             check_names(parser, value, source, f"{full}.")
 
@@ -395,7 +420,7 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ArgumentError, OverflowError) as error:  # the second one where a whole number is too large for a float
-        raise ValueError(f"{str(error).rstrip('.')}. All options: --help") from error
+        raise ValueError(f"{str(error).rstrip('.')}. All options: {HELP_ALL}") from error
 
 
 def _instance(parser: ArgumentParser, values: Any, config_class: type) -> Any:

@@ -58,11 +58,8 @@ class Causal(Family):
         return {"decoder": rows(batch)["attention_mask"] != 0}
 
     def plain_inputs(self, batch: TokenBatch) -> TokenBatch:
-        """Samples that share a row are told apart by transformers where positions start again and there is no mask."""
         row = rows(batch)
-        return {
-            name: row[name] for name in ("input_ids", "position_ids" if "position_ids" in row else "attention_mask")
-        }
+        return {name: row[name] for name in ("input_ids", "attention_mask")}
 
     def start(self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor) -> CausalState:
         """What all prompts of the batch begin with, such as a heading, is read for one of them."""

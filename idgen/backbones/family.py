@@ -20,9 +20,8 @@ from idgen.trie import IGNORED_LABEL
 
 TokenBatch = dict[str, Tensor]
 """``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
-decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order. With
-``position_ids`` (B, S) beside them a row holds several samples, each of which starts at position 0 and sees itself
-alone. With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone."""
+decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order.
+With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone."""
 
 
 def labels_of(batch: TokenBatch) -> Tensor:
@@ -41,9 +40,7 @@ def every_nth_row(batch: TokenBatch, first: int, step: int) -> TokenBatch:
 
 
 def num_samples_of(batch: TokenBatch) -> int:
-    """Samples of a batch, of which a row may hold several."""
-    if "position_ids" in batch:
-        return int(((batch["position_ids"] == 0) & (batch["attention_mask"] != 0)).sum())
+    """Samples of a batch."""
     return len(labels_of(batch))
 
 

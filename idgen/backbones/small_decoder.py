@@ -9,37 +9,23 @@ Shape legend: V tokens, D width, L distances, F rotary frequencies.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fedecider.bounds import NotNegative, Positive, check
-
 RIDGE = 1e-3
 
 
-@dataclass(frozen=True)
-class DecoderStart:
-    """Where a decoder from scratch starts when its table is made of text vectors.
-
-    Args:
-        scale: The logit of an item against itself at the start, the inverse of a temperature for cosines.
-        history_weight: How much more the mean over the history counts at the start than the newest item, which the
-            residual stream carries anyway; 0 starts as the neighbours of the newest item alone.
-    """
-
-    scale: Positive = 12.0
-    history_weight: NotNegative = 4.0
-
-    def __post_init__(self) -> None:
-        check(self)
+SCALE = 12.0
+"""The logit of an item against itself at the start, the inverse of a temperature for cosines."""
+HISTORY_WEIGHT = 4.0
+"""How much more the mean over the history counts at the start than the newest item, which the residual stream carries
+anyway; 20 was measured, and was worse."""
 
 
 def build_small_decoder(
     table_VD: Tensor,
-    config: DecoderStart,
     *,
     num_layers: int,
     num_heads: int,
@@ -64,7 +50,7 @@ def build_small_decoder(
     if width % (2 * num_heads):
         raise ValueError(
             f"got item vectors of width {width} for {num_heads} heads, expected a multiple of {2 * num_heads}: rotary "
-            "embeddings turn pairs of dimensions. Change d_model or num_heads"
+            "embeddings turn pairs of dimensions. Change d_model"
         )
     llama = LlamaConfig(
         vocab_size=num_tokens,
@@ -87,9 +73,8 @@ def build_small_decoder(
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        if config.history_weight > 0:
-            _attend_by_age(model, config)
-        model.model.norm.weight.fill_(config.scale / math.sqrt(width))
+        _attend_by_age(model)
+        model.model.norm.weight.fill_(SCALE / math.sqrt(width))
     return model.eval()
 
 
@@ -106,8 +91,8 @@ def age_weights(distance_L: Tensor, frequency_F: Tensor) -> tuple[Tensor, Tensor
     return fitted_F[:-1].float(), torch.softmax(basis_LF @ fitted_F, 0).float()
 
 
-def _attend_by_age(model: LlamaForCausalLM, config: DecoderStart) -> None:
-    """Let layer 0 add ``history_weight`` times the age-weighted mean of the history's vectors."""
+def _attend_by_age(model: LlamaForCausalLM) -> None:
+    """Let layer 0 add `HISTORY_WEIGHT` times the age-weighted mean of the history's vectors."""
     attention, width = model.model.layers[0].self_attn, model.config.hidden_size
     num_heads = model.config.num_attention_heads
     head_width = width // num_heads
@@ -123,4 +108,4 @@ def _attend_by_age(model: LlamaForCausalLM, config: DecoderStart) -> None:
     attention.v_proj.weight.copy_(torch.eye(width))
     attention.v_proj.bias.zero_()
     # The layer reads vectors at length sqrt(D): the norm before it made them so.
-    attention.o_proj.weight.copy_(torch.eye(width) * config.history_weight / math.sqrt(width))
+    attention.o_proj.weight.copy_(torch.eye(width) * HISTORY_WEIGHT / math.sqrt(width))

@@ -162,7 +162,7 @@ def _labels(batch: TokenBatch) -> Tensor:
     if "labels" not in batch:
         raise ValueError(
             "got rows of which every position is a target, expected prompts with one target each: a T5 reads the "
-            "prompt in its encoder. Set pretrain.samples.targets to last, or take a decoder-only backbone"
+            "prompt in its encoder. Set pretrain.samples.templates to natural or compact, or take a decoder-only model"
         )
     return batch["labels"]
 

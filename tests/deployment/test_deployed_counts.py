@@ -60,7 +60,7 @@ def site_in(folder, client, shops=SHOPS):
 def shared(sites, folder, run=RUN, shops=SHOPS, **faults):
     folder.mkdir(exist_ok=True)
     line = Channel(exchange_with(sites, **faults), DeploymentConfig(max_megabytes=16), "abc", list(shops))
-    share_counts(line, run, shops, ROUND, folder)
+    share_counts(line, run.hybrid, run.seed, shops, ROUND, folder)
     return line
 
 

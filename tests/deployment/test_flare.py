@@ -192,7 +192,7 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
     content |= {"domains": "crime,comics", "data": "all", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
     content |= {"num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
-    content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
+    content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 4}
     content["distill"] |= {"epochs": 1}
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))

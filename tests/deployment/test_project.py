@@ -31,8 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ("crime", "comics")
 CPU = torch.device("cpu")
 CONFIG = DeploymentConfig(max_megabytes=64)
-SEVERAL_TOKENS = ("--pretrain.tokenizer_kind", "word", "--pretrain.vocab_size", "2000")
-SEVERAL_TOKENS += ("--pretrain.backbone.freeze_item_table", "false", "--pretrain.train.table_rate", "1")
+SEVERAL_TOKENS = ("--pretrain.ids", "keywords", "--pretrain.train.table_rate", "1")
 
 
 def few(domain: Domain, first: int = 0) -> Domain:
@@ -55,7 +54,7 @@ def toy_settings(names, **more) -> str:
     content |= {"domains": ",".join(names), "data": "public", "num_rounds": 2, "local_epochs": 1, "lora_rank": 2}
     content |= {"num_eval_users": 0, "lora_targets": "attention,table", "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
-    content["pretrain"]["backbone"] |= {"d_model": 16, "d_ff": 32}
+    content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 4}
     content["distill"] |= {"epochs": 1}
     return yaml.safe_dump(content | more)

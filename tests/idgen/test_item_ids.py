@@ -10,18 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_causal import byte_level_tokenizer
 
+from idgen import id_generator
 from idgen.id_generator import (
     IDGenerator,
-    IDGeneratorConfig,
     build_id_generator,
     make_item_ids,
     train_id_generator,
 )
 from idgen.item_ids import (
     Attempt,
-    IdConfig,
     ItemIds,
-    KeywordConfig,
+    Words,
     assign_item_ids,
     encode_item_ids,
     keyword_candidates,
@@ -47,7 +46,7 @@ def item_text(number: int) -> str:
 
 TEXTS = [item_text(number) for number in range(60)]
 KEYS = [f"b{(number * 37) % 101:03d}" for number in range(60)]  # not in the order of the items
-TOKENIZER = train_tokenizer(TEXTS, 300, "word")
+TOKENIZER = train_tokenizer(TEXTS, 300)
 BYTES = byte_level_tokenizer(TEXTS, 330)
 BOTH = pytest.mark.parametrize("tokenizer", [TOKENIZER, BYTES], ids=["words", "bytes"])
 
@@ -83,7 +82,7 @@ def test_assignment_by_hand():
         asked.append(([keys[item] for item in items], attempt))
         return [answers.get(attempt.number, {}).get(keys[item], []) for item in items]
 
-    ids = assign_item_ids(keys, candidates, TOKENIZER, IdConfig(max_attempts=3))
+    ids = assign_item_ids(keys, candidates, TOKENIZER, 3)
     # Pass 1 in key order: a takes "red fox", b finds it taken, c takes its second, d gets "pad" (a word like any).
     assert ids.texts == ["blue fox", "red fox", "quiet fox", "pad"]
     assert asked == [(["a", "b", "c", "d"], Attempt(0, 1.0, 1)), (["b"], Attempt(1, 2.0, 1))]
@@ -112,13 +111,13 @@ def test_the_ladder():
 )
 def test_any_candidates_give_valid_ids_that_do_not_depend_on_order(tokenizer, candidates, max_id_tokens, rng):
     keys = [f"k{number:02d}" for number in range(len(candidates))]
-    config = IdConfig(max_id_tokens, max_attempts=2)
-    ids = assign_item_ids(keys, lambda items, _: [candidates[item] for item in items], tokenizer, config)
+    limits = (2, max_id_tokens)
+    ids = assign_item_ids(keys, lambda items, _: [candidates[item] for item in items], tokenizer, *limits)
     check(ids, max_id_tokens, tokenizer)
     order = list(range(len(keys)))
     rng.shuffle(order)
     shuffled = assign_item_ids(
-        [keys[item] for item in order], lambda items, _: [candidates[order[item]] for item in items], tokenizer, config
+        [keys[item] for item in order], lambda items, _: [candidates[order[item]] for item in items], tokenizer, *limits
     )
     assert [shuffled.texts[order.index(item)] for item in range(len(keys))] == ids.texts
     assert shuffled.report == ids.report
@@ -126,13 +125,13 @@ def test_any_candidates_give_valid_ids_that_do_not_depend_on_order(tokenizer, ca
 
 def test_fallback_takes_numbers_then_hashes():
     keys = [f"k{number:03d}" for number in range(103)]
-    ids = assign_item_ids(keys, lambda items, _: [["red fox"]] * len(items), TOKENIZER, IdConfig(max_attempts=1))
+    ids = assign_item_ids(keys, lambda items, _: [["red fox"]] * len(items), TOKENIZER, 1)
     assert ids.texts[:3] == ["red fox", "red fox 2", "red fox 3"]
     assert ids.texts[98] == "red fox 99"
     assert all(text.startswith("red fox ") and len(text) == 12 for text in ids.texts[99:])
     assert ids.report["num_fallbacks"] == 102
     check(ids)
-    tight = assign_item_ids(["a", "b"], lambda items, _: [["red fox"]] * 2, TOKENIZER, IdConfig(2, max_attempts=1))
+    tight = assign_item_ids(["a", "b"], lambda items, _: [["red fox"]] * 2, TOKENIZER, 1, 2)
     assert tight.texts == ["red fox", "red 2"]  # no room for three tokens: the base gives way
 
 
@@ -156,42 +155,22 @@ def test_fields():
 def test_keywords_by_hand():
     texts = ["title: the red fox; categories: books, sea tales", "title: red kitten fox", "title: red", "title: !"]
     # Items with the word: red 3, fox 2, kitten 1, books / sea / tales 1 each (a later field).
-    rare = keyword_candidates(texts, KeywordConfig(2, 3))
-    assert rare[0] == ["fox red", "books fox red", "sea fox red", "tales fox red"]
-    assert rare[1] == ["kitten fox", "kitten fox red"]
-    assert rare[2] == ["red"]
-    assert rare[3] == []
-    common = keyword_candidates(texts, KeywordConfig(2, 3, "common_first"))
-    assert common[0][:2] == ["red fox", "red fox books"]
-    title = keyword_candidates(texts, KeywordConfig(2, 3, "title"))
-    assert title[0][:2] == ["red fox", "red fox books"]
-    assert title[1][1] == "red kitten fox"
-    assert keyword_candidates(texts, KeywordConfig(2, 3, lead="category"))[0][:2] == ["sea tales", "sea tales fox"]
-    assert [found[:1] for found in keyword_candidates(texts, KeywordConfig(2, 3, lead="shared_word"))] == [
-        ["fox red"],
-        ["fox kitten"],
-        ["red"],
-        [],
-    ]
-    with pytest.raises(ValueError, match="got min_words 3, expected at most max_words"):
-        KeywordConfig(3, 2)
+    found = keyword_candidates(texts, Words(2, 3, False))
+    assert found[0] == ["red fox", "red fox books", "red fox sea", "red fox tales"]
+    assert found[1] == ["kitten fox", "red kitten fox"]
+    assert found[2] == ["red"]
+    assert found[3] == []
 
 
 @BOTH
-@pytest.mark.parametrize("order", ["title", "rare_first", "common_first"])
-def test_keyword_ids(order, tokenizer):
-    ids = keyword_item_ids(KEYS, TEXTS, tokenizer, KeywordConfig(word_order=order))
+def test_keyword_ids(tokenizer):
+    ids = keyword_item_ids(KEYS, TEXTS, tokenizer)
     check(ids, 16, tokenizer)
     assert ids.report["mean_tokens"] > 2
     assert ids.report["first_choice_share"] > 0.3
     shuffled = list(range(60))
     random.Random(1).shuffle(shuffled)
-    again = keyword_item_ids(
-        [KEYS[item] for item in shuffled],
-        [TEXTS[item] for item in shuffled],
-        tokenizer,
-        KeywordConfig(word_order=order),
-    )
+    again = keyword_item_ids([KEYS[item] for item in shuffled], [TEXTS[item] for item in shuffled], tokenizer)
     assert again.texts == [ids.texts[item] for item in shuffled]
 
 
@@ -211,7 +190,7 @@ def test_words_of_a_byte_level_tokenizer_have_other_tokens_at_the_start():
 
 def test_ids_as_single_tokens():
     ids = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
-    whole = train_tokenizer(TEXTS, 400, "word", phrases=ids.texts)
+    whole = train_tokenizer(TEXTS, 400, phrases=ids.texts)
     single = encode_item_ids(ids, whole)
     assert single.texts == ids.texts
     assert all(len(tokens) == 1 for tokens in single.token_ids)
@@ -223,47 +202,42 @@ def test_ids_as_single_tokens():
 
 
 def trained(seed: int) -> tuple[IDGenerator, list[dict[str, float]]]:
-    config = IDGeneratorConfig(
-        d_model=32, d_ff=64, num_layers=1, num_heads=2, epochs=15, batch_size=16, dropout=0.0, learning_rate=3e-3
-    )
-    generator = build_id_generator(config, TOKENIZER, seed)
-    return generator, train_id_generator(generator, TEXTS, KeywordConfig(2, 3, "title"), seed)
+    generator = build_id_generator("", TOKENIZER, seed)
+    return generator, train_id_generator(generator, TEXTS, Words(2, 3, False), seed, epochs=30)
 
 
-def test_generator_learns_keywords_and_gives_the_same_ids_again():
-    few = IdConfig(max_attempts=3)
+def test_generator_learns_keywords_and_gives_the_same_ids_again(monkeypatch):
+    monkeypatch.setattr("idgen.item_ids.ladder", lambda _: ladder(3))
     state = torch.get_rng_state()
     generator, logs = trained(0)
     assert torch.equal(state, torch.get_rng_state())
     assert logs[-1]["loss"] < 0.6 * logs[0]["loss"]
-    assert len(logs) == 15
-    ids = make_item_ids(KEYS, TEXTS, TOKENIZER, "generator", generator, config=few)
-    check(ids)
-    twin = make_item_ids(KEYS[::-1], TEXTS[::-1], TOKENIZER, "generator", trained(0)[0], config=few)
+    assert len(logs) == 30
+    ids = make_item_ids(KEYS, TEXTS, TOKENIZER, generator)
+    check(ids, 40)
+    twin = make_item_ids(KEYS[::-1], TEXTS[::-1], TOKENIZER, trained(0)[0])
     assert twin.texts[::-1] == ids.texts
     assert twin.report == ids.report
-    assert make_item_ids(KEYS, TEXTS, TOKENIZER, "generator", trained(1)[0], config=few).texts != ids.texts
-    with pytest.raises(ValueError, match="without a generator"):
-        make_item_ids(KEYS, TEXTS, TOKENIZER, "generator")
+    assert make_item_ids(KEYS, TEXTS, TOKENIZER, trained(1)[0]).texts != ids.texts
 
 
 def test_generator_from_a_folder(tmp_path):
-    generator = build_id_generator(IDGeneratorConfig(d_model=16, num_layers=1), TOKENIZER, 3)
+    generator = build_id_generator("", TOKENIZER, 3)
     generator.model.save_pretrained(tmp_path)
-    loaded = build_id_generator(IDGeneratorConfig(source=str(tmp_path), epochs=0), TOKENIZER)
+    loaded = build_id_generator(str(tmp_path), TOKENIZER)
     assert loaded.candidates(TEXTS[:3], Attempt(0, 1.0, 1)) == generator.candidates(TEXTS[:3], Attempt(0, 1.0, 1))
     generator.model.resize_token_embeddings(len(TOKENIZER) + 5, mean_resizing=False)
-    own_VD = torch.randn(len(TOKENIZER) + 5, 16, generator=torch.Generator().manual_seed(1))
+    own_VD = torch.randn(len(TOKENIZER) + 5, id_generator.D_MODEL, generator=torch.Generator().manual_seed(1))
     generator.model.lm_head.weight = torch.nn.Parameter(own_VD)  # as in flan-t5
     generator.model.save_pretrained(tmp_path)
-    cut = build_id_generator(IDGeneratorConfig(source=str(tmp_path), epochs=0), TOKENIZER).model
+    cut = build_id_generator(str(tmp_path), TOKENIZER).model
     assert torch.equal(cut.lm_head.weight, own_VD[: len(TOKENIZER)])
     assert torch.equal(cut.shared.weight, loaded.model.shared.weight)
-    larger = train_tokenizer(TEXTS, 400, "word", phrases=[f"fox {number}" for number in range(99)])
+    larger = train_tokenizer(TEXTS, 400, phrases=[f"fox {number}" for number in range(99)])
     with pytest.raises(ValueError, match="expected one shared tokenizer"):
-        build_id_generator(IDGeneratorConfig(source=str(tmp_path)), larger)
+        build_id_generator(str(tmp_path), larger)
     with pytest.raises(ValueError, match="no T5 model could be loaded"):
-        build_id_generator(IDGeneratorConfig(source=str(tmp_path / "none")), TOKENIZER)
+        build_id_generator(str(tmp_path / "none"), TOKENIZER)
 
 
 ITEM_IDS = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
@@ -276,25 +250,17 @@ def copy_first(sources, attempt):
 
 
 @pytest.mark.parametrize("generate", [None, copy_first])
-@pytest.mark.parametrize("mode", ["prefix", "train"])
-def test_user_texts_are_unique_and_prefix_sees_the_first_items_only(mode, generate):
+def test_user_texts_are_unique_and_see_the_first_items_only(generate):
     train = [sequence[:-2] for sequence in SEQUENCES]
-    texts = user_texts(mode, USERS, train, ITEM_IDS, TOKENIZER, generate)
-    assert texts is not None
-    check(texts)
+    texts = user_texts(USERS, train, ITEM_IDS, TOKENIZER, generate)
+    check(texts, 40)
     deep = [[*sequence[: num_wording_items(len(sequence))], *[50] * 9][: len(sequence)] for sequence in train]
     assert deep != train
-    same = user_texts(mode, USERS, deep, ITEM_IDS, TOKENIZER, generate) == texts
-    assert same is (mode == "prefix") or generate is None
+    assert user_texts(USERS, deep, ITEM_IDS, TOKENIZER, generate) == texts
 
 
-def test_user_wording_modes():
+def test_the_number_of_items_that_user_texts_show():
     assert [num_wording_items(length) for length in (1, 2, 3, 4, 5, 90)] == [1, 1, 2, 3, 3, 3]
-    assert user_texts("none", USERS, SEQUENCES, ITEM_IDS, TOKENIZER) is None
-    joined = user_texts("prefix", ["u"], [[3, 4]], ITEM_IDS, TOKENIZER)
-    assert joined is not None
-    assert joined.texts == [ITEM_IDS.texts[3].split()[0]]
-    with pytest.raises(ValueError, match="user wording is 'full'"):
-        user_texts("full", USERS, SEQUENCES, ITEM_IDS, TOKENIZER)  # pyright: ignore[reportArgumentType]
+    assert user_texts(["u"], [[3, 4]], ITEM_IDS, TOKENIZER).texts == [ITEM_IDS.texts[3].split()[0]]
     with pytest.raises(ValueError, match="no train item"):
-        user_texts("prefix", ["u"], [[]], ITEM_IDS, TOKENIZER)
+        user_texts(["u"], [[]], ITEM_IDS, TOKENIZER)

@@ -6,14 +6,14 @@ from tiny_causal import byte_level_tokenizer
 from tiny_tasks import make_domain, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from idgen.item_ids import KeywordConfig, keyword_candidates, keyword_item_ids
+from idgen.item_ids import Words, keyword_candidates, keyword_item_ids
 from idgen.prompts import SampleConfig
 from idgen.samples import build_task, empty_prompt, encode_histories, nearest_items, train_batches
 
 DOMAIN = make_domain()
 BYTES = byte_level_tokenizer([*DOMAIN.item_texts, "one customer chose, one after the other:\n"])
 BYTES = PreTrainedTokenizerFast(tokenizer_object=BYTES.backend_tokenizer, eos_token="<|end|>", pad_token="<|end|>")
-LIST = {"templates": "list", "closed_by": "newline", "user_wording": "none", "max_history": 4}
+LIST = {"templates": "list", "user_wording": "none", "max_history": 4}
 HEADING = "small shop that one customer chose, one after the other:"
 
 
@@ -42,7 +42,7 @@ def test_a_prompt_is_a_heading_and_a_line_for_each_item():
 
 
 def test_every_item_of_a_list_but_the_first_is_a_target():
-    rows = list(texts_of(task_of(targets="every")))
+    rows = list(texts_of(task_of()))
     assert len(rows) > len(DOMAIN.clients.sequences)
     for row, targets in rows:
         heading, first, *rest = row.splitlines()
@@ -53,7 +53,7 @@ def test_every_item_of_a_list_but_the_first_is_a_target():
 
 def test_the_last_item_of_a_walk_is_its_target():
     vector_ID = torch.randn(len(DOMAIN.item_keys), 4, generator=torch.Generator().manual_seed(0))
-    rows = list(texts_of(task_of(targets="every", neighbours=nearest_items(vector_ID), walk_share=0.9)))
+    rows = list(texts_of(task_of(neighbours=nearest_items(vector_ID), walk_share=0.9)))
     single = [targets for row, targets in rows if len(targets.splitlines()) == 1 and len(row.splitlines()) > 3]
     assert len(single) > 0.5 * len(rows)
     assert all(row.splitlines()[-1] == targets.splitlines()[-1] for row, targets in rows)
@@ -70,15 +70,15 @@ def test_words_that_would_be_glued_together_are_refused(templates):
         task_of(templates=templates)
 
 
-def test_a_tokenizer_without_newlines_is_refused():
-    with pytest.raises(ValueError, match="got closed_by newline with a tokenizer"):
-        task_of(make_tokenizer([DOMAIN]))
+def test_a_tokenizer_without_newlines_closes_with_its_end_token():
+    tokenizer = make_tokenizer([DOMAIN])
+    assert task_of(tokenizer).trie.eos_token_id == tokenizer.eos_token_id
 
 
 def test_titles_are_cut_where_no_other_one_starts_alike():
     titles = ["the king of the sea", "the king of the hill, ps3", "the king", "the king of the hill", "a b a b a b"]
     texts = [f"title: {title}; brand: maker {n}" for n, title in enumerate([*titles, "", "the king"])]
-    found = keyword_candidates(texts, KeywordConfig(2, 6, "as_written"))
+    found = keyword_candidates(texts, Words(2, 6, True))
     assert found[0][:2] == ["the king of the sea", "the king of the sea 0"]
     assert found[1][0] == "the king of the hill ps3"
     assert found[2][0] == found[6][0] == "the king"
@@ -86,10 +86,6 @@ def test_titles_are_cut_where_no_other_one_starts_alike():
     assert found[3][0] == "the king of the hill"
     assert found[4][0] == "a b"
     assert found[5][0] == "maker 5"
-    assert keyword_candidates(texts, KeywordConfig(1, 6, "as_written"))[4][0] == "a"
-    alike = keyword_candidates(
-        ["title: a b c d e f; brand: zeta", "title: a b c d e f"], KeywordConfig(2, 4, "as_written")
-    )
+    assert keyword_candidates(texts, Words(1, 6, True))[4][0] == "a"
+    alike = keyword_candidates(["title: a b c d e f; brand: zeta", "title: a b c d e f"], Words(2, 4, True))
     assert alike == [["a b c d", "a b c zeta", "a b c e", "a b c f"], ["a b c d", "a b c e", "a b c f"]]
-    with pytest.raises(ValueError, match="as_written with lead series"):
-        KeywordConfig(2, 6, "as_written", lead="series")

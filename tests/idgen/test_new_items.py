@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from fedecider.models.adapters import LoraSettings, adapted_embeddings, attach_lora, fused_factors
 from fedecider.models.export import load_adapter, save_peft_folder
-from idgen.item_ids import KeywordConfig, unique_phrases
+from idgen.item_ids import Words, unique_phrases
 from idgen.new_items import append_rows
 from idgen.tokenizer import decode_ids, encode_ids, known_phrases, load_tokenizer, train_tokenizer, with_phrases
 
@@ -20,7 +20,7 @@ TOKENS = torch.tensor([[5, 9, 30, 12]])
 
 
 def tokenizer():
-    return train_tokenizer(TEXTS, 0, "word", PHRASES)
+    return train_tokenizer(TEXTS, 0, PHRASES)
 
 
 def last_state(model, tokens=TOKENS):
@@ -55,7 +55,7 @@ def test_new_phrases_are_the_next_tokens_and_the_old_ones_stay(tmp_path):
 
 
 def test_a_phrase_that_is_there_is_not_chosen_again():
-    keywords = KeywordConfig(min_words=2, max_words=3, word_order="title")
+    keywords = Words(2, 3, False)
     texts = ["title: last ledger", "title: silent harbour nights"]
     (free,) = unique_phrases({"shop": ["a", "b"]}, {"shop": texts}, keywords).values()
     assert free == ["last ledger", "silent harbour"]
@@ -72,7 +72,7 @@ def test_many_equal_texts_get_the_first_free_numbers_in_the_order_of_their_keys(
     keys = [f"k{number:05d}" for number in range(20_000)]
     texts = ["title: last ledger"] * len(keys)
     taken = ["last ledger 3", "last ledger 5"]
-    (chosen,) = unique_phrases({"shop": keys}, {"shop": texts}, KeywordConfig(2, 3, "title"), taken).values()
+    (chosen,) = unique_phrases({"shop": keys}, {"shop": texts}, Words(2, 3, False), taken).values()
     numbers = [number for number in range(2, len(keys) + 3) if number not in (3, 5)]
     assert chosen == ["last ledger", *(f"last ledger {number}" for number in numbers)]
 

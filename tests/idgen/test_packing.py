@@ -1,18 +1,13 @@
-"""Several samples in one row, and layers that are computed again: the same numbers in less room."""
-
-from itertools import pairwise
+"""Layers that are computed again, and logits in pieces: the same numbers in less room."""
 
 import pytest
 import torch
-from tiny_causal import FAMILIES, tiny_causal
+from tiny_causal import tiny_causal
 from tiny_t5 import tiny_t5
 
-from distill.losses import finetune_loss, pair_losses
-from distill.pairing import build_student, pairs_of
+from distill.losses import finetune_loss
 from fedecider.models.adapters import LoraSettings, adapter_parameters, attach_lora
-from idgen.backbones.family import num_samples_of, num_targets
-from idgen.prompts import SampleConfig
-from idgen.samples import packed
+from idgen.backbones.family import num_targets
 from idgen.training import MAX_LOGITS, checkpointed, sequence_loss
 
 LENGTHS = [5, 2, 9, 4, 4, 7]
@@ -33,57 +28,6 @@ def gradients(model, batch):
     loss = sequence_loss(model, batch)
     loss.backward()
     return float(loss.detach()), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("num_tokens", [9, 11, 16, 64])
-def test_packing_loses_no_sample(num_tokens):
-    batch = batch_of()
-    rows = packed(batch, num_tokens)
-    assert rows["input_ids"].shape[1] <= num_tokens
-    assert len(rows["input_ids"]) == {9: 4, 11: 3, 16: 2, 64: 1}[num_tokens]
-    assert num_samples_of(rows) == num_samples_of(batch) == len(LENGTHS)
-    assert num_targets(rows) == num_targets(batch)
-    found = []
-    for tokens, mask, labels, places in zip(
-        *(rows[name] for name in ("input_ids", "attention_mask", "row_labels", "position_ids")), strict=True
-    ):
-        starts = [*torch.nonzero((places == 0) & (mask != 0)).flatten().tolist(), int(mask.sum())]
-        for start, end in pairwise(starts):
-            assert places[start:end].tolist() == list(range(end - start))
-            found.append((tokens[start:end].tolist(), labels[start:end].tolist()))
-    expected = [
-        (tokens[:length].tolist(), labels[:length].tolist())
-        for tokens, labels, length in zip(batch["input_ids"], batch["row_labels"], LENGTHS, strict=True)
-    ]
-    assert sorted(found) == sorted(expected)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("num_tokens", [11, 64])
-def test_samples_of_a_row_do_not_see_each_other(family, num_tokens):
-    model, batch = tiny_causal(family), batch_of()
-    loss, gradient = gradients(model, batch)
-    packed_loss, packed_gradient = gradients(model, packed(batch, num_tokens))
-    assert packed_loss == pytest.approx(loss, abs=1e-5)
-    for name, expected in gradient.items():
-        assert torch.allclose(packed_gradient[name], expected, atol=1e-5), name
-
-
-def test_distillation_reads_packed_rows():
-    teacher, batch = tiny_causal(), batch_of()
-    student = build_student(teacher)
-    with torch.no_grad():
-        plain = pair_losses(teacher, student, pairs_of(teacher), batch)
-        rows = pair_losses(teacher, student, pairs_of(teacher), packed(batch, 16))
-    assert torch.allclose(plain, rows, rtol=1e-4)
-
-
-@pytest.mark.parametrize("changes", [{"targets": "last"}, {"packed_tokens": 63}])
-def test_settings_that_cannot_be_packed_are_refused(changes):
-    row = {"templates": "history", "targets": "every", "user_wording": "none", "max_source_tokens": 64}
-    assert SampleConfig(**row, packed_tokens=64).packed_tokens == 64
-    with pytest.raises(ValueError, match="packed_tokens"):
-        SampleConfig(**{**row, "packed_tokens": 64, **changes})
 
 
 @pytest.mark.parametrize("model", [tiny_causal("llama"), tiny_causal("qwen2"), tiny_t5()], ids=["llama", "qwen2", "t5"])

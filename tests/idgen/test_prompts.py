@@ -37,8 +37,7 @@ def test_bad_wordings_are_refused(wording, with_user):
 
 def test_render_by_hand():
     wording = "{domain} {user} : {history} then"
-    assert render(wording, "movies_tv", ["red fox", "owl"], ";", "old hat") == "movies tv old hat : red fox ; owl then"
-    assert render(wording, "movies_tv", ["red fox", "owl"], "", "old hat") == "movies tv old hat : red fox owl then"
+    assert render(wording, "movies_tv", ["red fox", "owl"], "old hat") == "movies tv old hat : red fox ; owl then"
     assert split_wording(wording, "movies_tv") == (["movies tv", "{user}", ":"], ["then"])
     assert domain_words("cds-and_vinyl") == "cds and vinyl"
 
@@ -47,6 +46,6 @@ def test_a_trained_tokenizer_knows_every_prompt_word():
     domain = make_domain()
     tokenizer = make_tokenizer([domain])
     for kind in ("natural", "compact"):
-        for tokens in encode(tokenizer, prompt_texts(kind, ";", [domain.name])):
+        for tokens in encode(tokenizer, prompt_texts(kind, [domain.name])):
             assert tokens
             assert tokenizer.unk_token_id not in tokens

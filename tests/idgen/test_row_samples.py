@@ -24,7 +24,7 @@ DOMAIN = make_domain()
 TOKENIZER = make_tokenizer([DOMAIN])
 NUM_ITEMS = len(DOMAIN.item_keys)
 ONE_TOKEN = ItemIds([str(i) for i in range(NUM_ITEMS)], [[10 + i] for i in range(NUM_ITEMS)], {})
-EVERY = {"templates": "history", "targets": "every", "user_wording": "none", "max_source_tokens": 200}
+EVERY = {"templates": "history", "user_wording": "none", "max_source_tokens": 200}
 
 
 def task_of(item_ids=ONE_TOKEN, neighbours=None, hold_out=True, **settings):
@@ -132,15 +132,18 @@ def walks(random_share=0.0):
     return nearest_items(vectors, count=2)
 
 
-@pytest.mark.parametrize("targets", ["every", "last"])
-def test_walks_come_on_top_and_have_one_target(targets):
+LAST = {"templates": "compact", "max_source_tokens": 64}
+
+
+@pytest.mark.parametrize("kind", [EVERY, LAST], ids=["every", "last"])
+def test_walks_come_on_top_and_have_one_target(kind):
     near = walks()
-    plain = task_of(targets=targets)
-    task = task_of(neighbours=near, targets=targets, walk_share=0.75)
+    plain = task_of(**kind)
+    task = task_of(neighbours=near, **kind, walk_share=0.75)
     assert num_samples(task) == 4 * num_samples(plain)
     batches = list(train_batches([task], 3, torch.Generator().manual_seed(1)))
     assert len(batches) == num_batches(task, 3)
-    if targets == "last":
+    if kind is LAST:
         assert sum(len(batch["labels"]) for batch in batches) == num_samples(task)
         return
     rows = rows_of(task, seed=1)
@@ -153,13 +156,11 @@ def test_walks_come_on_top_and_have_one_target(targets):
     assert np.mean(near_target) > 0.6  # a quarter of the items are any items
 
 
-@pytest.mark.parametrize("history_crop", ["uniform", "geometric"])
-@pytest.mark.parametrize("targets", ["every", "last"])
-def test_walks_stand_beside_cropped_histories(targets, history_crop):
+def test_walks_stand_beside_cropped_histories():
     """The places of walks are drawn with an empty history, which is not cropped."""
-    task = task_of(neighbours=walks(), targets=targets, walk_share=0.75, history_crop=history_crop)
+    task = task_of(neighbours=walks(), **LAST, pairs=True, walk_share=0.75)
     batches = list(train_batches([task], 3, torch.Generator().manual_seed(1)))
-    assert len(batches) == num_batches(task, 3) > num_batches(task_of(targets=targets), 3)
+    assert len(batches) == num_batches(task, 3) > num_batches(task_of(**LAST), 3)
 
 
 def test_walks_read_no_interaction():
@@ -198,10 +199,8 @@ def test_an_id_that_begins_another_needs_an_end_token():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"templates": "history", "newest_first": True}, "newest_first false"),
-        ({"templates": "history"}, "user_wording none"),
-        ({"targets": "every"}, "templates history"),
-        ({**EVERY, "pair_share": 0.1}, "pair_share 0"),
+        ({"templates": "history"}, "user_wording prefix and pairs False, expected none"),
+        ({**EVERY, "pairs": True}, "pairs True, expected none and false"),
         ({"walk_share": 1.0}, "walk_share 1.0"),
     ],
 )
@@ -212,5 +211,5 @@ def test_settings_that_do_not_go_together(settings, expected):
 
 def test_a_t5_says_that_it_wants_one_target():
     batch = next(train_batches(task_of(), 3, torch.Generator()))
-    with pytest.raises(ValueError, match=r"Set pretrain\.samples\.targets to last"):
+    with pytest.raises(ValueError, match=r"Set pretrain\.samples\.templates to natural"):
         sequence_loss(tiny_t5(), batch)

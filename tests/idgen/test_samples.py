@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny_tasks import make_domain, make_ids, make_task, make_tokenizer
 
 from fedecider.data.domain import Events
+from idgen import prompts
 from idgen.item_ids import num_wording_items
 from idgen.prompts import SampleConfig, histories, load_templates, render
 from idgen.samples import build_task, encode_histories, eval_batches, num_batches, num_samples, train_batches
@@ -45,26 +46,22 @@ def test_number_of_samples_is_the_papers():
     assert num_batches(task, 7) == len(list(train_batches(task, 7, torch.Generator()))) == 5
     everything = make_task(DOMAIN, TOKENIZER, PLAIN, hold_out=False)
     assert num_samples(everything) == 39
-    thrice = make_task(DOMAIN, TOKENIZER, dataclasses.replace(PLAIN, samples_per_position=3))
-    assert num_samples(thrice) == len(epoch(thrice)) == 93
 
 
 @pytest.mark.parametrize("templates", ["natural", "compact"])
-@pytest.mark.parametrize("newest_first", [False, True])
-@pytest.mark.parametrize("separator", [";", ""])
-def test_assembled_tokens_are_those_of_the_full_text(templates, newest_first, separator):
-    config = SampleConfig(templates=templates, newest_first=newest_first, separator=separator, max_history=4)
+def test_assembled_tokens_are_those_of_the_full_text(templates):
+    config = SampleConfig(templates=templates, max_history=4)
     task = make_task(DOMAIN, TOKENIZER, config)
     texts = set()
     for user, sequence in enumerate(DOMAIN.clients.sequences):
         train = sequence[:-2]
         for place in range(1, len(train)):
             shown = [IDS.texts[item] for item in train[:place][-4:]]
-            shown = shown[::-1] if newest_first else shown
+            shown = shown[::-1] if templates == "compact" else shown
             named = place >= num_wording_items(len(train))
             for template in load_templates(templates):
                 wording = template.user if named else template.no_user
-                text = render(wording, DOMAIN.name, shown, separator, task.user_texts[user])
+                text = render(wording, DOMAIN.name, shown, task.user_texts[user])
                 texts.add((text, IDS.texts[train[place]]))
     expected = {(tuple(TOKENIZER(text)["input_ids"]), tuple(TOKENIZER(target)["input_ids"])) for text, target in texts}
     got = {row for seed in range(40) for row in epoch(task, seed)}
@@ -82,9 +79,9 @@ def test_the_oldest_items_give_way_and_the_newest_stay():
     assert len(tokens) <= longest // 2
     sequence = DOMAIN.clients.sequences[3][:-1]
     for kept in range(1, 20):
-        text = render("{domain} : {history}", DOMAIN.name, [IDS.texts[item] for item in sequence[-kept:]], ";")
+        text = render("{domain} : {history}", DOMAIN.name, [IDS.texts[item] for item in sequence[-kept:][::-1]])
         if TOKENIZER(text)["input_ids"] == tokens:
-            longer = render("{domain} : {history}", DOMAIN.name, [IDS.texts[i] for i in sequence[-kept - 1 :]], ";")
+            longer = render("{domain} : {history}", DOMAIN.name, [IDS.texts[i] for i in sequence[-kept - 1 :][::-1]])
             assert len(TOKENIZER(longer)["input_ids"]) > longest // 2  # as many as fit
             break
     else:
@@ -105,11 +102,9 @@ def test_history_is_at_most_twenty_items():
 def test_training_never_sees_held_out_items(data):
     """Replacing validation and test items changes no training batch, replacing the test item no input at all."""
     config = SampleConfig(
-        user_wording=data.draw(st.sampled_from(["none", "prefix", "train"])),
-        history_crop=data.draw(st.sampled_from(["none", "uniform", "geometric"])),
+        user_wording=data.draw(st.sampled_from(["none", "prefix"])),
         item_dropout=data.draw(st.sampled_from([0.0, 0.4])),
-        pair_share=data.draw(st.sampled_from([0.0, 0.7])),
-        samples_per_position=2,
+        pairs=data.draw(st.booleans()),
     )
     item = st.integers(0, len(DOMAIN.item_keys) - 1)
     valid = data.draw(st.lists(item, min_size=4, max_size=4))
@@ -134,27 +129,27 @@ def test_a_sample_does_not_see_its_target_or_later_items(place, item):
     config = SampleConfig(user_wording="prefix")
     old = DOMAIN.clients.sequences[3]
     new = [*old[:place], *([item] * (len(old) - 2 - place)), *old[-2:]]
-    prompts = []
+    seen = []
     for sequence in (old, new):
         task = make_task(with_sequences(DOMAIN, [*DOMAIN.clients.sequences[:3], sequence]), TOKENIZER, config)
         events = task.train
         target = np.array([sum(map(len, DOMAIN.clients.sequences[:3])) + place])
         shown = events.item_E[histories(events, target, 20)[0]][: min(place, 20)].tolist()
         text = task.user_texts[3] if events.named_E[target[0]] else None
-        prompts.append((shown, text))
-    assert prompts[0] == prompts[1]
-    assert prompts[0][0] == old[:place][::-1][:20]
+        seen.append((shown, text))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == old[:place][::-1][:20]
 
 
 def test_prefix_wording_hides_the_user_while_the_target_is_part_of_the_users_text():
-    for wording, expected in (("prefix", [0, 0, 1, 1, 1, 1]), ("train", [1] * 6), ("none", [0] * 6)):
+    for wording, expected in (("prefix", [0, 0, 1, 1, 1, 1]), ("none", [0] * 6)):
         task = make_task(DOMAIN, TOKENIZER, SampleConfig(user_wording=wording))
         start = sum(map(len, DOMAIN.clients.sequences[:2]))  # the third user: 7 training events, h = 3
         assert task.train.named_E[start + 1 : start + 7].tolist() == expected
 
 
 def test_eval_prompts_by_hand():
-    config = SampleConfig(user_wording="prefix", max_history=20, eval_history=5)
+    config = SampleConfig(user_wording="prefix", max_history=5)
     task = make_task(DOMAIN, TOKENIZER, config)
     template = load_templates("natural")[0]
     for split, cut in (("valid", 2), ("test", 1)):
@@ -163,7 +158,7 @@ def test_eval_prompts_by_hand():
             for user, tokens, keep, target in zip(user_B.tolist(), input_ids, mask, target_B.tolist(), strict=True):
                 sequence = DOMAIN.clients.sequences[user]
                 shown = [IDS.texts[item] for item in sequence[:-cut][-5:]]
-                text = render(template.user, DOMAIN.name, shown, ";", task.user_texts[user])
+                text = render(template.user, DOMAIN.name, shown, task.user_texts[user])
                 assert tokens[keep == 1].tolist() == TOKENIZER(text)["input_ids"]
                 assert target == sequence[-cut]
                 seen.append(user)
@@ -184,7 +179,7 @@ def test_encode_histories_is_the_eval_prompt_without_a_user():
 
 
 def test_same_generator_state_same_batches_and_another_one_differs():
-    task = make_task(DOMAIN, TOKENIZER, SampleConfig(history_crop="uniform", item_dropout=0.2, pair_share=0.3))
+    task = make_task(DOMAIN, TOKENIZER, SampleConfig(item_dropout=0.2, pairs=True))
     assert epoch(task, 1) == epoch(task, 1)
     assert epoch(task, 1) != epoch(task, 2)
     generator = torch.Generator().manual_seed(1)
@@ -205,28 +200,27 @@ def test_mixing_tasks_keeps_every_sample_of_each():
         epoch([one, other])
 
 
-def test_crops_and_dropout_shorten_histories_but_never_empty_them():
+def test_crops_and_dropout_shorten_histories_but_never_empty_them(monkeypatch):
+    """With pairs histories have a geometric length, and one item outside training."""
+    monkeypatch.setattr(prompts, "PAIR_SHARE", 0.0)
+    monkeypatch.setattr(prompts, "CROP_RATE", 0.5)
     mark = TOKENIZER(";", add_special_tokens=False)["input_ids"][-1]
-    full = SampleConfig(templates="compact", user_wording="none", samples_per_position=8)
+    full = SampleConfig(templates="compact", user_wording="none")
     mean = {}
-    for name, change in {
-        "none": {},
-        "uniform": {"history_crop": "uniform"},
-        "geometric": {"history_crop": "geometric", "crop_rate": 0.5},
-        "dropout": {"item_dropout": 0.5},
-    }.items():
+    for name, change in {"none": {}, "geometric": {"pairs": True}, "dropout": {"item_dropout": 0.5}}.items():
         task = make_task(DOMAIN, TOKENIZER, dataclasses.replace(full, **change), item_ids=IDS)
-        shortest = min(len(tokens) for tokens, _ in epoch(task))
-        mean[name] = np.mean([tokens.count(mark) + 1 for tokens, _ in epoch(task)])
-        assert shortest >= len(TOKENIZER("small shop :")["input_ids"]) + 1
-    assert mean["geometric"] < 2.05 < mean["uniform"] < 0.62 * mean["none"]
+        drawn = [tokens for seed in range(8) for tokens, _ in epoch(task, seed)]
+        mean[name] = np.mean([tokens.count(mark) + 1 for tokens in drawn])
+        assert min(map(len, drawn)) >= len(TOKENIZER("small shop :")["input_ids"]) + 1
+        assert task.config.shown_history == (1 if name == "geometric" else 20)
+    assert mean["geometric"] < 2.05 < mean["dropout"]
     assert 0.45 * mean["none"] < mean["dropout"] < 0.58 * mean["none"]
 
 
-@pytest.mark.parametrize("directions", ["forward", "both"])
-def test_pairs_are_near_events_of_one_training_part(directions):
-    config = SampleConfig(templates="compact", pair_share=1.0, pair_window=2, pair_directions=directions)
-    task = make_task(DOMAIN, TOKENIZER, dataclasses.replace(config, samples_per_position=30, max_history=1))
+def test_pairs_are_near_events_of_one_training_part(monkeypatch):
+    monkeypatch.setattr(prompts, "PAIR_SHARE", 1.0)
+    monkeypatch.setattr(prompts, "PAIR_WINDOW", 2)
+    task = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", pairs=True, max_history=1))
     allowed, reverse = set(), set()
     for sequence in DOMAIN.clients.sequences:
         train = sequence[:-2]
@@ -234,14 +228,15 @@ def test_pairs_are_near_events_of_one_training_part(directions):
             for earlier, later in zip(train, train[distance:], strict=False):
                 allowed.add((earlier, later))
                 reverse.add((later, earlier))
-    prompts = {
-        tuple(TOKENIZER(render("{domain} : {history}", DOMAIN.name, [text], ";"))["input_ids"]): item
+    known = {
+        tuple(TOKENIZER(render("{domain} : {history}", DOMAIN.name, [text]))["input_ids"]): item
         for item, text in enumerate(IDS.texts)
     }
     targets = {tuple(TOKENIZER(text)["input_ids"]): item for item, text in enumerate(IDS.texts)}
-    got = {(prompts[tokens], targets[labels]) for tokens, labels in epoch(task) if tokens in prompts}
-    assert got <= (allowed | reverse if directions == "both" else allowed)
-    assert bool(got & (reverse - allowed)) == (directions == "both")
+    drawn = [sample for seed in range(30) for sample in epoch(task, seed)]
+    got = {(known[tokens], targets[labels]) for tokens, labels in drawn if tokens in known}
+    assert got <= allowed | reverse
+    assert got & (reverse - allowed)
 
 
 def test_wrong_inputs_are_refused():
@@ -256,12 +251,9 @@ def test_wrong_inputs_are_refused():
         next(train_batches(short, 4, torch.Generator()))
     for change in (
         {"item_dropout": 1.0},
-        {"pair_share": -0.1},
         {"max_history": 0},
-        {"max_history": 3, "eval_history": 4},
-        {"separator": "a b"},
         {"templates": "x"},
-        {"crop_rate": 0.0},
+        {"user_wording": "train"},
     ):
         with pytest.raises(ValueError, match="expected"):
             SampleConfig(**change)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from idgen.backbones.small_decoder import DecoderStart, age_weights, build_small_decoder
+from idgen.backbones import small_decoder
+from idgen.backbones.small_decoder import HISTORY_WEIGHT, SCALE, age_weights, build_small_decoder
 from idgen.text_vectors import token_vectors
 
 FIRST = 1
@@ -18,10 +19,10 @@ def vectors(num_items=40, width=16, seed=0):
     return torch.nn.functional.normalize(drawn, dim=1)
 
 
-def build(vector_ID, start=None, *, num_heads=2, seed=0):
+def build(vector_ID, *, num_heads=2, seed=0):
     table_VD = token_vectors({"shop": vector_ID}, {"shop": [[FIRST + i] for i in range(len(vector_ID))]}, 41)
     sizes = {"num_layers": 2, "num_heads": num_heads, "d_ff": 24, "max_tokens": MAX_TOKENS, "padding": 0}
-    return build_small_decoder(table_VD, start or DecoderStart(), seed=seed, **sizes)
+    return build_small_decoder(table_VD, seed=seed, **sizes)
 
 
 def item_logits(model, history):
@@ -30,9 +31,10 @@ def item_logits(model, history):
         return model(input_ids=ids).logits[0, -1, FIRST:]
 
 
-def test_without_history_weight_it_starts_as_the_neighbours_of_the_newest_item():
+def test_without_history_weight_it_starts_as_the_neighbours_of_the_newest_item(monkeypatch):
+    monkeypatch.setattr(small_decoder, "HISTORY_WEIGHT", 0.0)
     vector_ID = vectors()
-    logit_I = item_logits(build(vector_ID, DecoderStart(history_weight=0.0)), HISTORY)
+    logit_I = item_logits(build(vector_ID), HISTORY)
     assert torch.allclose(logit_I, 12.0 * vector_ID @ vector_ID[HISTORY[-1]], atol=1e-4)
 
 
@@ -41,8 +43,8 @@ def test_it_starts_as_the_age_weighted_mean_of_the_history():
     _, weight_L = age_weights(torch.arange(12).float(), model.model.rotary_emb.inv_freq)
     newest_first = vector_ID[HISTORY[::-1]]
     weight_H = weight_L[: len(HISTORY)] / weight_L[: len(HISTORY)].sum()
-    query_D = newest_first[0] + DecoderStart().history_weight * weight_H @ newest_first
-    expected_I = DecoderStart().scale * vector_ID @ torch.nn.functional.normalize(query_D, dim=0)
+    query_D = newest_first[0] + HISTORY_WEIGHT * weight_H @ newest_first
+    expected_I = SCALE * vector_ID @ torch.nn.functional.normalize(query_D, dim=0)
     assert torch.allclose(item_logits(model, HISTORY), expected_I, atol=1e-3)
 
 
@@ -85,5 +87,3 @@ def test_the_same_seed_gives_the_same_model():
 def test_a_width_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="multiple of 6"):
         build(vectors(width=16), num_heads=3)
-    with pytest.raises(ValueError, match="got scale 0"):
-        DecoderStart(scale=0.0)

@@ -7,18 +7,17 @@ from tiny_tasks import make_domain, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
+from idgen import soft_ids
 from idgen.backbones.t5 import T5
 from idgen.prompts import SampleConfig
 from idgen.samples import train_batches
 from idgen.segments import Prompts, join, lay_out, make_segments
 from idgen.soft_ids import (
-    SoftIdConfig,
     banned_tokens,
     embed,
     greedy_ids,
     id_logits,
     soft_batches,
-    soft_embeddings,
     soft_id_loss,
     soft_source,
     spliced,
@@ -39,10 +38,10 @@ def tiny_t5(seed, width=8, dtype=torch.float32, **changes):
     return T5ForConditionalGeneration(T5Config(vocab_size=V, **{**sizes, **changes})).to(dtype).eval()
 
 
-def make_source(config=None, tasks=None):
+def make_source(tasks=None):
     tasks = tasks or [make_task(DOMAIN, TOKENIZER, PLAIN), make_task(OTHER, TOKENIZER, PLAIN)]
     texts = [DOMAIN.item_texts, OTHER.item_texts][: len(tasks)]
-    return soft_source(tasks, texts, TOKENIZER, V, config or SoftIdConfig())
+    return soft_source(tasks, texts, TOKENIZER, V)
 
 
 def first_batch(source, size=5, seed=0):
@@ -50,10 +49,8 @@ def first_batch(source, size=5, seed=0):
 
 
 def generated(model, source, batch):
-    config = source.config
-    return greedy_ids(
-        model, batch["text_ids"], batch["text_mask"], source.banned_V, source.end_token, config.max_new_tokens
-    )
+    longest = soft_ids.MAX_NEW_TOKENS
+    return greedy_ids(model, batch["text_ids"], batch["text_mask"], source.banned_V, source.end_token, longest)
 
 
 def test_punctuation_and_specials_are_banned_by_the_text_of_the_piece():
@@ -109,13 +106,13 @@ def test_greedy_loop_logits_equal_teacher_forced_logits():
 def test_probabilities_sum_to_one_and_ban():
     logits = torch.randn(3, 2, V) * 3
     banned = banned_tokens(TOKENIZER, V)
-    prob = token_probabilities(logits, banned, 0.7)
+    prob = token_probabilities(logits, banned)
     assert torch.allclose(prob.sum(-1), torch.ones(3, 2))
     assert (prob[..., banned] == 0).all()
     two = torch.full((1, 1, V), -1e9)
     two[..., 10], two[..., 11] = 1.0, 0.0
-    by_hand = 1 / (1 + math.exp(-1 / 0.5))
-    got = token_probabilities(two, torch.zeros(V, dtype=torch.bool), 0.5)
+    by_hand = 1 / (1 + math.exp(-1))
+    got = token_probabilities(two, torch.zeros(V, dtype=torch.bool))
     assert got[0, 0, 10].item() == pytest.approx(by_hand)
 
 
@@ -127,7 +124,7 @@ def test_one_hot_probabilities_are_the_hard_forward_exactly():
     table = recommender.get_input_embeddings().weight
     token_ML, length_M = generated(generator, source, batch)
     one_hot = torch.nn.functional.one_hot(token_ML, V).float()
-    soft = soft_embeddings(one_hot, token_ML, table, False)
+    soft = one_hot @ table
     assert torch.equal(soft, table[token_ML])
     prompts = Prompts(*(batch[name].numpy() for name in Prompts._fields))
     place, length = spliced(
@@ -161,7 +158,7 @@ def test_the_layout_is_the_recommenders_own():
         ids = [task.item_ids.token_ids[item] for item in batch["item"] - source.parts.first_item_K[0]]
         width = max(map(len, ids))
         tokens = torch.tensor([[*one, *[1] * (width - len(one))] for one in ids])
-        soft = soft_embeddings(torch.nn.functional.one_hot(tokens, V).float(), tokens, table, False)
+        soft = torch.nn.functional.one_hot(tokens, V).float() @ table
         prompts = Prompts(*(batch[name].numpy() for name in Prompts._fields))
         lengths = torch.tensor([len(one) for one in ids])
         place, length = spliced(source.parts, prompts, batch["item"].numpy(), lengths.numpy(), width, V)
@@ -206,8 +203,7 @@ def test_descent_on_the_generator_lowers_the_recommenders_loss():
     assert sum(losses[-5:]) / 5 < losses[0] - 0.05
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_gradient_equals_finite_differences(temperature, monkeypatch):
+def test_gradient_equals_finite_differences(monkeypatch):
     """With the greedy tokens fixed, the loss along a random direction of the generator's weights, in float64."""
 
     def logits_in_float64(self, model, hidden, tokens=None):
@@ -218,7 +214,8 @@ def test_gradient_equals_finite_differences(temperature, monkeypatch):
 
     monkeypatch.setattr(T5, "token_logits", logits_in_float64)
     monkeypatch.setattr(T5LayerNorm, "forward", norm_in_float64)
-    source = make_source(SoftIdConfig(temperature=temperature, max_new_tokens=4))
+    monkeypatch.setattr(soft_ids, "MAX_NEW_TOKENS", 4)
+    source = make_source()
     batch = first_batch(source, size=3)
     generator = tiny_t5(1, dtype=torch.float64)
     recommender = tiny_t5(2, width=12, dtype=torch.float64).requires_grad_(False)
@@ -240,22 +237,6 @@ def test_gradient_equals_finite_differences(temperature, monkeypatch):
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-6)
 
 
-def test_straight_through_reads_hard_and_learns_soft():
-    table = torch.randn(V, 5)
-    logits = torch.randn(2, 3, V, requires_grad=True)
-    tokens = torch.randint(3, V, (2, 3))
-    prob = torch.softmax(logits, -1)
-    hard = soft_embeddings(prob, tokens, table, True)
-    soft = soft_embeddings(prob, tokens, table, False)
-    assert torch.allclose(hard, table[tokens], atol=1e-6)
-    weight = torch.randn_like(hard)
-    (of_hard,) = torch.autograd.grad((hard * weight).sum(), logits, retain_graph=True)
-    (of_soft,) = torch.autograd.grad((soft * weight).sum(), logits)
-    assert torch.allclose(of_hard, of_soft)
-    source = make_source(SoftIdConfig(straight_through=True))
-    assert torch.isfinite(soft_id_loss(tiny_t5(1), tiny_t5(2), source, first_batch(source)))
-
-
 def test_the_batch_reads_the_texts_of_the_items_in_its_histories():
     source = make_source()
     texts = [*DOMAIN.item_texts, *OTHER.item_texts]
@@ -272,8 +253,4 @@ def test_the_batch_reads_the_texts_of_the_items_in_its_histories():
 
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="7 item texts for the 11 items"):
-        soft_source([make_task(DOMAIN, TOKENIZER, PLAIN)], [OTHER.item_texts], TOKENIZER, V, SoftIdConfig())
-    with pytest.raises(ValueError, match="temperature"):
-        SoftIdConfig(temperature=0.0)
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        SoftIdConfig(max_new_tokens=0)
+        soft_source([make_task(DOMAIN, TOKENIZER, PLAIN)], [OTHER.item_texts], TOKENIZER, V)

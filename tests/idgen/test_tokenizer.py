@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from idgen.item_ids import KeywordConfig, unique_phrases
+from idgen.item_ids import TITLE_WORDS, unique_phrases
 from idgen.tokenizer import clean_words, decode_ids, encode_ids, load_tokenizer, train_tokenizer
 
 _WORDS = "river lantern garden murder harbour winter atlas copper señor été fox kitten engine 1984 x_2 straße"
@@ -22,9 +22,8 @@ def texts(count: int = 200, seed: int = 0) -> list[str]:
 
 
 TOKENIZERS = {
-    "unigram": train_tokenizer(texts(), 300, "unigram"),
-    "word": train_tokenizer(texts(), 300, "word"),
-    "phrase": train_tokenizer(texts(), 300, "word", phrases=["copper fox", "winter garden 2", "fox"]),
+    "word": train_tokenizer(texts(), 300),
+    "phrase": train_tokenizer(texts(), 300, phrases=["copper fox", "winter garden 2", "fox"]),
 }
 
 
@@ -66,10 +65,10 @@ def test_t5_layout(tokenizer, tmp_path):
         assert decode_ids(loaded, tokens) == ["copper fox", "winter garden 2"]
 
 
-@pytest.mark.parametrize(("kind", "phrases"), [("unigram", []), ("word", []), ("word", ["copper fox"])])
-def test_the_same_texts_give_the_same_tokenizer(kind, phrases):
+@pytest.mark.parametrize("phrases", [[], ["copper fox"]])
+def test_the_same_texts_give_the_same_tokenizer(phrases):
     many = texts(2000, seed=1)
-    twins = [train_tokenizer(many, 300, kind, phrases).backend_tokenizer.to_str() for _ in range(3)]
+    twins = [train_tokenizer(many, 300, phrases).backend_tokenizer.to_str() for _ in range(3)]
     assert twins[0] == twins[1] == twins[2]
 
 
@@ -87,10 +86,9 @@ def test_known_words_and_phrases_stay_whole():
     assert len(word.tokenize("zebra")) > 1
 
 
-@pytest.mark.parametrize("kind", ["unigram", "word"])
-def test_more_characters_than_pieces(kind):
+def test_more_characters_than_pieces():
     foreign = [chr(0x4E00 + number) + chr(0x4E00 + number) for number in range(1500)]
-    tokenizer = train_tokenizer([*texts(), " ".join(foreign)], 300, kind)
+    tokenizer = train_tokenizer([*texts(), " ".join(foreign)], 300)
     assert len(tokenizer) <= 300
     assert decode_ids(tokenizer, encode_ids(tokenizer, ["copper fox"])) == ["copper fox"]
 
@@ -100,8 +98,8 @@ def test_a_phrase_is_one_token_whatever_its_words_are_made_of():
         {"office": ["a", "b", "c"]},
         {"office": ["title: acc_121 dect_6", "title: ½ été_2", "title: z24_p5 x-y"]},
     )
-    phrases = unique_phrases(keys, texts, KeywordConfig(2, 6, "title"))["office"]
-    tokenizer = train_tokenizer(texts["office"], 0, "word", phrases)
+    phrases = unique_phrases(keys, texts, TITLE_WORDS)["office"]
+    tokenizer = train_tokenizer(texts["office"], 0, phrases)
     assert [len(tokens) for tokens in encode_ids(tokenizer, phrases)] == [1, 1, 1]
     assert decode_ids(tokenizer, encode_ids(tokenizer, phrases)) == phrases
 
@@ -114,11 +112,9 @@ def test_clean_words():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((["fox"], 300, "bpe"), "kind is 'bpe'"),
         ((["fox"], 10), "vocab_size is 10"),
         (([" ; ", ""], 300), "got 2 texts without a single word"),
-        ((["fox"], 300, "unigram", ["fox den"]), "got 1 phrases"),
-        ((["fox"], 300, "word", [f"fox {number}" for number in range(400)]), "for 400 phrases"),
+        ((["fox"], 300, [f"fox {number}" for number in range(400)]), "for 400 phrases"),
     ],
 )
 def test_bad_input_is_refused(arguments, words):
@@ -133,12 +129,12 @@ def test_a_missing_folder_is_named(tmp_path):
 
 def test_a_vocabulary_of_phrases_alone():
     texts, phrases = [_WORDS], ["atlas castle", "fox harbour murder"]
-    small = train_tokenizer(texts, 0, "word", phrases)
-    large = train_tokenizer(texts, 4000, "word", phrases)
+    small = train_tokenizer(texts, 0, phrases)
+    large = train_tokenizer(texts, 4000, phrases)
     assert len(small) < len(large)
     for phrase in phrases:
         (tokens,) = encode_ids(small, [phrase])
         assert len(tokens) == 1
         assert decode_ids(small, [tokens]) == [phrase]
     with pytest.raises(ValueError, match="0 without phrases"):
-        train_tokenizer(texts, 0, "word")
+        train_tokenizer(texts, 0)

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tiny_tasks import make_domain, make_task, make_tokenizer
 
 from distill.train import DistillConfig, distill
-from idgen import training
+from idgen import backbone, training
 from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
 from idgen.prompts import SampleConfig
@@ -18,7 +18,7 @@ from idgen.training import BackboneTraining, Checkpoint
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
 TASK = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", user_wording="none", max_history=6))
-SMALL = BackboneConfig(d_model=8, num_layers=2, num_heads=2, d_kv=4, d_ff=12, dropout=0.3)
+SMALL = BackboneConfig(d_model=8, num_layers=2)
 PIECES = {
     "epochs": {"epochs": 3},
     "steps over epochs": {"max_steps": 17},
@@ -32,6 +32,7 @@ class Killed(Exception):
 @pytest.fixture(autouse=True)
 def every_second_step(monkeypatch):
     monkeypatch.setattr(training, "NOTE_EVERY", 2)
+    monkeypatch.setattr(backbone, "DROPOUT", 0.3)
     monkeypatch.setattr(checkpoints, "EVERY_S", 0.0)
 
 

@@ -43,13 +43,6 @@ def test_one_user_alone_has_the_batch_that_it_has_among_others():
     assert batches_of(task, []) == []
 
 
-def test_a_packed_batch_is_of_one_user():
-    batch = batches_of(task_of(packed_tokens=210), [2])[0]
-    assert "position_ids" in batch
-    tokens = batch["input_ids"][batch["attention_mask"] > 0].tolist()
-    assert set(tokens) <= {10 + item for item in DOMAIN.clients.sequences[3]}
-
-
 def test_prompts_with_a_single_target():
     task = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", user_wording="none"))
     batches = batches_of(task, range(3))
@@ -58,7 +51,7 @@ def test_prompts_with_a_single_target():
     assert sum(map(len, (batch["labels"] for batch in batches))) == len(whole)
 
 
-@pytest.mark.parametrize("settings", [{"pair_share": 0.5, "user_wording": "none"}, {"user_wording": "prefix"}])
+@pytest.mark.parametrize("settings", [{"pairs": True, "user_wording": "none"}, {"user_wording": "prefix"}])
 def test_samples_of_several_users_are_refused(settings):
     task = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", **settings))
     with pytest.raises(ValueError, match="a sample has to be of one user alone"):

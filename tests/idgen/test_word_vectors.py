@@ -5,7 +5,7 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from transformers import T5Config, T5ForConditionalGeneration
 
-from idgen.text_vectors import WordVectorConfig, _near_items, leading_singular, start_from_word_vectors, word_vectors
+from idgen.text_vectors import _near_items, leading_singular, start_from_word_vectors, word_vectors
 
 # catalogue 0: items 0 and 1 are taken together, and items 2 and 3; catalogue 1 has tokens of its own
 TOKENS = [[[3, 4], [5, 4], [6, 7], [8, 7]], [[9], [10], [11]]]
@@ -31,8 +31,6 @@ def test_near_items_by_hand():
 def test_a_pool_without_enough_pairs_is_refused():
     with pytest.raises(ValueError, match="larger public pool"):
         word_vectors([[[0, 1]]], [[[3], [4]]], 8, 4)
-    with pytest.raises(ValueError, match="window"):
-        WordVectorConfig(window=0)
 
 
 def test_only_rows_with_a_vector_are_overwritten_and_the_output_layer_stays_tied():

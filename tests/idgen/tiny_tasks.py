@@ -36,7 +36,7 @@ def make_domain(name: str = "small_shop", num_items: int = 23, lengths: tuple[in
 
 def make_tokenizer(domains, vocab_size: int = 400):
     words = [text for domain in domains for text in domain.item_texts]
-    words += [text for kind in ("natural", "compact") for text in prompt_texts(kind, ";", [d.name for d in domains])]
+    words += [text for kind in ("natural", "compact") for text in prompt_texts(kind, [d.name for d in domains])]
     return train_tokenizer(words, vocab_size)
 
 
@@ -48,5 +48,6 @@ def make_task(domain, tokenizer, config: SampleConfig, hold_out: bool = True, it
     """The task of the domain's clients, with user texts as the wording asks for."""
     ids = item_ids or make_ids(domain, tokenizer)
     parts = [sequence[:-2] if hold_out else sequence for sequence in domain.clients.sequences]
-    users = user_texts(config.user_wording, domain.clients.users, parts, ids, tokenizer)
+    named = config.user_wording == "prefix"
+    users = user_texts(domain.clients.users, parts, ids, tokenizer) if named else None
     return build_task(domain, domain.clients, ids, tokenizer, config, hold_out, users)

@@ -28,7 +28,7 @@ from fedecider.models.export import (
 from fedecider.models.folders import prompt_layout
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search
-from idgen.item_ids import DEFAULT_KEYWORDS, DEFAULT_LIMITS, keyword_item_ids, phrase_item_ids, unique_phrases
+from idgen.item_ids import TITLE_WORDS, keyword_item_ids, phrase_item_ids, unique_phrases
 from idgen.prompts import SampleConfig
 from idgen.ranking import RankingConfig
 from idgen.samples import catalogue_task, encode_histories
@@ -51,15 +51,15 @@ TITLES = [
 ]
 TITLES = [*TITLES, 'It\'s "quoted"', "Émile", *(f"Volume {number}" for number in range(20))]
 LAYOUTS = {
-    "as in the demo": SampleConfig(templates="compact", max_history=3, max_source_tokens=64, newest_first=True),
-    "oldest first, no separator": SampleConfig(templates="natural", max_history=4, separator=""),
+    "as in the demo": SampleConfig(templates="compact", max_history=3, max_source_tokens=64),
+    "oldest first": SampleConfig(templates="natural", max_history=4),
     "too long for all of it": SampleConfig(templates="compact", max_history=6, max_source_tokens=22),
-    "shorter in use": SampleConfig(templates="natural", max_history=6, eval_history=2),
+    "shorter in use": SampleConfig(templates="natural", max_history=6, pairs=True),
 }
 
 
 HISTORY = SampleConfig(templates="history", user_wording="none", max_history=4, max_source_tokens=24)
-LIST = {"templates": "list", "closed_by": "newline", "max_source_tokens": 64}
+LIST = {"templates": "list", "max_source_tokens": 64}
 CASES = {
     **{f"t5, {name}": ("t5", samples) for name, samples in LAYOUTS.items()},
     "decoder, a sentence": ("llama", LAYOUTS["shorter in use"]),
@@ -75,9 +75,9 @@ def run_folder(kind):
     root = Path(tempfile.mkdtemp())
     keys, texts = [f"k{number:02d}" for number in range(len(TITLES))], [f"title: {title}" for title in TITLES]
     if kind == "one token":
-        phrases = unique_phrases({"crime": keys}, {"crime": texts}, DEFAULT_KEYWORDS)["crime"]
-        tokenizer = train_tokenizer(texts, 300, "word", phrases)
-        ids = phrase_item_ids(keys, phrases, tokenizer, DEFAULT_LIMITS)
+        phrases = unique_phrases({"crime": keys}, {"crime": texts}, TITLE_WORDS)["crime"]
+        tokenizer = train_tokenizer(texts, 300, phrases)
+        ids = phrase_item_ids(keys, phrases, tokenizer)
     elif kind == "bytes":
         byte_level_tokenizer(texts).save_pretrained(root / "bytes")
         tokenizer = load_tokenizer(root / "bytes")
@@ -86,7 +86,7 @@ def run_folder(kind):
         tokenizer = train_tokenizer(texts, 300)
         ids = keyword_item_ids(keys, texts, tokenizer)
     if kind == "t5":
-        sizes = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=24)
+        sizes = BackboneConfig(d_model=16, num_layers=1)
         backbone = build_backbone(sizes, tokenizer, 1)
         torch.nn.init.normal_(backbone.shared.weight, generator=torch.Generator().manual_seed(2))
     else:

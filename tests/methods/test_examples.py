@@ -34,7 +34,7 @@ def recommender_of(domain, drop_seen, num_beams):
     tokenizer = train_tokenizer(domain.item_texts, 300)
     ids = keyword_item_ids(domain.item_keys, domain.item_texts, tokenizer)
     config = SampleConfig(templates="compact", user_wording="none")
-    backbone = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=6, d_ff=24)
+    backbone = BackboneConfig(d_model=16, num_layers=1)
     return build_recommender(
         attach_lora(build_backbone(backbone, tokenizer, seed=1), LoraSettings(rank=2)),
         tokenizer,

@@ -61,7 +61,7 @@ def parts():
 
 def recommender_of(parts, drop_seen=True, targets=("attention",), **ranking):
     tokenizer, tasks = parts
-    config = BackboneConfig(d_model=16, num_layers=1, num_heads=2, d_kv=6, d_ff=24, dropout=0.1)
+    config = BackboneConfig(d_model=16, num_layers=1)
     model = attach_lora(build_backbone(config, tokenizer, seed=1), LoraSettings(rank=2, targets=targets))
     return build_recommender(
         model,

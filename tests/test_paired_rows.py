@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.experiment.comparison import Cell, Entry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -100,9 +101,12 @@ def test_sasrec_is_trained_on_the_data_of_each_setting(paired, monkeypatch):
     place = paired["sasrec_rows"].__globals__
     monkeypatch.setitem(place, "load_domains", lambda data, domains: {domain: (data, domain) for domain in domains})
 
-    def trained(domains, protocol, seeds, tune, cache, device, encoder=None):
+    def trained(shared, encoder=None) -> Entry:
+        label = "sasrec + text start" if encoder else "sasrec"
         number = {"a": 0, "b": 1}
-        return {name: torch.full((seeds, 2), number[data] + 2 * bool(encoder)) for name, (data, _) in domains.items()}
+        read = {name: torch.full((2,), number[data] + 2 * bool(encoder)) for name, (data, _) in shared.domains.items()}
+        cell = Cell({label: 0.5}, lambda: {"strict": {label: read}})
+        return Entry(label, "sasrec", "baseline", ["strict"], lambda setting, seed: cell)
 
     monkeypatch.setitem(place, "sasrec", trained)
     names = [{"books": "books"}, {"books": "books of second"}]

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.deployment.faults import faulty
-from fedecider.deployment.messages import Message, pack, unpack
-from fedecider.deployment.server import Channel, DeploymentConfig, Plan, run_deployed
+from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
+from fedecider.deployment.server import Plan, run_deployed
 from fedecider.deployment.site import Site, one_client
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, Fault, scenario

@@ -12,12 +12,6 @@ PACKAGES = ("fedecider", "idgen", "distill", "embedding_fr")
 SPLIT = "fedecider"
 """The package whose folders are rooms of their own; every other package is one room, its tests for others left out."""
 
-NOT_YET = {
-    ("fedecider.experiment", "fedecider.id_based"): "a comparison knows methods by their tracks",
-    ("fedecider.cli", "embedding_fr"): "one leaderboard serves every track",
-}
-"""Arrow (room, room that it imports) that has to go -> what is true without it. Figures and rules leave these out."""
-
 Graph = Mapping[str, set[str]]
 """Name -> names that it imports, itself not among them."""
 
@@ -79,11 +73,6 @@ def room_graph(graph: Graph) -> dict[str, set[str]]:
     return rooms
 
 
-def ruled(rooms: Graph) -> dict[str, set[str]]:
-    """The graph of rooms without the arrows of `NOT_YET`."""
-    return {room: {other for other in imported if (room, other) not in NOT_YET} for room, imported in rooms.items()}
-
-
 def ordered(graph: Graph) -> list[str]:
     """Every name after all that it imports. Raises ``graphlib.CycleError`` with the circle where there is one."""
     return list(TopologicalSorter({name: sorted(graph[name]) for name in sorted(graph)}).static_order())
@@ -104,7 +93,7 @@ def mermaid(rooms: Graph) -> str:
 
 def main() -> None:
     graph = module_graph(modules())
-    rooms = ruled(room_graph(graph))
+    rooms = room_graph(graph)
     ordered(graph)
     for room in ordered(rooms):
         print(f"{room} imports {', '.join(sorted(rooms[room])) or 'no other room'}")

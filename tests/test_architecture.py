@@ -4,7 +4,6 @@ from graphlib import CycleError
 
 import pytest
 from rooms import (
-    NOT_YET,
     REPOSITORY,
     imported_names,
     mermaid,
@@ -13,7 +12,6 @@ from rooms import (
     ordered,
     room_graph,
     room_of,
-    ruled,
 )
 
 BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
@@ -68,16 +66,7 @@ def test_every_room_has_a_rule(graph):
 
 @pytest.mark.parametrize("room", ALLOWED)
 def test_a_room_imports_only_what_it_may(room, graph):
-    assert ruled(room_graph(graph))[room] <= ALLOWED[room]
-
-
-@pytest.mark.parametrize(
-    "arrow", [pytest.param(arrow, marks=pytest.mark.xfail(strict=True, reason=goal)) for arrow, goal in NOT_YET.items()]
-)
-def test_an_arrow_that_has_to_go_is_gone(arrow, graph):
-    """One that passes leaves `rooms.NOT_YET`."""
-    room, other = arrow
-    assert other not in room_graph(graph)[room]
+    assert room_graph(graph)[room] <= ALLOWED[room]
 
 
 def test_data_know_the_split_and_named_draws_alone(graph):
@@ -92,19 +81,14 @@ def naming_a_track(track):
     return {f"fedecider.{path.parts[0]}" for path in naming}
 
 
-def test_no_other_room_names_the_embedding_track():
-    """Tracks come in by entry points."""
-    assert naming_a_track(b"embedding_fr") <= {room for room, other in NOT_YET if other == "embedding_fr"}
-
-
-@pytest.mark.xfail(strict=True, reason="one leaderboard serves every track")
 def test_nothing_in_the_package_names_the_embedding_track():
+    """Tracks come in by entry points."""
     assert not naming_a_track(b"embedding_fr")
 
 
 def test_no_circles(graph):
     ordered(graph)
-    ordered(ruled(room_graph(graph)))
+    ordered(room_graph(graph))
 
 
 def test_a_circle_is_found():
@@ -122,7 +106,7 @@ def test_imports_that_hide_are_refused():
 
 def test_the_figure_in_the_docs_is_this_tree(graph):
     text = (REPOSITORY / "docs" / "architecture.md").read_text()
-    assert mermaid(ruled(room_graph(graph))) in text, "run: python tests/rooms.py, and put its figure into the page"
+    assert mermaid(room_graph(graph)) in text, "run: python tests/rooms.py, and put its figure into the page"
 
 
 def test_a_benchmark_ends_as_a_command_does():

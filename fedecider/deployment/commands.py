@@ -15,6 +15,7 @@ from fedecider.data.card import summary
 from fedecider.data.domain import Domain, Dropped
 from fedecider.data.sites import own_users
 from fedecider.data.sites import publish as publish_tables
+from fedecider.deployment.messages import DeploymentConfig
 from fedecider.deployment.project import (
     PartyFile,
     Project,
@@ -25,7 +26,6 @@ from fedecider.deployment.project import (
     site_names,
 )
 from fedecider.deployment.run import WIRE_FILE
-from fedecider.deployment.server import DeploymentConfig
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.experiment.track import track_of
 from fedecider.running.launch import start as launched

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from fedecider.data.domain import Domain
-from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.messages import Channel, Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
-from fedecider.deployment.server import Channel
 from fedecider.experiment.prepare import Foundation
 from fedecider.experiment.rows import own_counts, siblings
 from fedecider.federation.record import write_bytes, write_json

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_siblings_learn
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
-from fedecider.deployment.secure import SiteSums, masking
+from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site, one_client
 from fedecider.evaluation.metrics import mean_metrics
@@ -71,15 +70,17 @@ def public(settings: Settings, sites: str = "") -> Shared:
     Raises:
         ValueError: these settings cannot be deployed, or the data are missing or damaged.
     """
+    _check_sites(sites)
     check_deployable(settings)
     config = settings.run
     if not config.data:
         raise ValueError("got no data, expected the folder of prepared domains whose public users all parties may see")
-    return _shared(settings, load_domains(config.data, config.domain_names), sites)
+    return _shared(settings, load_domains(config.data, config.domain_names))
 
 
 def simulated(settings: Settings, sites: str = "") -> Shared:
     """A project, and the domains of all sites; these play the scenario of the settings."""
+    _check_sites(sites)
     faults = str(settings_file(settings.run.faults).absolute()) if settings.run.faults else ""
     settings = settings._replace(run=replace(settings.run, faults=""))
     check_deployable(settings)
@@ -90,13 +91,16 @@ def simulated(settings: Settings, sites: str = "") -> Shared:
     def write_own(name: str, folder: Path) -> None:
         save_domains({name: domains[name]}, folder)
 
-    return _shared(settings, domains, sites)._replace(write_own=write_own, faults=faults)
+    return _shared(settings, domains)._replace(write_own=write_own, faults=faults)
 
 
-def _shared(settings: Settings, domains: Mapping[str, Domain], sites: str) -> Shared:
-    """The same with and without client users in ``domains``."""
+def _check_sites(sites: str) -> None:
     if sites:
         raise ValueError(f"got sites {sites}, expected none: every domain of the LLM track is a site")
+
+
+def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:
+    """The same with and without client users in ``domains``."""
     known = {name: without_users(domain) for name, domain in domains.items()}
     check_targets(settings.run)
     check_sizes(settings, known)
@@ -201,7 +205,7 @@ def server(project: Project, output: Path, device: torch.device) -> Plan:
     return Plan(
         served.method,
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
-        masking=partial(masking, sums_of(project, served)) if run.secure_sum else None,
+        sums=sums_of(project, served) if run.secure_sum else None,
         after_rounds=lambda channel, round: share_counts(channel, run.hybrid, run.seed, everyone, round, output),
         facts=lambda state, records: {"privacy": promised} if promised else {},
     )

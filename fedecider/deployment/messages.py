@@ -1,19 +1,21 @@
-"""What server and sites say to each other: one safetensors blob a message, looked at before anything is believed.
+"""What server and sites say to each other, and the server's channel to them: one safetensors blob a message.
 
 A blob is what `fedecider.federation.wire` counts, and a head: kind, round and a few facts as JSON in the metadata. A
 message is about all clients that a site hosts and a round has, in ascending order: what is shared travels once, what
 is theirs stacked. Of tensors whose marked rows alone travel the marks travel too, a bit each, so that a message can be
-read by itself.
+read by itself, and is looked at before anything is believed.
 
 Shape legend: C clients of a message.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedecider.bounds import NotNegative, OneOrMore, check
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.record import plain
 from fedecider.federation.wire import download_at
@@ -33,6 +36,13 @@ MOST_EXAMPLES = 2**31
 """No client has more: a weight beyond it would be the only one that counts in a mean, or infinite."""
 MOST_HEADER_BYTES = 4 << 20
 """Of the largest adapters it has some 100 kB; as JSON that is read it takes up to thirty times its size."""
+STARTED = "started"
+"""What tells two starts of one project apart, in messages and in the server's ``run.json``."""
+Read = TypeVar("Read")
+Transport = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
+"""site -> message, seconds to wait -> the answers of those who answered in time."""
+MOST_REASON = 500
+"""Characters of a reason that are kept."""
 RESEND = "resend"
 """Kind of the answer of a site that does not hold the download which the server thinks it has."""
 _HEAD = "fedecider"
@@ -150,6 +160,117 @@ def own_upload(one: Message, most_bytes: int) -> Upload:
     """The upload in a message that this party has made itself."""
     like = {name: tensor[0] for name, tensor in _unmarked(one, None, most_bytes).items()}
     return to_upload(one, one.facts["clients"], one.round, like)
+
+
+def download_digest(one: Message) -> str:
+    """SHA-256 over the tensors of a message, and how they are laid out: what a site keeps between two tasks."""
+    parts = {name: one.facts[name] for name in ("marks", "per_client")}
+    return hashlib.sha256(pack(Message("download", 0, one.tensors, parts))).hexdigest()
+
+
+@dataclass(frozen=True)
+class DeploymentConfig:
+    """What a server waits for and takes.
+
+    Args:
+        deadline_s: The number of seconds that sites have for an answer; 0 waits for all of them, however long.
+        min_clients: The smallest number of uploads that a round goes on with.
+        max_megabytes: The size of the largest message that is looked at.
+    """
+
+    deadline_s: NotNegative = 0.0
+    min_clients: OneOrMore = 1
+    max_megabytes: OneOrMore = 2048
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def max_bytes(self) -> int:
+        return self.max_megabytes << 20
+
+
+@dataclass
+class Channel:
+    """The channel to the sites: what it told of the present round, and what it has carried so far."""
+
+    transport: Transport
+    config: DeploymentConfig
+    run: str
+    """Fingerprint of the configuration: sites of another run refuse."""
+    names: Sequence[str]
+    """Of the sites."""
+    refused: list[dict] = field(default_factory=list)
+    """Of the present round: who (:meth:`who`) and ``reason``."""
+    carried: list[dict[str, Any]] = field(default_factory=list)
+    """``round``, ``kind``, who, ``bytes_down``, ``bytes_up`` of every message, in the order of the answers."""
+    holds: dict[int, str] = field(default_factory=dict)
+    """site -> digest of the download that it says it has."""
+    hosts: Sequence[Sequence[int]] = ()
+    """The clients of each site, ascending; empty where each site is the client of its number."""
+    started: str = ""
+    """Drawn when the run was started, kept when it is resumed: what sites hold of another start is not gone on with."""
+
+    def __post_init__(self) -> None:
+        self.hosts = self.hosts or [[site] for site in range(len(self.names))]
+        self.site_of = {client: site for site, hosted in enumerate(self.hosts) for client in hosted}
+
+    @property
+    def hosts_several(self) -> bool:
+        """Whether a site has more than one client."""
+        return any(len(hosted) > 1 for hosted in self.hosts)
+
+    def ask(self, round: int, requests: Mapping[int, Message]) -> dict[int, Message]:
+        """The readable answers, by site in ascending order; all others are refused."""
+        start = {STARTED: self.started} if self.started else {}
+        sent = {
+            site: pack(request._replace(facts={**request.facts, **start})) for site, request in sorted(requests.items())
+        }
+        answers = self.transport(sent, self.config.deadline_s)
+        found = {}
+        for site, blob in sent.items():
+            kind, answer = requests[site].kind, answers.get(site)
+            size = len(answer) if answer is not None else 0
+            self.carried.append(
+                {"round": round, "kind": kind, **self.who(site), "bytes_down": len(blob), "bytes_up": size}
+            )
+            try:
+                if answer is None:
+                    wait_s = self.config.deadline_s
+                    raise ValueError(f"no answer to {kind}" + (f" within {wait_s:g} s" if wait_s else ""))
+                one = unpack(answer, self.config.max_bytes)
+                if one.kind == "error":
+                    raise ValueError(f"the site says: {str(one.facts.get('reason'))[:300]}")
+                found[site] = one
+            except ValueError as error:
+                self.refuse(site, str(error))
+        return found
+
+    def read(self, answers: Mapping[int, Message], what: Callable[[int, Message], Read]) -> dict[int, Read]:
+        """``what`` (site, answer) makes of answers; those of which it raises ``ValueError`` are refused."""
+        found = {}
+        for site, answer in answers.items():
+            try:
+                found[site] = what(site, answer)
+            except ValueError as error:
+                self.refuse(site, str(error))
+        return found
+
+    def refuse(self, site: int, reason: str) -> None:
+        self.refused.append({**self.who(site), "reason": reason[:MOST_REASON]})  # a site may have written parts of it
+        self.holds.pop(site, None)  # who knows what it has now
+
+    def who(self, site: int) -> dict[str, Any]:
+        """How records name a site: its client, or its first one and its own name where it hosts several."""
+        first, *others = self.hosts[site]
+        return {"client": first, **({"site": self.names[site]} if others else {})}
+
+    def rows_by_site(self, clients: Sequence[int]) -> dict[int, list[int]]:
+        """site -> places of its clients among these."""
+        found: dict[int, list[int]] = {}
+        for row, client in enumerate(clients):
+            found.setdefault(self.site_of[client], []).append(row)
+        return found
 
 
 def _marked(tensors: Tree, marks: Tree) -> tuple[Tree, dict[str, list[int]]]:

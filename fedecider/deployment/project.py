@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.bounds import check
-from fedecider.deployment.server import DeploymentConfig, Plan
+from fedecider.deployment.messages import DeploymentConfig
+from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.experiment.track import Track, track_of_config

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from fedecider.deployment.faults import Answer, faulty
+from fedecider.deployment.messages import STARTED, Channel, Transport
 from fedecider.deployment.project import PartyFile, Project
-from fedecider.deployment.server import STARTED, Channel, Transport, run_deployed
+from fedecider.deployment.server import run_deployed
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import MACRO
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecider.deployment.messages import Message
-from fedecider.deployment.server import Channel, Masking
+from fedecider.deployment.messages import Channel, Message
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.rounds import Gathering, Sent
 from fedecider.federation.secure_rounds import (
@@ -247,12 +246,6 @@ class ServerSums:
             yield mean_upload(unflat(sum_L, total), server, survivors)
 
         return Gathering(send, read)
-
-
-def masking(sums: SecureSums, channel: Channel) -> Masking:
-    """How the server of a deployment sums without seeing an upload."""
-    server = ServerSums(sums, channel)
-    return Masking(server.begin, server.like, server.gathering())
 
 
 def _bytes(value: bytes) -> Tensor:

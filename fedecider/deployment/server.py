@@ -10,150 +10,27 @@ Shape legend: C clients of a cohort, V views, S scores.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedecider.bounds import NotNegative, OneOrMore, check
-from fedecider.deployment.messages import RESEND, Message, of_download, pack, to_upload, unpack
+from fedecider.deployment.messages import RESEND, Channel, Message, download_digest, of_download, to_upload
+from fedecider.deployment.secure import ServerSums
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.record import Recorder, read_records
-from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, Gathering, RoundSettings, run_rounds
+from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, RoundSettings, run_rounds
+from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.state import RunState, load_state
 from fedecider.federation.wire import joined
 
-Read = TypeVar("Read")
-Transport = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
-"""site -> message, seconds to wait -> the answers of those who answered in time."""
 SCORES = tuple(user_metrics(torch.zeros(1)))
 """Means over the own validation users that a site tells after every round."""
-STARTED = "started"
-"""What tells two starts of one project apart, in messages and in the server's ``run.json``."""
 MAX_ROWS = 100
-MOST_REASON = 500
-"""Characters of a reason that are kept."""
-
-
-@dataclass(frozen=True)
-class DeploymentConfig:
-    """What a server waits for and takes.
-
-    Args:
-        deadline_s: The number of seconds that sites have for an answer; 0 waits for all of them, however long.
-        min_clients: The smallest number of uploads that a round goes on with.
-        max_megabytes: The size of the largest message that is looked at.
-    """
-
-    deadline_s: NotNegative = 0.0
-    min_clients: OneOrMore = 1
-    max_megabytes: OneOrMore = 2048
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
-    def max_bytes(self) -> int:
-        return self.max_megabytes << 20
-
-
-@dataclass
-class Channel:
-    """The channel to the sites: what it told of the present round, and what it has carried so far."""
-
-    transport: Transport
-    config: DeploymentConfig
-    run: str
-    """Fingerprint of the configuration: sites of another run refuse."""
-    names: Sequence[str]
-    """Of the sites."""
-    refused: list[dict] = field(default_factory=list)
-    """Of the present round: who (:meth:`who`) and ``reason``."""
-    carried: list[dict[str, Any]] = field(default_factory=list)
-    """``round``, ``kind``, who, ``bytes_down``, ``bytes_up`` of every message, in the order of the answers."""
-    holds: dict[int, str] = field(default_factory=dict)
-    """site -> digest of the download that it says it has."""
-    hosts: Sequence[Sequence[int]] = ()
-    """The clients of each site, ascending; empty where each site is the client of its number."""
-    started: str = ""
-    """Drawn when the run was started, kept when it is resumed: what sites hold of another start is not gone on with."""
-
-    def __post_init__(self) -> None:
-        self.hosts = self.hosts or [[site] for site in range(len(self.names))]
-        self.site_of = {client: site for site, hosted in enumerate(self.hosts) for client in hosted}
-
-    @property
-    def hosts_several(self) -> bool:
-        """Whether a site has more than one client."""
-        return any(len(hosted) > 1 for hosted in self.hosts)
-
-    def ask(self, round: int, requests: Mapping[int, Message]) -> dict[int, Message]:
-        """The readable answers, by site in ascending order; all others are refused."""
-        start = {STARTED: self.started} if self.started else {}
-        sent = {
-            site: pack(request._replace(facts={**request.facts, **start})) for site, request in sorted(requests.items())
-        }
-        answers = self.transport(sent, self.config.deadline_s)
-        found = {}
-        for site, blob in sent.items():
-            kind, answer = requests[site].kind, answers.get(site)
-            size = len(answer) if answer is not None else 0
-            self.carried.append(
-                {"round": round, "kind": kind, **self.who(site), "bytes_down": len(blob), "bytes_up": size}
-            )
-            try:
-                if answer is None:
-                    wait_s = self.config.deadline_s
-                    raise ValueError(f"no answer to {kind}" + (f" within {wait_s:g} s" if wait_s else ""))
-                one = unpack(answer, self.config.max_bytes)
-                if one.kind == "error":
-                    raise ValueError(f"the site says: {str(one.facts.get('reason'))[:300]}")
-                found[site] = one
-            except ValueError as error:
-                self.refuse(site, str(error))
-        return found
-
-    def read(self, answers: Mapping[int, Message], what: Callable[[int, Message], Read]) -> dict[int, Read]:
-        """``what`` (site, answer) makes of answers; those of which it raises ``ValueError`` are refused."""
-        found = {}
-        for site, answer in answers.items():
-            try:
-                found[site] = what(site, answer)
-            except ValueError as error:
-                self.refuse(site, str(error))
-        return found
-
-    def refuse(self, site: int, reason: str) -> None:
-        self.refused.append({**self.who(site), "reason": reason[:MOST_REASON]})  # a site may have written parts of it
-        self.holds.pop(site, None)  # who knows what it has now
-
-    def who(self, site: int) -> dict[str, Any]:
-        """How records name a site: its client, or its first one and its own name where it hosts several."""
-        first, *others = self.hosts[site]
-        return {"client": first, **({"site": self.names[site]} if others else {})}
-
-    def rows_by_site(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """site -> places of its clients among these."""
-        found: dict[int, list[int]] = {}
-        for row, client in enumerate(clients):
-            found.setdefault(self.site_of[client], []).append(row)
-        return found
-
-
-class Masking(NamedTuple):
-    """What changes in a round whose uploads are masked (`fedecider.deployment.secure`)."""
-
-    begin: Callable[[int, Sequence[int]], Mapping[int, Mapping[str, Any]]]
-    """round, sites -> facts of the message that asks each of them to train; who is not there is not asked."""
-    like: Callable[[Tree], Tree]
-    """An upload as it must look -> as it must look masked."""
-    gathering: Gathering
 
 
 def remote(
@@ -161,7 +38,7 @@ def remote(
     channel: Channel,
     scores: Sequence[str],
     best_round: Callable[[], int],
-    masking: Masking | None = None,
+    sums: ServerSums | None = None,
     answered_before: Mapping[int, dict[str, list[float]]] = {},
 ) -> FederatedMethod:
     """``method`` over ``channel``: all of a cohort train at once, in one block.
@@ -213,8 +90,8 @@ def remote(
         clients = block.clients.tolist()
         answered["round"] = round
         rows, expected, more = channel.rows_by_site(clients), like(round, answered["server"]), None
-        if masking is not None:
-            expected, more = masking.like(expected), masking.begin(round, list(rows))
+        if sums is not None:
+            expected, more = sums.like(expected), sums.begin(round, list(rows))
         heard = channel.read(
             ask("train", round, download, clients, more),
             lambda site, answer: to_upload(answer, [clients[row] for row in rows[site]], round, expected),
@@ -294,12 +171,6 @@ def told(channel: Channel) -> Deliver:
     return deliver
 
 
-def download_digest(one: Message) -> str:
-    """SHA-256 over the tensors of a message, and how they are laid out: what a site keeps between two tasks."""
-    parts = {name: one.facts[name] for name in ("marks", "per_client")}
-    return hashlib.sha256(pack(Message("download", 0, one.tensors, parts))).hexdigest()
-
-
 def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
     """row -> metric -> mean, and interval if it is told, of a site's test items."""
     rows = answer.facts.get("results")
@@ -344,7 +215,7 @@ class Plan(NamedTuple):
     method: FederatedMethod
     settings: RoundSettings
     scores: Sequence[str] = SCORES
-    masking: Callable[[Channel], Masking] | None = None
+    sums: SecureSums | None = None
     """Where uploads are summed under masks."""
     validated: Sequence[int] | None = None
     """The clients that are scored after each round, where those are not all."""
@@ -380,8 +251,8 @@ def run_deployed(
     if state and state.records and recorder and recorder.path:
         recorder.rewind(state.round, state.records)  # a kill may have left half a line, which none can read
         before = recorded_scores(read_records(recorder.path), channel, plan.scores, plan.validated)
-    masking = plan.masking(channel) if plan.masking else None
-    asked = remote(method, channel, plan.scores, lambda: int(best["round"]), masking, before)
+    sums = ServerSums(plan.sums, channel) if plan.sums else None
+    asked = remote(method, channel, plan.scores, lambda: int(best["round"]), sums, before)
     everyone = Block(torch.arange(num_clients), None)
     state = run_rounds(
         asked,
@@ -390,7 +261,7 @@ def run_deployed(
         summary_of(channel, plan.scores),
         pack=lambda cohort: [Block(torch.tensor(sorted(cohort)), None)],
         deliver=told(channel),
-        gathering=masking.gathering if masking else ONE_BY_ONE,
+        gathering=sums.gathering() if sums else ONE_BY_ONE,
         recorder=recorder,
         checkpoints=checkpoints,
         resume=resume,

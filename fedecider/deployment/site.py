@@ -21,9 +21,18 @@ import torch
 from torch import Tensor
 
 from fedecider.deployment.counts import COUNT_KINDS, SiteCounts
-from fedecider.deployment.messages import RESEND, Message, of_upload, own_upload, pack, to_download, unpack
+from fedecider.deployment.messages import (
+    RESEND,
+    STARTED,
+    Message,
+    download_digest,
+    of_upload,
+    own_upload,
+    pack,
+    to_download,
+    unpack,
+)
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
-from fedecider.deployment.server import STARTED, download_digest
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree
 from fedecider.federation.record import Recorder, write_bytes, write_json

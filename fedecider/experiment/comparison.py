@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,11 +43,6 @@ from fedecider.report.analyses import mean_bytes, near_round
 from fedecider.report.tables import CANARY, COMPARED, ResultRow, ResultTable, caption, result_rows, shown_domains
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, check_output, read_object, read_run
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from fedecider.report.page import Section
 
 Positions = dict[str, Tensor]
 """Client or data set -> positions of the test items, (S, U) or (U,)."""
@@ -168,7 +163,7 @@ class Words(NamedTuple):
     before: Sequence[str] = ()
     """Rows of what was there before any round."""
     planted: bool = False
-    sections: Callable[[Table, str | None], tuple[list[Section], list[Section]]] = lambda table, chosen: ([], [])
+    sections: Callable[[Table, str | None], tuple[list[Any], list[Any]]] = lambda table, chosen: ([], [])
     """Those before and after what every page has; the row that the page is about."""
     seconds: str = "s a round (median)"
     """What `Course.seconds` are."""
@@ -448,12 +443,12 @@ def course_of(records: Sequence[Mapping[str, Any]], best_round: int) -> Course:
 class Comparison(NamedTuple):
     """Runs of several labels on the same data: means over seeds and users, paired tests against the first label."""
 
-    table: pd.DataFrame
+    table: Any
     """One row a label: ``seeds``; hit@10 and ndcg@10 as mean over clients, with ``_low`` and ``_high`` (95 % cluster
     bootstrap over users and seeds) and ``_p_holm`` against the first label, NaN for that one."""
-    per_client: pd.DataFrame
+    per_client: Any
     """One row a label and client, with the columns of ``table`` but the tests."""
-    tests: pd.DataFrame
+    tests: Any
     """One row a test: ``metric``, ``first`` and ``second`` label, ``difference`` (second minus first) with ``low`` and
     ``high``, ``p_value``, ``p_holm``, ``effect_size``."""
     caption: Sequence[str]

@@ -13,9 +13,9 @@ from slow import fast_where
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_data, toy_recommender
 
-from fedecider.deployment.messages import Message, pack, unpack
-from fedecider.deployment.secure import SiteSums, masking
-from fedecider.deployment.server import Channel, DeploymentConfig, Plan, recorded_scores, run_deployed
+from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
+from fedecider.deployment.secure import SiteSums
+from fedecider.deployment.server import Plan, recorded_scores, run_deployed
 from fedecider.deployment.site import Site, one_client
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings
@@ -82,8 +82,7 @@ def deployed(
     line = Channel(exchange_with(sites, **faults), config or DeploymentConfig(), run, names, started=started)
     records = []
     nobody = recommender or toy_recommender(names, data=[{"labels": torch.zeros(0, 2)}] * len(names))
-    masks = None if sums is None else partial(masking, sums)
-    plan = Plan(build(name, nobody), RoundSettings(num_rounds=rounds, seed=0), ("ndcg@10",), masks)
+    plan = Plan(build(name, nobody), RoundSettings(num_rounds=rounds, seed=0), ("ndcg@10",), sums)
     state, results = run_deployed(
         plan,
         line,

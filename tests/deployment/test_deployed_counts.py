@@ -19,9 +19,8 @@ from test_sources import SHOPS, same, shop
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts, what_siblings_learn
-from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
-from fedecider.deployment.server import Channel, DeploymentConfig
 from fedecider.experiment.rows import own_counts
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums

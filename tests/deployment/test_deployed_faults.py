@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +11,10 @@ from test_deployed import MOST, NAMES, build, changed, deployed, exchange_with, 
 from toy_recommender import run, toy_recommender
 
 from fedecider.deployment.faults import faulty
+from fedecider.deployment.messages import Channel, DeploymentConfig
 from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.run import answer_of
-from fedecider.deployment.secure import masking
-from fedecider.deployment.server import Channel, DeploymentConfig, Plan, run_deployed
+from fedecider.deployment.server import Plan, run_deployed
 from fedecider.experiment.federate import carries_update
 from fedecider.experiment.llm_track import TRACK
 from fedecider.federation.faults import Fault, scenario
@@ -35,8 +34,7 @@ def played(name, folder, *faults, rounds=2, deadline_s=0.0, sums=None):
     records = []
     method = build(name, toy_recommender(NAMES, data=[{"labels": torch.zeros(0, 2)}] * 3))
     settings = RoundSettings(num_rounds=rounds, seed=0)
-    masks = None if sums is None else partial(masking, sums)
-    state, _ = run_deployed(Plan(method, settings, ("ndcg@10",), masks), line, on_round=records.append)
+    state, _ = run_deployed(Plan(method, settings, ("ndcg@10",), sums), line, on_round=records.append)
     return state, records
 
 

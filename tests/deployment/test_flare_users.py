@@ -69,6 +69,17 @@ def test_a_project_is_made_from_a_catalogue_and_numbers_of_users(tmp_path):
     assert str(tmp_path) not in content
 
 
+def test_a_track_that_is_not_deployed_says_which_are(tmp_path):
+    message = (
+        "got the track of ID-based methods, which has no deployment, expected the embedding track or the LLM track"
+    )
+    with pytest.raises(ValueError, match=message):
+        public_project(["--method", "fedsasrec"], "", tmp_path / "deployment")
+    with pytest.raises(ValueError, match="expected none: every domain of the LLM track is a site"):
+        public_project(["--method", "fedavg", "--data", str(tmp_path)], "2", tmp_path / "deployment")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("metrics", [{"dataset": "toy", "sites": {}}, {"domains": {}}])
 def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
     (tmp_path / "metrics.json").write_text(json.dumps({"best_round": 1, **metrics}))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,13 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.llm import party, public
-from fedecider.deployment.messages import unpack
+from fedecider.deployment.messages import DeploymentConfig, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
-from fedecider.deployment.server import DeploymentConfig
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.llm_track import TRACK
 from fedecider.experiment.prepare import without_users
+from fedecider.federation.state import write_sums
 from fedecider.running.launch import start
 
 pytestmark = pytest.mark.whole
@@ -163,7 +164,8 @@ def test_the_project_is_the_same_whoever_makes_it(playground, monkeypatch, tmp_p
     public, same = (folder / "project" / "public" for folder in (playground, tmp_path))
     files = sorted(path.relative_to(public) for path in public.rglob("*.*"))
     assert [str(path) for path in files if path.suffix in (".json", ".md")] == [
-        f"{name}/{file}" for name in sorted(NAMES) for file in ("README.md", "card.json")
+        "README.md",
+        *(f"{name}/{file}" for name in sorted(NAMES) for file in ("README.md", "card.json")),
     ]
     for path in files:
         assert (same / path).read_bytes() == (public / path).read_bytes(), path
@@ -201,6 +203,19 @@ def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
             make_site(project, place(tmp_path, project, "comics", playground / "public"), launch)
 
 
+def test_a_project_of_the_format_before_is_read(playground, tmp_path):
+    """Which named its clients, and no sites."""
+    root = tmp_path / "project"
+    shutil.copytree(playground / "project", root)
+    content = read(root / "project.json")
+    content |= {"format": 1, "clients": list(content.pop("hosts"))}
+    (root / "project.json").write_text(json.dumps(content))
+    write_sums(root)
+    found, project = read_project(root), read_project(playground / "project")
+    assert (found.hosts, found.run) == (project.hosts, project.run)
+    assert found.hosts == {"crime": [0], "comics": [1]}
+
+
 def test_a_server_takes_the_mean_that_is_asked_for(playground, monkeypatch):
     monkeypatch.chdir(playground)
     project = read_project(playground / "project")
@@ -213,8 +228,6 @@ def test_a_damaged_project_is_refused(playground, tmp_path):
     with pytest.raises(ValueError, match=r"without project\.json, expected a folder that scripts/deploy\.py provision"):
         read_project(tmp_path)
     target = tmp_path / "project"
-    import shutil
-
     shutil.copytree(playground / "project", target)
     (target / "public" / "crime" / "items.parquet").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"got a damaged .*items\.parquet"):

@@ -21,10 +21,9 @@ from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import set_up, train, user_positions
 from embedding_fr.track import TRACK
 from fedecider.data.interactions import Interactions
-from fedecider.deployment.messages import Message, pack, unpack
+from fedecider.deployment.messages import DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import answer_of, make_site, serve
-from fedecider.deployment.server import DeploymentConfig
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.parties import sample_cohort
 from fedecider.federation.record import read_records
@@ -421,6 +420,24 @@ def test_a_site_reads_no_project_in_which_it_has_one_user(tmp_path):
     (root / "project.json").write_text(json.dumps(content))
     write_sums(root)
     with pytest.raises(ValueError, match="got one user at the site south"):
+        read_project(root)
+
+
+def test_a_project_of_the_format_before_is_read(tmp_path):
+    project = prepared(settings_of("fedmf"), tmp_path)
+    path = project.root / "project.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1, "track": "embedding"}))
+    write_sums(project.root)
+    assert read_project(project.root) == project
+
+
+@pytest.mark.parametrize("hosts", [{"north": [0, 1], "south": [1, 2]}, {"north": [], "south": [0, 1]}, {"north": 3}])
+def test_a_project_whose_sites_do_not_have_every_user_once_is_damaged(hosts, tmp_path):
+    root = prepared(settings_of("fedmf"), tmp_path).root
+    path = root / "project.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hosts": hosts}))
+    write_sums(root)
+    with pytest.raises(ValueError, match=r"got a damaged or missing .*project\.json"):
         read_project(root)
 
 

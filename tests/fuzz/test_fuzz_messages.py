@@ -11,8 +11,17 @@ from fuzzing import VALUES, damaged, fixed, told, with_other_value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedecider.deployment.messages import Message, of_upload, pack, to_download, to_upload, unpack
-from fedecider.deployment.server import Channel, DeploymentConfig, _read_results, _read_scores
+from fedecider.deployment.messages import (
+    Channel,
+    DeploymentConfig,
+    Message,
+    of_upload,
+    pack,
+    to_download,
+    to_upload,
+    unpack,
+)
+from fedecider.deployment.server import _read_results, _read_scores
 from fedecider.federation.method import Upload
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from embedding_fr.commands import parse_embedding_settings
 from embedding_fr.setup import EmbeddingRunConfig
 from fedecider.bounds import LARGEST
-from fedecider.deployment.server import DeploymentConfig
+from fedecider.deployment.messages import DeploymentConfig
 from fedecider.federation.faults import LARGEST_FACTOR, MESSAGE_KINDS, UPLOAD_KINDS, Fault, read_faults
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.running.options import from_plain, load_yaml

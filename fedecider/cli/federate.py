@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecider.experiment.track import Track, track_of, tracks
-from fedecider.running.options import peek, run
+from fedecider.running.options import HELP_ALL, peek, run
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 DEFAULT = "fedecider"
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         track = chosen_track(words)
-        if {"-h", "--help"} & set(words):  # does without torch
+        if {"-h", "--help", HELP_ALL} & set(words):  # does without torch
             track.part("parse")(describe(track), words, OwnTables)
 
         from fedecider.api import config_file

@@ -44,9 +44,7 @@ COMMON = (
     "output",
     "resume",
     "seed",
-    "num_threads",
     "num_rounds",
-    "patience",
     "local_epochs",
     "learning_rate",
     "batch_size",
@@ -54,12 +52,11 @@ COMMON = (
     "lora_rank",
     "lora_targets",
     "hybrid.kind",
-    "pretrain.backbone.name_or_path",
     "pretrain.text_encoder",
     "num_eval_users",
 )
-"""What ``--help`` shows, with the first options of the method."""
-OWN_SHOWN = 3
+"""What ``--help`` shows, with the first option of the method."""
+OWN_SHOWN = 1
 WITHOUT_A_MEAN = ("robust_mean", "secure_sum", "privacy.noise_on")
 """Options that are refused where the server of the method takes no mean over clients."""
 DEMO = CONFIGS / "demo_causal.yaml"

@@ -47,7 +47,7 @@ class _Stop(Exception):
 
 def options(method: str) -> list[Option]:
     """What the parser of ``method`` offers, in the order of ``--help_all``."""
-    from fedecider.cli.federate import chosen_track, describe
+    from fedecider.cli.federate import OwnTables, chosen_track, describe
 
     parsers: list[Any] = []
 
@@ -63,7 +63,7 @@ def options(method: str) -> list[Option]:
     for one in patches:
         one.start()
     try:
-        track.part("parse")(describe(track), words)
+        track.part("parse")(describe(track), words, OwnTables)
     except _Stop:
         pass
     finally:

@@ -18,7 +18,7 @@ from fedecider.methods import BUILT_IN as LLM_METHODS
 pytestmark = pytest.mark.whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SCREEN = 46
+SCREEN = 52
 """Lines that the description and the first group may take at 80 columns."""
 HEAVY = {"sklearn", "transformers", "peft", "datasets", "plotly", "accelerate", "numba", "scipy.stats", "pyarrow"}
 IMPORTED = """

@@ -97,14 +97,12 @@ def _data_words(track: Track, words: Sequence[str]) -> list[str]:
     tables = {Path(one).stem: one for one in paths}
     if len(tables) < len(paths):
         raise ValueError(f"got --events {given['events']}, expected files of different names: a company is called so")
-    single, public = len(paths) == 1, given["public"]
-    options: dict[str, Any] = {**({"name": Path(paths[0]).stem} if single else {}), **_columns(given["columns"])}
-    data = from_events(
-        paths[0] if single else tables,
-        given["items"] or None,
-        **options,
-        public=float(public) if public.replace(".", "", 1).isdecimal() else public or None,
-    )
+    public, options = given["public"], _columns(given["columns"])
+    options["public"] = float(public) if public.replace(".", "", 1).isdecimal() else public or None
+    if len(paths) == 1:
+        data = from_events(paths[0], given["items"] or None, name=Path(paths[0]).stem, **options)
+    else:
+        data = from_events(tables, given["items"] or None, **options)
     if os.environ.get("RANK", "0") == "0":
         for note in data.notes:
             say(note)
@@ -113,10 +111,10 @@ def _data_words(track: Track, words: Sequence[str]) -> list[str]:
         return data_words(track, peek(words, "method", DEFAULT), data, cache)
 
 
-def _columns(text: str) -> dict[str, str]:
+def _columns(text: str) -> dict[str, Any]:
     """``user=customer,item=sku`` as a mapping."""
     known = ("user", "item", "time", "rating", "domain", "company")
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for pair in filter(None, text.split(",")):
         what, _, column = (part.strip() for part in pair.partition("="))
         if what not in known or not column:

@@ -350,7 +350,7 @@ NUM_VIEWS = 2
 """How often a user is ranked in the validation of a round."""
 NUM_TEST_ROWS = 8
 """How often after the last one: rows of the table, shares of the update, both splits, the hybrid."""
-BASE_GB = 1.2
+BASE_GB = 1.5
 """Libraries and MiniLM."""
 SOON = 3
 """Rounds after which small data were learned (configs/amazon_decoder_cpu.yaml)."""

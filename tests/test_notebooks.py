@@ -11,7 +11,7 @@ from examples.notebooks.execute import FOLDER, PARAMETERS, executed, stripped
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SHORT = {
     "llm_track": {"rounds": 1, "local_epochs": 1, "pretrain_epochs": 2},
-    "embedding_leaderboard": {"methods": "fedmf", "rounds": 3, "seeds": 1, "tune": 1},
+    "embedding_leaderboard": {"methods": ["fedmf"], "rounds": 30, "seeds": 1},
 }
 
 
@@ -46,7 +46,7 @@ def test_the_llm_track_is_trained_measured_and_asked(shown):
 @pytest.mark.slow
 def test_the_leaderboard_has_its_rows_and_its_canary(shown):
     text = shown["embedding_leaderboard"]
-    assert {"fedmf", "popularity", "ease", "memoriser"} <= set(text.split())
+    assert {"fedmf", "popularity", "memoriser"} <= set(text.split())
     assert "fedrap" not in text
     paper, strict = map(float, re.findall(r"^memoriser +(\d\.\d+) +(\d\.\d+)$", text, re.M)[-1])
     assert strict < 0.2 < 0.95 < paper

@@ -36,7 +36,7 @@ from fedecider.experiment.prepare import (
     pretrain_stage,
     without_users,
 )
-from fedecider.experiment.results import check_privacy, privacy_data, say_results, write_models, write_table
+from fedecider.experiment.results import Ended, check_privacy, privacy_data, say_results, write_models, write_table
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod
@@ -266,12 +266,11 @@ class _End(NamedTuple):
         block = Block(torch.tensor([self.client]), None)
         (position_U,) = own.method.positions(own.method.views[0], download, state.best_local, block, "valid")
         ended = state._replace(best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
-        asked = (settings, method, [block], own.recommender, own.foundation)
-        others = self.counts.found() if self.counts else {}
-        models = write_models(*asked, ended, self.folder, self.launch, others=others)
+        run = Ended(settings, method, [block], own.recommender, own.foundation, ended, self.folder, self.launch)
+        models = write_models(run, self.counts.found() if self.counts else {})
         assert models is not None, "a site is one process"
-        say_results(settings, method, own.foundation, ended, self.folder, models)
-        write_table(settings, method, ended, self.folder, models)
+        say_results(run, models)
+        write_table(run, models)
         return rows_data(models.rows, self.project.names[self.client])
 
 

@@ -15,7 +15,7 @@ from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.experiment.alternatives import check_limits, check_uploads, keep, settle
 from fedecider.experiment.engine import Experiment, Rounds
 from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_data, make_recommender
-from fedecider.experiment.results import check_privacy, check_shared_noise, privacy_data, write_results
+from fedecider.experiment.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
 from fedecider.experiment.settings import RunConfig
 from fedecider.experiment.tuning import Tunable
 from fedecider.federation.aggregate import with_robust_mean
@@ -94,9 +94,10 @@ def _prepare(
     launch = shared_out(settings, launch, foundation.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
-        write_results(
+        ended = Ended(
             settings, prepared.method, prepared.blocks, prepared.recommender, foundation, state, folder, launch
         )
+        write_results(ended)
 
     prepared = prepare_rounds(settings, foundation, launch)
     rounds = rounds_of(settings, prepared, launch, faults)

@@ -214,23 +214,28 @@ BASES = {"none": "full precision", "nf4": "4 bits (nf4)", "int8": "8 bits (int8)
 """Format of the frozen layers -> the card's words for it."""
 
 
-def hand_over(
-    settings: Settings,
-    method: FederatedMethod,
-    recommender: ClientModels,
-    foundation: Foundation,
-    state: RunState,
-    folder: RunFolder,
-    rows: Sequence[ResultRow],
-    shares: Shares,
-    promised: Mapping[str, Any],
-) -> dict[str, Any]:
+class Ended(NamedTuple):
+    """A run whose rounds are over."""
+
+    settings: Settings
+    method: FederatedMethod
+    blocks: Sequence[Block]
+    """Clients whose models are here, which ``foundation.domains`` are."""
+    recommender: ClientModels
+    foundation: Foundation
+    state: RunState
+    folder: RunFolder
+    launch: Launch
+
+
+def hand_over(run: Ended, rows: Sequence[ResultRow], shares: Shares, promised: Mapping[str, Any]) -> dict[str, Any]:
     """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
 
     ``rows``, the reported one first, and what was ``promised`` to users are told beside the adapters.
 
     Returns domain -> examples of the report page, decoded while the domain's model is loaded.
     """
+    settings, method, _, recommender, foundation, state, folder, _ = run
     examples: dict[str, Any] = {}
     shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
     shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
@@ -293,27 +298,19 @@ def _weights(entry: Method, recommender: ClientModels, own: Tree) -> dict[str, f
 # What a finished run leaves behind: metrics with intervals, baselines, figures, bytes, and what is handed over.
 
 
-def write_results(
-    settings: Settings,
-    method: FederatedMethod,
-    blocks: Sequence[Block],
-    recommender: ClientModels,
-    foundation: Foundation,
-    state: RunState,
-    folder: RunFolder,
-    launch: Launch,
-) -> None:
+def write_results(run: Ended) -> None:
     """Read the test set once, for the selected round, and write every file of the run folder but the record."""
-    models = write_models(settings, method, blocks, recommender, foundation, state, folder, launch)
+    models = write_models(run)
     if models is None:
         return
-    _write_rounds(settings, method, recommender, state, folder, models.memories)
-    say_results(settings, method, foundation, state, folder, models)
-    texts = {name: ids.clients.texts for name, ids in foundation.ids.items() if ids.clients is not None}
-    page = finish_report(folder, foundation.everyone, texts, models.examples, settings.run.pretrain.text_encoder)
+    _write_rounds(run, models.memories)
+    say_results(run, models)
+    texts = {name: ids.clients.texts for name, ids in run.foundation.ids.items() if ids.clients is not None}
+    encoder = run.settings.run.pretrain.text_encoder
+    page = finish_report(run.folder, run.foundation.everyone, texts, models.examples, encoder)
     if page is not None:
         say(f"report: {page}")
-    write_table(settings, method, state, folder, models)  # last: a run whose table stands there is finished
+    write_table(run, models)  # last: a run whose table stands there is finished
 
 
 class Models(NamedTuple):
@@ -331,32 +328,32 @@ class Models(NamedTuple):
     """What the run promises, see `privacy_data`."""
 
 
-def write_models(
-    settings: Settings,
-    method: FederatedMethod,
-    blocks: Sequence[Block],
-    recommender: ClientModels,
-    foundation: Foundation,
-    state: RunState,
-    folder: RunFolder,
-    launch: Launch,
-    others: Mapping[str, Counts] | None = None,
-) -> Models | None:
-    """Rank the test items of the clients in ``blocks``, which ``foundation.domains`` are, and hand their models over.
+def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Models | None:
+    """Rank the test items of the clients in ``run.blocks``, and hand their models over.
 
     None in a process that does not write. ``others``: see `fedecider.experiment.rows.client_counts`.
     """
-    names = [recommender.names[client] for client in sorted(torch.cat([block.clients for block in blocks]).tolist())]
+    settings, method, recommender, foundation, state = (
+        run.settings,
+        run.method,
+        run.recommender,
+        run.foundation,
+        run.state,
+    )
+    names = [
+        recommender.names[client] for client in sorted(torch.cat([block.clients for block in run.blocks]).tolist())
+    ]
     methods, valid_methods = (
         {
-            label: dict(zip(names, _evaluate(method, blocks, state, view, split, launch), strict=True))
+            label: dict(zip(names, _evaluate(run, view, split), strict=True))
             for view, label in view_labels(method.name, method.views).items()
         }
         for split in ("test", "valid")
     )
-    if not launch.is_main:
+    if not run.launch.is_main:
         return None
     recommender = recommender.by_itself()
+    run = run._replace(recommender=recommender)
     shares = chosen_shares(settings, method, recommender, state, foundation.domains)
     reported = view_labels(method.name, method.views)[method.views[0]]
     for split, found in (("test", methods), ("valid", valid_methods)):
@@ -369,29 +366,28 @@ def write_models(
     if settings.run.hybrid.kind != "none":
         every = every_memory(settings, method, foundation, recommender, state, shares, others)
         memories = every[MEMORY_ROW]
-        save_memories(memories, foundation.domains, folder)
+        save_memories(memories, foundation.domains, run.folder)
         for row, one in every.items():
             asked = (settings, method, recommender, state, one, shares)
             methods |= memory_rows(*asked, "test", row)
             valid_methods |= memory_rows(*asked, "valid", row)
-    models = {**methods, **zero_shot(settings, foundation, recommender, launch.device)}
+    models = {**methods, **zero_shot(settings, foundation, recommender, run.launch.device)}
     counts = counting_positions(settings, foundation)
     users = {name: domain.clients.users for name, domain in foundation.domains.items()}
     rows = result_rows(models, counts, shared_persons(users))
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
     promised = privacy_data(settings, recommender.num_clients)
-    handed = (settings, method, recommender, foundation, state, folder, rows, shares, promised)
-    examples = hand_over(*handed)
+    examples = hand_over(run, rows, shares, promised)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, memories, shares, num_beams, promised)
-    _write_metrics(settings, method, foundation, state, folder, made, valid_rows, models, tests)
+    _write_metrics(run, made, valid_rows, models, tests)
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
         for label, positions in {**models, **counts}.items()
         for name, position_U in positions.items()
     )
-    write_per_user(folder.per_user, records)
+    write_per_user(run.folder.per_user, records)
     return made
 
 
@@ -409,37 +405,25 @@ def paired_tests(
     return compare_table(positions, stream(0, "comparisons"), COMPARED, pairs, persons=persons, each_domain=False)
 
 
-def say_results(
-    settings: Settings,
-    method: FederatedMethod,
-    foundation: Foundation,
-    state: RunState,
-    folder: RunFolder,
-    models: Models,
-) -> None:
+def say_results(run: Ended, models: Models) -> None:
     """Print the table, and where the adapters lie."""
-    table, rows = _table(settings, method, state, folder, models), models.rows
+    table, rows = _table(run, models), models.rows
     shown = table._replace(
-        rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {folder.results}"]
+        rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {run.folder.results}"]
     )
-    console.print(rich_table(shown, title=f"Test results of {folder.root.name}, round {state.best_round}"))
-    for name in foundation.domains:
-        say(f"adapter: {folder.adapters / name}")
+    console.print(rich_table(shown, title=f"Test results of {run.folder.root.name}, round {run.state.best_round}"))
+    for name in run.foundation.domains:
+        say(f"adapter: {run.folder.adapters / name}")
 
 
-def write_table(
-    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
-) -> None:
+def write_table(run: Ended, models: Models) -> None:
     """``results.md``, all rows and domains."""
-    table = _table(settings, method, state, folder, models)
-    write_text(folder.results, markdown_table(table, title=f"Test, round {state.best_round}"))
+    table = _table(run, models)
+    write_text(run.folder.results, markdown_table(table, title=f"Test, round {run.state.best_round}"))
 
 
-def _table(
-    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
-) -> ResultTable:
-    notes = _notes(settings, method, state, folder, models)
-    return ResultTable(models.rows, get_protocol(settings.run.protocol), notes)
+def _table(run: Ended, models: Models) -> ResultTable:
+    return ResultTable(models.rows, get_protocol(run.settings.run.protocol), _notes(run, models))
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
@@ -461,24 +445,20 @@ def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
     ]
 
 
-def _evaluate(
-    method: FederatedMethod, blocks: Sequence[Block], state: RunState, view: str, split: str, launch: Launch
-) -> list[Tensor]:
+def _evaluate(run: Ended, view: str, split: str) -> list[Tensor]:
+    state = run.state
     server, local = state.best_server, state.best_local
-    return evaluate(method, state.best_round, view, split, server, local, blocks, launch.processes)
+    return evaluate(run.method, state.best_round, view, split, server, local, run.blocks, run.launch.processes)
 
 
 def _write_metrics(
-    settings: Settings,
-    method: FederatedMethod,
-    foundation: Foundation,
-    state: RunState,
-    folder: RunFolder,
+    run: Ended,
     made: Models,
     valid_rows: Sequence[ResultRow],
     models: Mapping[str, Positions],
     tests: Sequence[Comparison],
 ) -> None:
+    settings, method, _, _, foundation, state, folder, _ = run
     protocol = get_protocol(settings.run.protocol)
     content: dict[str, Any] = {
         "protocol": protocol.name,
@@ -513,15 +493,9 @@ def _write_metrics(
     write_json(folder.metrics, content)
 
 
-def _write_rounds(
-    settings: Settings,
-    method: FederatedMethod,
-    recommender: ClientModels,
-    state: RunState,
-    folder: RunFolder,
-    memories: Memories | None,
-) -> None:
+def _write_rounds(run: Ended, memories: Memories | None) -> None:
     """Fusion weights (where the method has them), traffic and the figures over all rounds."""
+    settings, method, _, recommender, _, state, folder, _ = run
     records, names = read_records(folder.rounds), list(recommender.names)
     rounds = [record["round"] for record in records]
     figures = folder.root / "figures"
@@ -595,16 +569,15 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
     }
 
 
-def _notes(
-    settings: Settings, method: FederatedMethod, state: RunState, folder: RunFolder, models: Models
-) -> list[str]:
+def _notes(run: Ended, models: Models) -> list[str]:
+    settings, state = run.settings, run.state
     taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
     choices = {} if models.memories is None else models.memories.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
     return [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
-        f"({state.best_score:.4f}) of {method.views[0]}",
-        *alternatives_notes(folder),
+        f"({state.best_score:.4f}) of {run.method.views[0]}",
+        *alternatives_notes(run.folder),
         "every item is scored, as its ID is one token"
         if models.num_beams is None
         else f"beam search with {models.num_beams} beams",

@@ -36,7 +36,7 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
     )
     assert (found["num_rounds"], found["output_rate"], found["round_decay"], found["patience"]) == (10, 60.0, 0.9, 3)
     assert found["alternatives"] == []
-    assert found["memory"] == {"kind": "mixture"}
+    assert found["hybrid"] == {"kind": "mixture"}
     assert found["domains"] == "north,south,east"
     assert found["pretrain"]["backbone"]["kind"] == "decoder"
     assert "sell the same items" in reason(choice, "method")

@@ -18,7 +18,7 @@ COMPANIES = DataFacts(("north", "south", "east"), 1, 4500, 34_756, 6.0, 3820, 38
 DEPARTMENTS = DataFacts(("movies", "cds", "games"), 3, 1500, 12_523, 6.0, 2697, 6488, 6235, 0)
 QUICK = (
     *("--num_rounds", "1", "--local_epochs", "1", "--num_eval_users", "20", "--pretrain.train.max_steps", "5"),
-    *("--pretrain.text_encoder", "tfidf", "--encoder", "tfidf", "--distill.epochs", "1"),
+    *("--pretrain.text_encoder", "tfidf", "--distill.epochs", "1"),
 )
 
 
@@ -29,15 +29,14 @@ def reason(choice, name):
 def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_rounds():
     choice = choose(COMPANIES, CPU)
     found = choice.settings
-    assert (found["method"], found["lora_targets"], found["lora_rank"], found["softmax"]) == (
+    assert (found["method"], found["lora_targets"], found["lora_rank"]) == (
         "fedavg",
         "table",
         256,
-        "catalogue",
     )
     assert (found["num_rounds"], found["output_rate"], found["round_decay"], found["patience"]) == (10, 60.0, 0.9, 3)
     assert found["alternatives"] == []
-    assert found["memory"] == {"kind": "mixture"}
+    assert found["hybrid"] == {"kind": "mixture"}
     assert found["domains"] == "north,south,east"
     assert found["pretrain"]["backbone"]["kind"] == "decoder"
     assert "sell the same items" in reason(choice, "method")

@@ -29,8 +29,8 @@ from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder
 from idgen.precision import PAYS, bf16_speedup, in_words
 
-COMPANIES = Path("configs/amazon_silos_cpu.yaml")
-DOMAINS = Path("configs/amazon_decoder_cpu.yaml")
+COMPANIES = Path("configs/companies.yaml")
+DOMAINS = Path("configs/domains.yaml")
 TINY = Path("configs/demo_causal.yaml")
 NUM_TINY = 5_000
 """Events; the embedded sample, which `TINY` is for, has 3,500, and `DOMAINS` was measured from 12,000 on."""
@@ -353,7 +353,7 @@ NUM_TEST_ROWS = 8
 BASE_GB = 1.5
 """Libraries and MiniLM."""
 SOON = 3
-"""Rounds after which small data were learned (configs/amazon_decoder_cpu.yaml)."""
+"""Rounds after which small data were learned (configs/domains.yaml)."""
 
 
 def estimate(facts: DataFacts, settings: Mapping[str, Any], machine: Machine) -> tuple[Estimate, float]:

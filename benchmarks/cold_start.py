@@ -55,7 +55,7 @@ CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_decoder.yaml"
 TRAINED = "decoder, table trained"
 TABLES = {
     TRAINED: [],
-    "decoder, table frozen": ["--pretrain.train.table_rate", "0"],
+    "decoder, table frozen": ["--pretrain.train.table_lr_multiplier", "0"],
 }
 GROUPS = ("hidden", "old")
 """Users by their test item."""

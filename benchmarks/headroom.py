@@ -23,7 +23,7 @@ from fedecider.baselines.counts import decayed_cooccurrence
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import build_foundation, make_recommender
+from fedecider.experiment.prepare import build_base_artifacts, make_recommender
 from fedecider.federation.streams import stream
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import adapter_parameters, adapter_shapes, initial_adapters, load_plain
@@ -95,7 +95,7 @@ def report(
 ) -> Iterator[str]:
     settings = parse_settings(__doc__ or "", words)
     launch = start(settings.run.num_threads)
-    foundation = build_foundation(settings.run, launch)
+    foundation = build_base_artifacts(settings.run, launch)
     recommender = make_recommender(settings, foundation, launch.device)
     yield "| row | " + " | ".join(recommender.names) + " |\n|---|" + "---:|" * recommender.num_clients
     per_domain = [counts(domain) for domain in foundation.domains.values()]

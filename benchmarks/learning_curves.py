@@ -95,7 +95,7 @@ def backbone_curve(row: str, args: argparse.Namespace, domains: Mapping[str, Dom
     tasks = [*made.tasks, *clients] if args.events == "pooled" else made.tasks
     model, config, budget = made.model, settings.run.pretrain.train, 60.0 * args.minutes
     course = stage_one_course(model)
-    groups = parameter_groups(model, config.learning_rate, course, config.table_rate)
+    groups = parameter_groups(model, config.learning_rate, course, config.table_lr_multiplier)
     optimiser = make_optimizer(groups, config.learning_rate, course)
     spent, step, due = 0.0, 0, 0.0
     seed = derive_seed(settings.run.seed, "learning curve")

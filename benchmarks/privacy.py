@@ -25,7 +25,7 @@ from torch import Tensor
 from fedecider.evaluation.metrics import MACRO, metrics_per_client
 from fedecider.evaluation.statistics import compare_table, metric_intervals
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_student, make_recommender
+from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_student, make_recommender
 from fedecider.experiment.results import check_privacy, privacy_data
 from fedecider.federation.method import Block
 from fedecider.federation.privacy import protector
@@ -62,7 +62,7 @@ def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
     return settings
 
 
-def positions(settings: Settings, foundation: Foundation, launch: Launch, student: bool) -> list[Tensor]:
+def positions(settings: Settings, foundation: BaseArtifacts, launch: Launch, student: bool) -> list[Tensor]:
     """Test positions of every client after the last round, or of the student without adapters."""
     recommender = make_recommender(settings, foundation, launch.device)
     if student:
@@ -88,7 +88,9 @@ def _glance(settings: Settings) -> Settings:
     return settings._replace(ranking=replace(settings.ranking, num_eval_users=10))
 
 
-def measured(row: str, seed: int, args: argparse.Namespace, foundation: Foundation, launch: Launch) -> dict[str, Any]:
+def measured(
+    row: str, seed: int, args: argparse.Namespace, foundation: BaseArtifacts, launch: Launch
+) -> dict[str, Any]:
     """Positions by domain, what is promised, seconds; measured or read."""
     path = Path(args.folder) / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
     if not path.is_file():
@@ -151,7 +153,7 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
     with start(args.threads) as launch:
         for seed in seeds:
-            foundation = build_foundation(settings_of("student", seed, args).run, launch)
+            foundation = build_base_artifacts(settings_of("student", seed, args).run, launch)
             for label in labels:
                 found[label].append(measured(label, seed, args, foundation, launch))
                 print(label, seed, flush=True)

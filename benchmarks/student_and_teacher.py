@@ -17,7 +17,7 @@ from provenance import heading, tell
 
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import build_foundation, make_recommender
+from fedecider.experiment.prepare import build_base_artifacts, make_recommender
 from fedecider.experiment.rows import STUDENT, TEACHER, zero_shot
 from fedecider.running.launch import start
 from fedecider.running.options import run
@@ -27,7 +27,7 @@ def scores(words: list[str], seed: int) -> dict[str, float]:
     """Row -> macro ndcg@10 of the validation items."""
     settings = parse_settings("", [*words, "--seed", str(seed), "--teacher_row", "true"])
     launch = start(settings.run.num_threads)
-    foundation = build_foundation(settings.run, launch)
+    foundation = build_base_artifacts(settings.run, launch)
     recommender = make_recommender(settings, foundation, launch.device)
     rows = zero_shot(settings, foundation, recommender, launch.device, "valid")
     return {

@@ -30,7 +30,7 @@ from fedecider.federation.method import Block, Download, FederatedMethod, NewRow
 from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings, evaluate
+from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings, evaluate
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
@@ -271,7 +271,7 @@ class Setup(NamedTuple):
     validated: Sequence[Block]
     """Those that are scored after each round."""
     federation: Federation
-    gathering: Gathering = ONE_BY_ONE
+    gathering: AggregationBackend = ONE_BY_ONE
     """How uploads reach the server."""
 
 

@@ -88,10 +88,10 @@ def alternate(
     positions = sum(int(is_target(task.train).sum()) for task in tasks)  # no walks: the generator has none
     course = stage_one_course(backbone)
     rec_steps = order.count("backbone") * train.epochs * num_batches(tasks, train.batch_size)
-    rec = _side(backbone, train, course, rec_steps, train.table_rate)
+    rec = _side(backbone, train, course, rec_steps, train.table_lr_multiplier)
     id_train = TrainConfig(GENERATOR_RATE, GENERATOR_BATCH, train.precision)
     gen_steps = num_phases * -(-positions // GENERATOR_BATCH)
-    gen = _side(generator, id_train, course, gen_steps, train.table_rate)
+    gen = _side(generator, id_train, course, gen_steps, train.table_lr_multiplier)
     logs: list[dict[str, Any]] = []
     with _seeded(seed, device):
         for turn, trained in enumerate(order):
@@ -125,8 +125,10 @@ def changed_ids(old: Sequence[Task], new: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _side(model: nn.Module, config: TrainConfig, course: Course, total_steps: int, table_rate: float = 1.0) -> _Side:
-    groups = parameter_groups(model, config.learning_rate, course, table_rate)
+def _side(
+    model: nn.Module, config: TrainConfig, course: Course, total_steps: int, table_lr_multiplier: float = 1.0
+) -> _Side:
+    groups = parameter_groups(model, config.learning_rate, course, table_lr_multiplier)
     return _Side(make_optimizer(groups, config.learning_rate, course), config, course, 0, total_steps)
 
 

@@ -282,7 +282,7 @@ def train_backbone(
         stage_one_course(model),
         device,
         seed=seed,
-        table_rate=config.table_rate,
+        table_lr_multiplier=config.table_lr_multiplier,
         checkpointing=checkpointing,
         on_step=on_step,
         checkpoint=checkpoint,

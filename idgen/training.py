@@ -173,14 +173,14 @@ class BackboneTraining(TrainConfig):
     Args:
         epochs: The number of passes over the data.
         max_steps: The number of optimiser steps; 0 takes as many as epochs says.
-        table_rate: The factor on the learning rate of the token embeddings. A table of item tokens has to move much
-            further than layers that start well. 0 never trains it, the layers alone are: item vectors stay those of
+        table_lr_multiplier: The factor on the learning rate of the token embeddings. A table of item tokens has to move
+            much further than layers that start well. 0 never trains it, the layers alone are: item vectors stay those of
             the texts, and the vector of an item that comes later stands among them as any other.
     """
 
     epochs: ZeroOrMore = 1
     max_steps: ZeroOrMore = 0
-    table_rate: NotNegative = 1.0
+    table_lr_multiplier: NotNegative = 1.0
 
 
 class Course(NamedTuple):
@@ -247,13 +247,13 @@ def mean_in_pieces(loss: Callable[..., Tensor], vocab_size: int, *rows: Tensor) 
 
 
 def parameter_groups(
-    model: nn.Module, learning_rate: float, course: Course, table_rate: float = 1.0
+    model: nn.Module, learning_rate: float, course: Course, table_lr_multiplier: float = 1.0
 ) -> list[dict[str, Any]]:
     """Trainable parameters of ``model`` for AdamW: weights with decay; norms and biases, by class, without.
 
-    Token embeddings are a group of their own where ``table_rate`` is not 1.
+    Token embeddings are a group of their own where ``table_lr_multiplier`` is not 1.
     """
-    table = model.get_input_embeddings().weight if table_rate != 1.0 else None  # type: ignore[operator]
+    table = model.get_input_embeddings().weight if table_lr_multiplier != 1.0 else None  # type: ignore[operator]
     kept_whole = {
         id(parameter)
         for module in model.modules()
@@ -270,7 +270,7 @@ def parameter_groups(
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": course.weight_decay},
         {"params": kept, "weight_decay": 0.0},
-        {"params": tables, "weight_decay": course.weight_decay, "lr": learning_rate * table_rate},
+        {"params": tables, "weight_decay": course.weight_decay, "lr": learning_rate * table_lr_multiplier},
     ]
     return [group for group in groups if group["params"]]
 
@@ -399,7 +399,7 @@ def train_model(
     device: torch.device | str = "cpu",
     *,
     seed: int,
-    table_rate: float = 1.0,
+    table_lr_multiplier: float = 1.0,
     checkpointing: bool = False,
     parameters: Sequence[dict[str, Any]] | None = None,
     loss_fn: LossFn | None = None,
@@ -410,7 +410,8 @@ def train_model(
     """Train ``model`` in place and return one log per epoch.
 
     ``batches_of_epoch(epoch)``: the batches of epoch 0, 1, ...
-    ``table_rate``: factor on the learning rate of the token embeddings. ``checkpointing``: as in `checkpointed`.
+    ``table_lr_multiplier``: factor on the learning rate of the token embeddings. ``checkpointing``: as in
+    `checkpointed`.
     ``parameters``: AdamW groups, default all trainable parameters. ``loss_fn(batch)``: default `sequence_loss`.
     ``clip_each_group``: as in `train_steps`.
     ``checkpoint``: where to keep how far it is, and to go on from; weights are those of a training that never stopped.
@@ -420,7 +421,7 @@ def train_model(
     """
     device = torch.device(device)
     if parameters is None:
-        parameters = parameter_groups(model, config.learning_rate, course, table_rate)
+        parameters = parameter_groups(model, config.learning_rate, course, table_lr_multiplier)
     optimizer = make_optimizer(parameters, config.learning_rate, course)
     if loss_fn is None:
         loss_fn = lambda batch: sequence_loss(model, batch)  # noqa: E731

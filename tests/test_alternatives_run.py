@@ -22,7 +22,7 @@ from fedecider.federation.record import read_json, read_records
 
 pytestmark = pytest.mark.whole
 
-LAYERS = {"lora_targets": "table,attention", "learning_rate": 1e-3, "output_rate": 2.0}
+LAYERS = {"lora_targets": "table,attention", "learning_rate": 1e-3, "output_lr_multiplier": 2.0}
 WRECKS = {"lora_targets": "table", "learning_rate": 3.0}
 """Leaves nothing of the student in a round."""
 
@@ -31,7 +31,7 @@ WRECKS = {"lora_targets": "table", "learning_rate": 3.0}
 def folder(tmp_path_factory):
     """Small settings that learn, and others that do not; stages are shared."""
     folder = tmp_path_factory.mktemp("alternatives")
-    content = {**decoder_settings(), "domains": "crime,comics", "hybrid": {"kind": "none"}, "update_shares": "1"}
+    content = {**decoder_settings(), "domains": "crime,comics", "hybrid": {"kind": "none"}, "update_scales": "1"}
     content |= {"num_eval_users": 0, "teacher_row": False, "local_epochs": 2, **LAYERS}
     for name, settings in (("learns", content), ("wrecks", {**content, **WRECKS})):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings))
@@ -128,7 +128,10 @@ def test_a_run_stops_when_nothing_gets_better(run):
         ([{"lora_rank": 4}], "['lora_rank'] in alternatives"),
         ([{}], "nothing in alternatives"),
         ([{"learning_rate": -1}], "learning_rate"),
-        ([{"lora_targets": "attention", "output_rate": 2}], "got output_rate 2.0 with lora_targets attention"),
+        (
+            [{"lora_targets": "attention", "output_lr_multiplier": 2}],
+            "got output_lr_multiplier 2.0 with lora_targets attention",
+        ),
         ([{"lora_targets": ""}], "got no LoRA targets"),
         ([{"lora_targets": "query"}], "query"),
         ("3", "alternatives"),
@@ -150,8 +153,8 @@ def test_what_may_not_choose(folder, monkeypatch):
         check_deployable(parse_settings("", words))
     with pytest.raises(ValueError, match="got user_privacy with alternatives"):
         check_privacy(parse_settings("", [*words, "--user_privacy.clip", "1"]))
-    words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--first_fusion", "sum,1"]
-    with pytest.raises(ValueError, match="got user_privacy with several entries of first_fusion"):
+    words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--initial_fusion", "sum,1"]
+    with pytest.raises(ValueError, match="got user_privacy with several entries of initial_fusion"):
         check_privacy(parse_settings("", words))
 
 

@@ -175,7 +175,7 @@ def playground(tmp_path_factory):
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 30, "num_eval_users": 20, "lora_rank": 24}
     content |= {
         "learning_rate": 0.01,
-        "update_shares": "1",
+        "update_scales": "1",
         "hybrid": {"kind": "mixture"},
     }
     content["pretrain"]["backbone"] |= {"d_model": 24}

@@ -221,7 +221,11 @@ LINE = {
     "a file as output of a leaderboard": ("leaderboard", ("--dataset", "ml-100k", "--output", "tiny.yaml"), "tiny"),
     "a file as output of an embedding run": ("federate", ("--method", "fedmf", "--output", "tiny.yaml"), "tiny"),
     "unknown layers": ("federate", ("--config", "tiny.yaml", "--lora_targets", "q,query"), "query"),
-    "a rate of no adapter": ("federate", ("--config", "tiny.yaml", "--output_rate", "3"), "got output_rate 3.0"),
+    "a rate of no adapter": (
+        "federate",
+        ("--config", "tiny.yaml", "--output_lr_multiplier", "3"),
+        "got output_lr_multiplier 3.0",
+    ),
     "layers of another kind": ("federate", ("--config", "tiny.yaml", "--lora_targets", "wi_0"), "wi_0"),
     "layers of a student": ("distill_student", ("--config", "tiny.yaml", "--lora_targets", "query"), "query"),
     "tracker without package": ("federate", ("--config", "tiny.yaml", "--tracker", "clearml"), "pip install clearml"),

@@ -34,7 +34,12 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
         "table",
         256,
     )
-    assert (found["num_rounds"], found["output_rate"], found["round_decay"], found["patience"]) == (10, 60.0, 0.9, 3)
+    assert (found["num_rounds"], found["output_lr_multiplier"], found["lr_decay_per_round"], found["patience"]) == (
+        10,
+        60.0,
+        0.9,
+        3,
+    )
     assert found["alternatives"] == []
     assert found["hybrid"] == {"kind": "mixture"}
     assert found["domains"] == "north,south,east"
@@ -46,7 +51,7 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
 def test_clients_with_different_catalogues_set_weights_of_their_own():
     found = choose(DEPARTMENTS, CPU).settings
     assert (found["method"], found["lora_targets"], found["num_rounds"]) == ("fedecider", "table", 8)
-    assert found["fedecider"]["first_fusion"].startswith("sum")
+    assert found["fedecider"]["initial_fusion"].startswith("sum")
 
 
 def test_a_client_alone_trains_alone():
@@ -134,8 +139,8 @@ def test_the_estimate_grows_with_the_work():
 
 
 def test_options_of_a_command_line_as_a_configuration():
-    words = ["--data", "x", "--pretrain.train.max_steps=5", "--update_shares", "1", "--output", "runs/x", "--yes=true"]
-    assert asked_of(words) == {"data": "x", "pretrain": {"train": {"max_steps": 5}}, "update_shares": "1"}
+    words = ["--data", "x", "--pretrain.train.max_steps=5", "--update_scales", "1", "--output", "runs/x", "--yes=true"]
+    assert asked_of(words) == {"data": "x", "pretrain": {"train": {"max_steps": 5}}, "update_scales": "1"}
 
 
 @pytest.fixture

@@ -87,11 +87,11 @@ def test_evaluate_confirms_the_metrics(playground, monkeypatch):
 @pytest.mark.slow
 def test_without_any_share_of_its_update_a_client_is_the_student(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    words = ("--update_shares", "0", "--teacher_row", "false", "--output", "runs/student")
+    words = ("--update_scales", "0", "--teacher_row", "false", "--output", "runs/student")
     assert main("federate", "--config", "toy.yaml", *words) == 0
     run = playground / "runs" / "student"
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["update_shares"] == dict.fromkeys(metrics["domains"], 0.0)
+    assert metrics["update_scales"] == dict.fromkeys(metrics["domains"], 0.0)
     whole = json.loads((playground / "runs" / "whole" / "metrics.json").read_text())["domains"]["crime"]["test"]
     assert whole.keys() - metrics["domains"]["crime"]["test"].keys() == {"zero-shot teacher"}
     for domain in metrics["domains"].values():
@@ -105,7 +105,7 @@ def test_without_any_share_of_its_update_a_client_is_the_student(playground, mon
 @pytest.mark.slow
 def test_absent_clients_and_a_tracker(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    words = ("--config", "toy.yaml", "--participation", "0.5", "--own_slot", "raw", "--tracker", "tensorboard")
+    words = ("--config", "toy.yaml", "--participation", "0.5", "--self_term", "raw", "--tracker", "tensorboard")
     assert main("federate", *words, "--output", "runs/partly") == 0
     run = playground / "runs" / "partly"
     assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (2, 3, 3)
@@ -182,7 +182,7 @@ BAD_INPUT = {
     "a width that does not fit": (("--pretrain.backbone.d_model", "46"), "multiple of 4"),
     "a width beyond the texts": (("--pretrain.backbone.d_model", "4096"), "span no more dimensions"),
     "a T5 with rows": (
-        ("--pretrain.backbone.kind", "t5", "--pretrain.train.table_rate", "1"),
+        ("--pretrain.backbone.kind", "t5", "--pretrain.train.table_lr_multiplier", "1"),
         "templates history with a T5",
     ),
     "alternating phases": (("--pretrain.alternating_phases", "1"), "alternating phases with a decoder"),

@@ -18,7 +18,7 @@ from fedecider.running import machine as memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BILLION = 10**9
-WORDS = ["--pretrain.ids", "keywords", "--pretrain.train.table_rate", 1]
+WORDS = ["--pretrain.ids", "keywords", "--pretrain.train.table_lr_multiplier", 1]
 """Item IDs that are searched with beams."""
 
 

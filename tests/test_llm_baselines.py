@@ -16,7 +16,7 @@ from fedecider.experiment import llm_comparison as comparison
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.comparison import Positions, Shared, fill, positions_of
 from fedecider.experiment.llm_comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
-from fedecider.experiment.prepare import Foundation
+from fedecider.experiment.prepare import BaseArtifacts
 from fedecider.experiment.results import printed_rows
 from fedecider.experiment.rows import COUNTS, STUDENT, TEACHER, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
 from fedecider.models.item_texts import encoded_texts
@@ -46,7 +46,7 @@ def trained(asked: Shared, text_encoder=None) -> Positions:
 
 
 def foundation(domains):
-    return Foundation(domains, {}, Stage(None, True), Stage(None, True), domains)
+    return BaseArtifacts(domains, {}, Stage(None, True), Stage(None, True), domains)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

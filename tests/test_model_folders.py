@@ -260,7 +260,7 @@ def test_a_run_with_lists_is_resumed_handed_over_and_evaluated(inside, monkeypat
     pretrain, samples = TINY["pretrain"], TINY["pretrain"]["samples"]
     changed = {
         "samples": {**samples, "templates": "list", "max_source_tokens": 200},
-        "train": {**pretrain["train"], "table_rate": 5.0},
+        "train": {**pretrain["train"], "table_lr_multiplier": 5.0},
     }
     distill = {"epochs": 1}
     settings = {**TINY, "gradient_checkpointing": True, "pretrain": {**pretrain, **changed}, "distill": distill}

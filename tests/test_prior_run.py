@@ -21,7 +21,7 @@ def playground(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for weight in ("0", "0.8"):
-            words = ("--prior_weight", weight, "--output", f"runs/{weight}")
+            words = ("--prior_correction", weight, "--output", f"runs/{weight}")
             assert main(["federate", "--config", "toy.yaml", *words]) == 0
     return folder
 
@@ -65,6 +65,6 @@ def test_the_card_says_that_its_program_ranks_otherwise(playground):
 
 def test_prompts_without_words_are_refused_before_anything_is_built(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["federate", "--domains", "crime,comics", "--prior_weight", "0.5", "--output", "runs/none"]) == 2
+    assert main(["federate", "--domains", "crime,comics", "--prior_correction", "0.5", "--output", "runs/none"]) == 2
     assert "empty without a history" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, c
         "num_eval_users": 20,
         "lora_rank": 2,
     }
-    content |= {"hybrid": {"kind": "none"}, "lora_targets": "attention,table", "update_shares": "1"}
+    content |= {"hybrid": {"kind": "none"}, "lora_targets": "attention,table", "update_scales": "1"}
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}

@@ -92,6 +92,8 @@ def test_other_settings_do_not_go_on_with_it(build, monkeypatch):
     with pytest.raises(Killed):
         build("cache", "backbone", 7)
     monkeypatch.setitem(
-        globals(), "PRETRAIN", dataclasses.replace(PRETRAIN, train=dataclasses.replace(PRETRAIN.train, table_rate=0.9))
+        globals(),
+        "PRETRAIN",
+        dataclasses.replace(PRETRAIN, train=dataclasses.replace(PRETRAIN.train, table_lr_multiplier=0.9)),
     )
     assert not any(note == "goes on" for *_, note in build("cache")[2])

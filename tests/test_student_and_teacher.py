@@ -10,7 +10,7 @@ import torch
 from fedecider.data.sample import sample_domains
 from fedecider.experiment import rows as baselines
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import Foundation
+from fedecider.experiment.prepare import BaseArtifacts
 from fedecider.experiment.rows import STUDENT, TEACHER, zero_shot
 from fedecider.running.run_folder import Stage
 
@@ -28,7 +28,7 @@ def test_both_rows_are_ranked_on_the_split_that_is_asked_for(monkeypatch, tmp_pa
     recommender = SimpleNamespace(
         names=list(domains), tasks=tasks, tokenizer=None, positions=lambda client, split: torch.tensor([PLACE[split]])
     )
-    foundation = Foundation(domains, {}, Stage(tmp_path, True), Stage(tmp_path, True), domains)
+    foundation = BaseArtifacts(domains, {}, Stage(tmp_path, True), Stage(tmp_path, True), domains)
     settings = parse_settings("", ["--teacher_row", "true"])
     found = zero_shot(settings, foundation, recommender, torch.device("cpu"), split)
     assert {row: {name: int(p) for name, p in places.items()} for row, places in found.items()} == {

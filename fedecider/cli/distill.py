@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import build_foundation
+from fedecider.experiment.prepare import build_base_artifacts
 from fedecider.running.launch import start
 from fedecider.running.options import run
 
@@ -17,6 +17,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         settings = parse_settings(DESCRIPTION, argv)
         with start(settings.run.num_threads) as launch:
-            build_foundation(settings.run, launch)
+            build_base_artifacts(settings.run, launch)
 
     return run(work)

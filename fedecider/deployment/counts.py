@@ -28,7 +28,7 @@ from torch import Tensor
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Channel, Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
-from fedecider.experiment.prepare import Foundation
+from fedecider.experiment.prepare import BaseArtifacts
 from fedecider.experiment.rows import own_counts, siblings
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
@@ -167,7 +167,7 @@ class SiteCounts:
 def site_counts(
     hybrid: HybridConfig,
     seed: int,
-    foundation: Foundation,
+    foundation: BaseArtifacts,
     clients: Sequence[str],
     client: int,
     folder: Path,

@@ -26,7 +26,7 @@ from fedecider.experiment.alternatives import check_sizes, check_uploads
 from fedecider.experiment.command_line import settings_from_plain
 from fedecider.experiment.federate import carries_update
 from fedecider.experiment.prepare import (
-    Foundation,
+    BaseArtifacts,
     Settings,
     check_targets,
     distill_stage,
@@ -60,7 +60,7 @@ class Party(NamedTuple):
 
     recommender: ClientModels
     method: FederatedMethod
-    foundation: Foundation
+    foundation: BaseArtifacts
     """``domains`` are those whose users this party has: none at the server."""
 
 
@@ -166,7 +166,7 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     everyone = {name: own.get(name, domain) for name, domain in known.items()}
     pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = load_ids(pretrained.folder, known, settings.run.pretrain, walks_of=own)
-    foundation = Foundation(dict(own), ids, pretrained, distilled, everyone)
+    foundation = BaseArtifacts(dict(own), ids, pretrained, distilled, everyone)
     recommender = make_recommender(settings, foundation, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)
     return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)

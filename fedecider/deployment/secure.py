@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedecider.deployment.messages import Channel, Message
 from fedecider.federation.method import Download, Tree, Upload
-from fedecider.federation.rounds import Gathering, Sent
+from fedecider.federation.rounds import AggregationBackend, Sent
 from fedecider.federation.secure_rounds import (
     PURPOSE,
     ROW_WEIGHTS,
@@ -227,7 +227,7 @@ class ServerSums:
         )
         return partial(unmask, rules, self.keys, recovered(rules, self.keys, survivors, list(answers.values())))
 
-    def gathering(self) -> Gathering:
+    def gathering(self) -> AggregationBackend:
         """Where the loop reads uploads."""
 
         def send(round: int, cohort: Sequence[int], sent_to: Callable[[], Download], left: Sent, heard: Upload) -> Sent:
@@ -245,7 +245,7 @@ class ServerSums:
             sum_L = self.opened(round, survivors)(flat(total), sends=sends(self.sums.own_rows, total))
             yield mean_upload(unflat(sum_L, total), server, survivors)
 
-        return Gathering(send, read)
+        return AggregationBackend(send, read)
 
 
 def _bytes(value: bytes) -> Tensor:

@@ -21,7 +21,7 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import CUTOFFS, user_metrics
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import clearly_best
-from fedecider.experiment.prepare import Foundation, Settings, calibration, load_student, make_recommender
+from fedecider.experiment.prepare import BaseArtifacts, Settings, calibration, load_student, make_recommender
 from fedecider.experiment.rows import told_choice
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.parties import cohort_size
@@ -79,7 +79,7 @@ def choices(settings: Settings) -> list[Settings]:
     return [as_given, *(changed(settings, one) for one in settings.run.alternatives)]
 
 
-def settle(settings: Settings, foundation: Foundation, launch: Launch, resumed: RunFolder | None = None) -> Settled:
+def settle(settings: Settings, foundation: BaseArtifacts, launch: Launch, resumed: RunFolder | None = None) -> Settled:
     """The alternative that ranks the clients' validation items best within `ROUNDS` rounds of local training alone,
     where it is clearly better than the settings as given; tried once, kept beside the other stages and alike for all
     methods but those that pool.
@@ -136,7 +136,7 @@ def as_taken(settings: Settings, folder: RunFolder) -> Settings:
     return changed(settings, taken) if taken else choices(settings)[0]
 
 
-def _gains(settings: Settings, foundation: Foundation, launch: Launch) -> dict[str, list[float]]:
+def _gains(settings: Settings, foundation: BaseArtifacts, launch: Launch) -> dict[str, list[float]]:
     """Client -> ndcg@10 of each of its validation users after the best of `ROUNDS` rounds of training alone.
 
     A method that pools trains on all clients' data together.
@@ -158,7 +158,9 @@ def _macro(gains: Mapping[str, Sequence[float]]) -> float:
     return float(np.mean([np.mean(gain_U) for gain_U in gains.values()]))
 
 
-def _inputs(settings: Settings, offered: Sequence[Settings], foundation: Foundation, launch: Launch) -> dict[str, Any]:
+def _inputs(
+    settings: Settings, offered: Sequence[Settings], foundation: BaseArtifacts, launch: Launch
+) -> dict[str, Any]:
     """What decides the outcome of the trials: the student, the clients' data, and how they train and rank."""
     run = settings.run
     return {

@@ -42,7 +42,7 @@ from fedecider.experiment.attacks import (
 from fedecider.experiment.command_line import recorded_settings
 from fedecider.experiment.prepare import (
     Settings,
-    build_foundation,
+    build_base_artifacts,
     calibration,
     load_data,
     load_student,
@@ -287,7 +287,7 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
             f"no checkpoint in {folder.checkpoints}, expected that of the last round: uploads are made again from it. "
             "Copy the run folder with its checkpoints, which are private"
         )
-    foundation = build_foundation(settings.run, launch)
+    foundation = build_base_artifacts(settings.run, launch)
     recommender = make_recommender(settings, foundation, launch.device)
     asked = {name: ask(config, settings, recommender, groups[name], number) for number, name in enumerate(groups)}
     sent = send_once(settings, recommender, state)
@@ -408,7 +408,7 @@ def _notes(
     settings: Settings, asked: Mapping[str, Asked], sent: Sent, views: Sequence[View], metrics: Mapping[str, Any]
 ) -> list[str]:
     members, others = (sum(getattr(one, name) for one in asked.values()) for name in ("num_members", "num_others"))
-    shares = {name: share for name, share in metrics.get("update_shares", {}).items() if share != 1.0}
+    shares = {name: share for name, share in metrics.get("update_scales", {}).items() if share != 1.0}
     return [
         f"{members:,} members and {others:,} others of {len(asked)} client(s); attacked is round {sent.round}",
         *([] if any(view.party == "server" for view in views) else [_unseen(settings)]),

@@ -269,7 +269,7 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
         targets = f"with {typical} adapters of the layers were never worth it "
         targets += "(benchmarks/results/2026-11-24-dense-data.md)"
     if facts.is_shared and not facts.is_dense:
-        found |= {"num_rounds": 10, "output_rate": 60.0, "round_decay": 0.9}
+        found |= {"num_rounds": 10, "output_lr_multiplier": 60.0, "lr_decay_per_round": 0.9}
         rounds = "steps that start large and shrink need half of twenty, and half of what is sent "
         rounds += "(benchmarks/results/2026-11-25-twelve-companies.md)"
     elif facts.is_shared:

@@ -14,7 +14,7 @@ from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.experiment.alternatives import check_limits, check_uploads, keep, settle
 from fedecider.experiment.engine import Experiment, Rounds
-from fedecider.experiment.prepare import Foundation, Settings, build_foundation, load_data, make_recommender
+from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
 from fedecider.experiment.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
 from fedecider.experiment.settings import RunConfig
 from fedecider.experiment.tuning import Tunable
@@ -23,7 +23,7 @@ from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import cohort_size
 from fedecider.federation.privacy import protector
-from fedecider.federation.rounds import ONE_BY_ONE, Gathering, RoundSettings
+from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.methods import METHODS, RATES, TRAINING_SPACE
@@ -45,16 +45,16 @@ class Prepared(NamedTuple):
     method: FederatedMethod
     blocks: Sequence[Block]
     recommender: ClientModels
-    gathering: Gathering
+    gathering: AggregationBackend
 
 
 def load(settings: Settings, launch: Launch) -> Experiment:
     """The data of a run, and everything checked that can be before the stages are built."""
-    return experiment_on(load_data(settings.run), build_foundation, settings)
+    return experiment_on(load_data(settings.run), build_base_artifacts, settings)
 
 
 def experiment_on(
-    domains: Mapping[str, Domain], foundation: Callable[[RunConfig, Launch], Foundation], settings: Settings
+    domains: Mapping[str, Domain], foundation: Callable[[RunConfig, Launch], BaseArtifacts], settings: Settings
 ) -> Experiment:
     """A run on these data; ``foundation`` gives the stages that it shares with others."""
     hashes, faults = check_federation(settings, domains)
@@ -64,10 +64,10 @@ def experiment_on(
 
 def tunable(settings: Settings, launch: Launch) -> Tunable:
     """Trials share pre-training and distillation, and begin at the same student."""
-    built: list[Foundation] = []
+    built: list[BaseArtifacts] = []
 
-    def foundation(run: RunConfig, launch: Launch) -> Foundation:
-        built.extend([] if built else [build_foundation(run, launch)])
+    def foundation(run: RunConfig, launch: Launch) -> BaseArtifacts:
+        built.extend([] if built else [build_base_artifacts(run, launch)])
         return built[0]
 
     entry = METHODS[settings.run.method]
@@ -84,7 +84,7 @@ def file_settings(settings: Settings) -> dict[str, Any]:
 def _prepare(
     asked: Settings,
     faults: Sequence[Fault],
-    build: Callable[[RunConfig, Launch], Foundation],
+    build: Callable[[RunConfig, Launch], BaseArtifacts],
     launch: Launch,
     resumed: RunFolder | None,
 ) -> Rounds:
@@ -148,7 +148,7 @@ def beside_data(config: RunConfig) -> dict[str, str]:
     return {**found, "faults": content_key(load_yaml(Path(config.faults)))} if config.faults else found
 
 
-def prepare_rounds(settings: Settings, foundation: Foundation, launch: Launch) -> Prepared:
+def prepare_rounds(settings: Settings, foundation: BaseArtifacts, launch: Launch) -> Prepared:
     """The student with fresh adapters, and the method around it."""
     config = settings.run
     recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed, processes=launch.processes)
@@ -169,7 +169,9 @@ def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> 
     return launch.placed("data" if idle and not alone else "clients")
 
 
-def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientModels, launch: Launch) -> Gathering:
+def _gathering(
+    settings: Settings, method: FederatedMethod, recommender: ClientModels, launch: Launch
+) -> AggregationBackend:
     """How uploads reach the server: one by one, or as secure sums; of what a sum does not hide it warns."""
     config = settings.run
     if not config.secure_sum:

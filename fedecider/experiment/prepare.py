@@ -353,7 +353,7 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}
     ids = assign_ids(settings, domains, tokenizer, generator, phrases, near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
-    seed, freeze_table = derive_seed(config.seed, "backbone"), settings.train.table_rate == 0.0
+    seed, freeze_table = derive_seed(config.seed, "backbone"), settings.train.table_lr_multiplier == 0.0
     model = build_backbone(settings.backbone, tokenizer, seed, tasks, vectors, freeze_table)
     return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
 
@@ -555,7 +555,7 @@ class Settings(NamedTuple):
         return {**blocks, **METHODS.as_record(self.run.method)}
 
 
-class Foundation(NamedTuple):
+class BaseArtifacts(NamedTuple):
     """What the rounds start from."""
 
     domains: Mapping[str, Domain]
@@ -619,7 +619,7 @@ def _without_public(domain: Domain) -> Domain:
     return replace(domain, public=NO_EVENTS, card={**domain.card, "public": describe(NO_EVENTS)})
 
 
-def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
+def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     """Data, and stages 1 and 2 where they are not there yet; with several processes the first one builds them.
 
     Raises:
@@ -637,7 +637,7 @@ def build_foundation(config: RunConfig, launch: Launch) -> Foundation:
             console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
-    return Foundation(clients, ids, pretrained, distilled, {**clients, **domains})
+    return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
 
 
 def check_targets(config: RunConfig) -> None:
@@ -663,7 +663,7 @@ def _whole(stage: Stage) -> Stage:
 
 def make_recommender(
     settings: Settings,
-    foundation: Foundation,
+    foundation: BaseArtifacts,
     device: torch.device,
     deepspeed: Accelerator | None = None,
     names: Sequence[str] | None = None,
@@ -677,7 +677,7 @@ def make_recommender(
     tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
     student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
     tasks = training_tasks(settings, foundation, tokenizer, names)
-    if settings.ranking.prior_weight > 0.0:
+    if settings.ranking.prior_correction > 0.0:
         tasks = with_priors(tasks, student, settings, device)
     return build_recommender(
         attach_lora(student, settings.run.lora_settings),
@@ -696,7 +696,7 @@ def make_recommender(
 
 def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device: torch.device) -> list[Task]:
     """The tasks as they are ranked (`idgen.ranking.with_prior`); silos of one catalogue share what is worked out."""
-    weight, precision, found = settings.ranking.prior_weight, settings.training.precision, []
+    weight, precision, found = settings.ranking.prior_correction, settings.training.precision, []
     of_ids: dict[str, Task] = {}
     for task in tasks:
         ids = content_key(task.item_ids.token_ids)
@@ -707,7 +707,7 @@ def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device:
 
 
 def training_tasks(
-    settings: Settings, foundation: Foundation, tokenizer: Any, names: Sequence[str] | None = None
+    settings: Settings, foundation: BaseArtifacts, tokenizer: Any, names: Sequence[str] | None = None
 ) -> list[Task]:
     """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
     tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)

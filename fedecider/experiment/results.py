@@ -17,7 +17,7 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.experiment.alternatives import alternatives_notes
-from fedecider.experiment.prepare import Foundation, Settings, Shares, chosen_shares, load_reported
+from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, load_reported
 from fedecider.experiment.rows import (
     COUNTS,
     MEMORY_ROW,
@@ -105,7 +105,7 @@ def check_privacy(settings: Settings) -> None:
             )
         if getattr(settings.method, "fits_peers", False):
             raise ValueError(
-                "got user_privacy with several entries of first_fusion, expected one: what is sent after the choice "
+                "got user_privacy with several entries of initial_fusion, expected one: what is sent after the choice "
                 "would tell of users without noise"
             )
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
@@ -222,13 +222,13 @@ class Ended(NamedTuple):
     blocks: Sequence[Block]
     """Clients whose models are here, which ``foundation.domains`` are."""
     recommender: ClientModels
-    foundation: Foundation
+    foundation: BaseArtifacts
     state: RunState
     folder: RunFolder
     launch: Launch
 
 
-def hand_over(run: Ended, rows: Sequence[ResultRow], shares: Shares, promised: Mapping[str, Any]) -> dict[str, Any]:
+def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promised: Mapping[str, Any]) -> dict[str, Any]:
     """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
 
     ``rows``, the reported one first, and what was ``promised`` to users are told beside the adapters.
@@ -377,7 +377,7 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     rows = result_rows(models, counts, shared_persons(users))
     valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
     promised = privacy_data(settings, recommender.num_clients)
-    examples = hand_over(run, rows, shares, promised)
+    examples = export_models(run, rows, shares, promised)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, memories, shares, num_beams, promised)
@@ -482,7 +482,7 @@ def _write_metrics(
             "test": rows_data(made.rows, name),
         }
     if settings.run.share_grid != [1.0]:
-        content["update_shares"] = dict(made.shares)
+        content["update_scales"] = dict(made.shares)
     if made.privacy:
         content["privacy"] = made.privacy
     if made.memories is not None:

@@ -27,7 +27,7 @@ from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, history, rank_held_out, train_part
 from fedecider.evaluation.protocols import target as held_out
-from fedecider.experiment.prepare import Foundation, Settings, Shares, calibration, load_reported, load_student
+from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, calibration, load_reported, load_student
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
@@ -84,7 +84,11 @@ UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
 
 
 def zero_shot(
-    settings: Settings, foundation: Foundation, recommender: ClientModels, device: torch.device, split: Split = "test"
+    settings: Settings,
+    foundation: BaseArtifacts,
+    recommender: ClientModels,
+    device: torch.device,
+    split: Split = "test",
 ) -> dict[str, Positions]:
     """Positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
     load_student(recommender)
@@ -107,7 +111,7 @@ def zero_shot(
     }
 
 
-def counting_positions(settings: Settings, foundation: Foundation, split: str = "test") -> dict[str, Positions]:
+def counting_positions(settings: Settings, foundation: BaseArtifacts, split: str = "test") -> dict[str, Positions]:
     """Positions of the rows that need no training and of the canary.
 
     Counts are those of the public pool and of the clients' train parts of the domain; item texts are vectors of
@@ -158,7 +162,7 @@ def with_memory(method: str, row: str = MEMORY_ROW) -> str:
 def every_memory(
     settings: Settings,
     method: FederatedMethod,
-    foundation: Foundation,
+    foundation: BaseArtifacts,
     recommender: ClientModels,
     state: RunState,
     shares: Shares,
@@ -179,7 +183,7 @@ def every_memory(
 def build_memories(
     settings: Settings,
     method: FederatedMethod,
-    foundation: Foundation,
+    foundation: BaseArtifacts,
     recommender: ClientModels,
     state: RunState,
     shares: Shares,

@@ -66,9 +66,9 @@ class PretrainConfig:
                 "the history in its encoder and writes one target. Set backbone.kind to decoder for a model that "
                 "predicts every item of a history at once"
             )
-        if self.train.table_rate == 0.0 and not (self.backbone.starts_from_texts and self.ids == "phrases"):
+        if self.train.table_lr_multiplier == 0.0 and not (self.backbone.starts_from_texts and self.ids == "phrases"):
             raise ValueError(
-                f"got train.table_rate 0 with backbone.kind {self.backbone.kind}, name_or_path "
+                f"got train.table_lr_multiplier 0 with backbone.kind {self.backbone.kind}, name_or_path "
                 f"{self.backbone.name_or_path} and ids {self.ids}, expected a decoder from scratch and phrases: only "
                 "there are the tokens items that start as vectors of their texts"
             )
@@ -155,7 +155,7 @@ class RunConfig:
             the median of their norms.
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
             that drop out of a round are left out of its sum.
-        update_shares: The shares of its update of which every client takes the one that ranks its own validation items
+        update_scales: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
@@ -189,7 +189,7 @@ class RunConfig:
     faults: str = ""
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
-    update_shares: str = "1"
+    update_scales: str = "1"
     teacher_row: bool = True
     num_threads: Threads = 0
     protocol: str = "strict"
@@ -242,7 +242,7 @@ class RunConfig:
     @property
     def share_grid(self) -> list[float]:
         """Ascending."""
-        return sorted(shares_of(self.update_shares, "update_shares"))
+        return sorted(shares_of(self.update_scales, "update_scales"))
 
     @property
     def domain_names(self) -> list[str]:

@@ -86,7 +86,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
             raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
         base = load_backbone(folder.backbone, tokenizer, settings.run.quantize, device)
-        task = with_prior(task, base.to(device), settings.ranking.prior_weight, device, settings.training.precision)
+        task = with_prior(task, base.to(device), settings.ranking.prior_correction, device, settings.training.precision)
         model = load_adapter(base, adapter).to(device).eval()
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
         position_U = rank_task(

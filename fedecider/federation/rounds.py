@@ -52,7 +52,7 @@ class Sent(NamedTuple):
     """``client`` and ``reason`` of those whose uploads could not be sent in that form."""
 
 
-class Gathering(NamedTuple):
+class AggregationBackend(NamedTuple):
     """How uploads reach the server: one by one, or as a sum of which it sees no term."""
 
     send: Callable[[int, Sequence[int], Callable[[], Download], Sent, Upload], Sent]
@@ -62,7 +62,7 @@ class Gathering(NamedTuple):
     """round, cohort, server, what was sent -> what the server aggregates."""
 
 
-ONE_BY_ONE = Gathering(
+ONE_BY_ONE = AggregationBackend(
     send=lambda round, cohort, sent_to, left, heard: Sent(heard, left.traffic),
     read=lambda round, cohort, server, uploads: uploads,
 )
@@ -115,7 +115,7 @@ def run_rounds(
     protect: Protect = lambda upload, download, round, cohort_size: upload,
     attend: Attend = lambda round, cohort: cohort,
     deliver: Deliver = lambda upload, sent_to, round: Delivered(upload),
-    gathering: Gathering = ONE_BY_ONE,
+    gathering: AggregationBackend = ONE_BY_ONE,
     summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
     recorder: Recorder | None = None,
     checkpoints: Path | None = None,
@@ -285,7 +285,7 @@ def _train(
     blocks: Sequence[Block],
     protect: Protect,
     deliver: Deliver,
-    gathering: Gathering,
+    gathering: AggregationBackend,
     processes: Processes,
     on_clients: OnClients,
 ) -> tuple[Tree, Tree, _Done]:

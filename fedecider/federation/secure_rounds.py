@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
-from fedecider.federation.rounds import Gathering, Sent
+from fedecider.federation.rounds import AggregationBackend, Sent
 from fedecider.federation.secure_sum import (
     PUBLIC_BYTES,
     SEALED_BYTES,
@@ -157,7 +157,7 @@ class SecureSums(NamedTuple):
         return simulated(tuple(cohort), self.seed, PURPOSE, round, self.threshold, self.num_neighbours)
 
 
-def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Gathering:
+def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> AggregationBackend:
     """The ``gathering`` of :func:`fedecider.federation.rounds.run_rounds` for a method whose server takes a mean.
 
     In the simulation what the clients of a block send is added up where it is made, as the server would do first.
@@ -204,7 +204,7 @@ def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Gatheri
         sum_L = parties.open(flat(total), survivors, sends(sums.own_rows, total))
         yield mean_upload(unflat(sum_L, total), server, survivors)
 
-    return Gathering(send, read)
+    return AggregationBackend(send, read)
 
 
 def check_takes_mean(method: FederatedMethod) -> None:

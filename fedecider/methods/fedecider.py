@@ -3,7 +3,7 @@
 State. Server: one direction per client (K rows). Local, per client: ``alpha`` (K,) for the next training, ``own.*`` the
 raw pair at the last upload, ``whole.*`` everything that the model added to the student then, peers included, as one
 pair per layer of the least rank that holds it (`compact`). That is the model before the upload; only the own pair
-leaves. With ``alpha_per module`` the weights are (M, K). With a ``first_fusion`` other than sum ``fitted`` () is the
+leaves. With ``alpha_per module`` the weights are (M, K). With a ``initial_fusion`` other than sum ``fitted`` () is the
 number of the entry that a client has taken, -1 before. With ``merge`` every client keeps ``merged.*``, what its model
 holds below the own pair and the directions, as one pair per layer, and the server ``norms`` (K, M), what its directions
 were divided by.
@@ -79,9 +79,9 @@ class FusionWeights(NamedTuple):
 AUTO = "auto"
 """``alpha_init`` by which a client's weights start from the norm of its first own update."""
 SUM = "sum"
-"""``first_fusion`` that leaves the start of the weights as it is."""
+"""``initial_fusion`` that leaves the start of the weights as it is."""
 PROJECTED = "projected"
-"""``first_fusion`` by which the fusion is, along every direction, as large as the own update (`projection_weights`)."""
+"""``initial_fusion`` by which the fusion is, along each direction, as large as the own update (`projection_weights`)."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class FedeciderConfig:
             (paper: 2); auto: the own weight is the norm of the client's first own update, so that the first broadcast
             leaves the own part as large as it was, and the others are alpha_peers times that.
         alpha_peers: With alpha_init auto, the start of the weights of the other clients as a share of the own norm.
-        first_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they first
-            reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from 0 to 1:
+        initial_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they
+            first reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from 0 to 1:
             1 - t (n - 1) / n of the own update and t / n of its norm for each of the others, so that 0 is the client
             alone and 1 the mean of the n directions that hold anything in a layer. projected: in every layer those that
             make the fusion as large as the own update along each direction, a sum of directions that have nothing in
@@ -104,14 +104,14 @@ class FedeciderConfig:
         merge: If true, what a client has trained and taken in stays in its model with the weights that it had then, and
             every local training starts from a new pair: a direction is what one round brought, and the weights are
             those of that round (the restarts of ReLoRA, Lialin et al., 2024, and FLoRA, Wang et al., 2024).
-            first_fusion then holds for every broadcast. With every direction comes the norm that the server took from
+            initial_fusion then holds for every broadcast. With every direction comes the norm that the server took from
             it, one number a layer, from which its weight starts: a mean of directions is then the mean of the updates,
-            however unequal clients are in size. Wants alpha_init auto and own_slot raw. A client that is absent from a
+            however unequal clients are in size. Wants alpha_init auto and self_term raw. A client that is absent from a
             round misses what the others brought in it.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
             layers; module one per adapted layer.
-        own_slot: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
+        self_term: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
             same with its geometric mean norm multiplied into the own weight, or each layer's own norm with alpha_per
             module; raw the client's own pair as trained.
         ablation: What is left out: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep
@@ -120,21 +120,21 @@ class FedeciderConfig:
 
     alpha_init: float | Literal["auto"] = 2.0
     alpha_peers: NotNegative = 0.0
-    first_fusion: str = "sum"
+    initial_fusion: str = "sum"
     merge: bool = False
     alpha_learning_rate: Positive = 1e-3
     alpha_per: Literal["client", "module"] = "client"
-    own_slot: Literal["normalized", "absorb", "raw"] = "normalized"
+    self_term: Literal["normalized", "absorb", "raw"] = "normalized"
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
 
     def __post_init__(self) -> None:
         check(self)
-        if self.own_slot != "normalized" and not self.normalises:
+        if self.self_term != "normalized" and not self.normalises:
             raise ValueError(
-                f"got own_slot {self.own_slot} with {self.ablation}, where nothing is normalised; drop own_slot"
+                f"got self_term {self.self_term} with {self.ablation}, where nothing is normalised; drop self_term"
             )
-        if self.own_slot == "absorb" and self.ablation == "wo_per":
-            raise ValueError("got own_slot absorb with wo_per, which has no fusion weights; use raw or normalized")
+        if self.self_term == "absorb" and self.ablation == "wo_per":
+            raise ValueError("got self_term absorb with wo_per, which has no fusion weights; use raw or normalized")
         if self.alpha_per == "module" and self.ablation == "wo_per":
             raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
         if self.starts_from_norms and self.ablation != "none":
@@ -149,12 +149,12 @@ class FedeciderConfig:
             )
         if self.first_fusions != [SUM] and not self.alpha_peers:
             raise ValueError(
-                f"got first_fusion {self.first_fusion} with alpha_peers 0, expected alpha_init auto and alpha_peers "
-                "above 0"
+                f"got initial_fusion {self.initial_fusion} with alpha_peers 0, expected alpha_init auto and "
+                "alpha_peers above 0"
             )
-        if self.merge and not (self.starts_from_norms and self.own_slot == "raw"):
+        if self.merge and not (self.starts_from_norms and self.self_term == "raw"):
             raise ValueError(
-                f"got merge with alpha_init {self.alpha_init} and own_slot {self.own_slot}, expected auto and raw: "
+                f"got merge with alpha_init {self.alpha_init} and self_term {self.self_term}, expected auto and raw: "
                 "weights of a round start from that round's own update"
             )
 
@@ -171,12 +171,12 @@ class FedeciderConfig:
     @property
     def first_fusions(self) -> list[float | str]:
         """As they are tried: `SUM`, and numbers from 0 to 1."""
-        words = [word.strip() for word in self.first_fusion.split(",")]
+        words = [word.strip() for word in self.initial_fusion.split(",")]
         named = [word for word in words if word in (SUM, PROJECTED)]
         others = [word for word in words if word not in named]
-        numbers = shares_of(",".join(others), "first_fusion") if others else []
+        numbers = shares_of(",".join(others), "initial_fusion") if others else []
         if len(set(named)) < len(named):
-            raise ValueError(f"got first_fusion {self.first_fusion!r}, expected different entries")
+            raise ValueError(f"got initial_fusion {self.initial_fusion!r}, expected different entries")
         return [word if word in named else numbers.pop(0) for word in words]
 
     @property
@@ -202,7 +202,7 @@ def initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
     if isinstance(config.alpha_init, str):
         return torch.eye(num_clients)
     alpha_KK = torch.full((num_clients, num_clients), config.alpha_init)
-    if config.own_slot != "normalized":
+    if config.self_term != "normalized":
         alpha_KK.fill_diagonal_(1.0)
     return alpha_KK
 
@@ -213,7 +213,7 @@ def started(
     """Weights like ``alpha`` as they start with ``auto``: the own one ``g``, the others ``alpha_peers g``.
 
     ``g`` is the geometric mean of the own norms, or with weights per layer each layer's own norm (that mean where a
-    layer is untrained): the own direction times ``g`` is the own update again, exactly so per layer. With ``own_slot
+    layer is untrained): the own direction times ``g`` is the own update again, exactly so per layer. With ``self_term
     raw`` the own slot keeps its size by itself, so its weight is 1. With ``norm_KM``, the norms of all, each of the
     others' is its own ``g``.
     """
@@ -222,7 +222,7 @@ def started(
     if norm_KM is not None:
         size_KM = torch.stack([_sizes(alpha, one_M) for one_M in norm_KM])
     started = config.alpha_peers * size_KM.movedim(0, -1)
-    started[..., client] = 1.0 if config.own_slot == "raw" else size_M
+    started[..., client] = 1.0 if config.self_term == "raw" else size_M
     return started
 
 
@@ -233,7 +233,7 @@ def _sizes(alpha: Tensor, norm_M: Tensor) -> Tensor:
 
 
 def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int, fusion: float | str) -> Tree:
-    """The local row ``own`` as `started` made it, with weights that are an entry of ``first_fusion``.
+    """The local row ``own`` as `started` made it, with weights that are an entry of ``initial_fusion``.
 
     A mean is over the directions that hold anything in a layer: in a table, of the clients that share items. The own
     part is smaller then. Of a raw pair B is, so that it goes on learning at full rate; else its weight. With one weight
@@ -258,7 +258,7 @@ def fused_start(config: FedeciderConfig, own: Tree, received: Tree, client: int,
         share_MK = _mean_where(share_MK, came_KM.T).expand_as(share_MK)
     factor_MK = share_MK / config.alpha_peers
     factor_MK[:, client] = share_MK[:, client]
-    if config.own_slot == "raw":
+    if config.self_term == "raw":
         factor_MK[:, client], pair = 1.0, times(pair, own_M)
     alpha = alpha * (factor_MK[0] if alpha.dim() == 1 else factor_MK)
     return {**own, **with_prefix(pair, "own"), "alpha": alpha}
@@ -308,7 +308,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
     scalars). Download: K directions, of tables only rows of the own catalogue; in round 1 the common start. Views:
     ``post_broadcast`` (the paper's final model) and ``pre_upload``, the model as it was trained. Differs from the
     paper: untrained and non-finite updates are handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that
-    the first broadcast changes nothing there; ``alpha_init auto``, ``first_fusion``, ``merge`` and ``alpha_per`` are
+    the first broadcast changes nothing there; ``alpha_init auto``, ``initial_fusion``, ``merge`` and ``alpha_per`` are
     ours. With ``auto`` the first training of every client is plain LoRA, also where it comes in a later round; after it
     the client sets its weights from the norms of its own update (`started`), for which nothing is sent. Until then its
     model is the shared student. Uploads are bounded around the common start.
@@ -378,7 +378,7 @@ def load_view(
 
     ``post_broadcast`` is also the model that the next round's training starts from; ``pre_upload`` holds its own pair,
     the peers and the weights in one. Returns the row with the weights that were loaded: those that ``merge`` and
-    ``first_fusion`` make for what was received.
+    ``initial_fusion`` make for what was received.
     """
     assert view in VIEWS, view
     if view == "pre_upload":
@@ -393,7 +393,7 @@ def _load_broadcast(
     recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int
 ) -> nn.Parameter:
     """Load client ``client``'s fusion of what the server sent and return its weights in slot order."""
-    own_pair, merged = without_prefix(own, "own") if config.own_slot == "raw" else None, None
+    own_pair, merged = without_prefix(own, "own") if config.self_term == "raw" else None, None
     if config.merge:  # the own pair too, below a new one
         merged = joined(without_prefix(own, "merged"), without_prefix(own, "own"))
         own_pair = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
@@ -454,7 +454,7 @@ def _update(
     next_alpha = trained_alpha.clone()
     if starts and not config.merge:
         next_alpha = started(config, trained_alpha, norm_M, client)
-    elif config.own_slot == "absorb":
+    elif config.self_term == "absorb":
         next_alpha = absorbed(trained_alpha, norm_M, client)
     new_own = {
         "alpha": next_alpha,
@@ -483,7 +483,7 @@ def _has_trained(own: Tree) -> bool:
 
 
 def _fitted(recommender: ClientModels, config: FedeciderConfig, download: Download, own: Tree, client: int) -> Tree:
-    """The local row as the first entry of ``first_fusion`` makes it, or the one to which it gives way on the client's
+    """The local row as the first entry of ``initial_fusion`` makes it, or the one to which it gives way on the client's
     validation items (`first_not_beaten`).
 
     Chosen once, when there is a first update of another client; with ``merge``, where weights start anew with every

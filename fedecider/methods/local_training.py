@@ -154,7 +154,7 @@ def user_report(config: UserPrivacy, num_epochs: int, delta: float) -> str:
         f"epsilon {value:.3g} at delta {delta:g}: one user of one client there or not, over "
         f"{num_epochs * steps_per_epoch()} steps in which each user takes part with probability "
         f"{SAMPLE_RATE:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}). Covered is what local "
-        "training makes and sends; not covered: the choice of the round and of update_shares on validation items, the "
+        "training makes and sends; not covered: the choice of the round and of update_scales on validation items, the "
         "memory, losses in the logs, and every figure reported here"
     )
 
@@ -268,8 +268,8 @@ def train_locally(
     factors: Collection[str] = FACTORS,
     pull: Pull | None = None,
 ) -> Trained:
-    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, rates by ``schedule`` and times ``round_decay **
-    (round - 1)``, no weight decay, global clipping.
+    """``local_epochs`` epochs of AdamW on what is loaded: fresh state, rates by ``schedule`` and times
+    ``lr_decay_per_round ** (round - 1)``, no weight decay, global clipping.
 
     The loss is the model's token cross-entropy over labels that are not -100. Sample order, prompt templates and
     dropout draw from streams keyed by the domain's name, the round and the epoch. ``alpha`` trains beside the factors
@@ -288,7 +288,7 @@ def train_locally(
     trained = list(named.values())
     groups: list[dict[str, Any]] = [
         {"params": [named[name] for name in names], "lr": settings.learning_rate * rate, "eps": settings.adam_epsilon}
-        for rate, names in groupby(named, lambda name: settings.output_rate if _rows_of_output(name) else 1.0)
+        for rate, names in groupby(named, lambda name: settings.output_lr_multiplier if _rows_of_output(name) else 1.0)
     ]
     if alpha is not None and alpha.requires_grad:
         groups.append({"params": [alpha], "lr": alpha_learning_rate})
@@ -307,7 +307,7 @@ def train_locally(
             batches = _batches(recommender, client, round, epoch)
             for place, batch in enumerate(batches):
                 factor = decay(settings.schedule, (epoch + place / len(batches)) / settings.local_epochs)
-                total += step(batch, factor * settings.round_decay ** (round - 1))
+                total += step(batch, factor * settings.lr_decay_per_round ** (round - 1))
             losses.append(float(total) / max(len(batches), 1))
             steps += len(batches)
     model.eval()

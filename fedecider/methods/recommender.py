@@ -193,17 +193,17 @@ class LocalTraining(TrainConfig):
         local_epochs: The number of passes over a client's training samples in a round.
         schedule: The course of every learning rate in a round's local training: constant, or cosine down to zero. What
             is sent has then settled.
-        round_decay: The factor on every learning rate from one round to the next. Below 1 the first rounds may take
-            large steps and late ones still settle, which takes fewer rounds, so less is sent.
-        output_rate: The factor on the learning rate of B in the adapter of the output or the table. Its rows say what
-            items mean: they may have to move much further than layers that start well (A is shared by all items).
+        lr_decay_per_round: The factor on every learning rate from one round to the next. Below 1 the first rounds may
+            take large steps and late ones still settle, which takes fewer rounds, so less is sent.
+        output_lr_multiplier: The factor on the learning rate of B in the adapter of the output or the table. Its rows
+            say what items mean: they may have to move much further than layers that start well (A is shared by all items).
         user_privacy: Bounded gradients and noise that hide each single user of a client.
     """
 
     local_epochs: OneOrMore = 5
     schedule: Literal["constant", "cosine"] = "constant"
-    round_decay: ShareAbove0 = 1.0
-    output_rate: Positive = 1.0
+    lr_decay_per_round: ShareAbove0 = 1.0
+    output_lr_multiplier: Positive = 1.0
     user_privacy: UserPrivacy = field(default_factory=UserPrivacy)
 
     @property
@@ -211,7 +211,7 @@ class LocalTraining(TrainConfig):
         """What AdamW adds to the root of the squared gradients. At its own 1e-8 a number moves as fast on a faint
         gradient as on a strong one: in a table of items that moves fast, rows that nobody has bought as far as any.
         With user_privacy anything else would put the size of a gradient, so the number of users, into the steps."""
-        return 1e-4 if self.output_rate > 1.0 and not self.user_privacy.on else 1e-8
+        return 1e-4 if self.output_lr_multiplier > 1.0 and not self.user_privacy.on else 1e-8
 
 
 class Users(NamedTuple):

@@ -152,7 +152,7 @@ class PromptLayout(NamedTuple):
     """The class of transformers that loads the backbone."""
     continues_prompt: bool
     """Whether ``generate`` returns the prompt with the ID behind it, else the ID behind one start token."""
-    prior_weight: float = 0.0
+    prior_correction: float = 0.0
     before_tokens: tuple[int, ...] = ()
     """What is written before the history, with what closes it."""
     separator_tokens: tuple[int, ...] = ()
@@ -364,11 +364,11 @@ def _prompt_text(prompt: PromptLayout) -> str:
         ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),
         ("beams", f"{prompt.num_beams}"),
     ]
-    if prompt.prior_weight:
+    if prompt.prior_correction:
         said = (
             "the share of log p(ID | no history) that the figures take off; the program does not, and ranks otherwise"
         )
-        rows.append(("prior weight", f"{prompt.prior_weight}: {said}"))
+        rows.append(("prior weight", f"{prompt.prior_correction}: {said}"))
     return _table(("what", "value"), rows)
 
 

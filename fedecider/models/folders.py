@@ -203,7 +203,7 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
         newest_first=samples.newest_first,
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
-        prior_weight=ranking.prior_weight,
+        prior_correction=ranking.prior_correction,
         auto_class=family.auto_class,
         continues_prompt=family.continues_prompt,
         before_tokens=tokens(parts.before_PL[WITHOUT_USER]),

@@ -538,7 +538,7 @@ def ready_to_rank(
         catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
         task = catalogue_task(catalogue, item_ids, tokenizer, place.recipe.samples)
     with model.disable_adapter():  # the student, whose prior counts for every client
-        task = with_prior(task, model, ranking.prior_weight, device)
+        task = with_prior(task, model, ranking.prior_correction, device)
     scores = model_scores(model, task, ranking, "fp32", device)
     items = Items(table.keys, table.titles)
     return Loaded(source, place, model, tokenizer, table, items, task, memory, scores, 0)

@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ("crime", "comics")
 CPU = torch.device("cpu")
 CONFIG = DeploymentConfig(max_megabytes=64)
-SEVERAL_TOKENS = ("--pretrain.ids", "keywords", "--pretrain.train.table_rate", "1")
+SEVERAL_TOKENS = ("--pretrain.ids", "keywords", "--pretrain.train.table_lr_multiplier", "1")
 
 
 def few(domain: Domain, first: int = 0) -> Domain:

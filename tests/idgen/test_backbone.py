@@ -160,7 +160,7 @@ def test_norms_have_no_weight_decay():
 
 def test_the_table_has_a_rate_of_its_own():
     model = build_backbone(SMALL, TOKENIZER, 1)
-    config = BackboneTraining(learning_rate=1e-4, table_rate=10.0, max_steps=3)
+    config = BackboneTraining(learning_rate=1e-4, table_lr_multiplier=10.0, max_steps=3)
     groups = parameter_groups(model, 1e-4, DISTILL_COURSE, 10.0)
     assert [id(parameter) for parameter in groups[2]["params"]] == [id(model.shared.weight)]
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))

@@ -175,17 +175,17 @@ def test_pre_upload_after_round_one_is_the_plain_adapter():
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("own_slot", ["absorb", "raw"])
-def test_keeping_the_own_size(own_slot):
+@pytest.mark.parametrize("self_term", ["absorb", "raw"])
+def test_keeping_the_own_size(self_term):
     recommender = toy_recommender()
-    config = FedeciderConfig(own_slot=own_slot)
+    config = FedeciderConfig(self_term=self_term)
     method = fedecider(recommender, config)
     state, _ = run(method, 3, 1)
     raw = without_prefix(state.local, "own")
     norm_CM = update_norms(raw)
     for client in range(3):
         own = take_row(state.local, client)
-        scale = geometric_mean_norm(norm_CM[client]) if own_slot == "absorb" else 1.0
+        scale = geometric_mean_norm(norm_CM[client]) if self_term == "absorb" else 1.0
         assert float(own["alpha"][client]) == pytest.approx(scale, rel=1e-6)
         assert own["alpha"].tolist().count(2.0) == 2
         load_view(recommender, config, "post_broadcast", Download(state.server), own, client)
@@ -193,7 +193,7 @@ def test_keeping_the_own_size(own_slot):
         for module, name in enumerate(module_names(raw)):
             found = factors[f"{name}.lora_b"][:, :2] @ factors[f"{name}.lora_a"][:2]  # the own slot comes first
             product = raw[f"{name}.lora_b"][client] @ raw[f"{name}.lora_a"][client]
-            if own_slot == "absorb":
+            if self_term == "absorb":
                 product = product / norm_CM[client, module].float() * scale
             torch.testing.assert_close(found, product, rtol=1e-4, atol=1e-6)
     # the broadcast is the same in every mode
@@ -202,7 +202,7 @@ def test_keeping_the_own_size(own_slot):
 
 
 def test_absorbing_multiplies_the_trained_weight():
-    config = FedeciderConfig(own_slot="absorb", alpha_learning_rate=0.02)
+    config = FedeciderConfig(self_term="absorb", alpha_learning_rate=0.02)
     state, records = run(fedecider(toy_recommender(), config), 3, 2)
     for client, log in enumerate(records[1]["clients"]):
         expected = log["trained_alpha"][client] * log["norm_geometric_mean"]
@@ -252,7 +252,7 @@ def test_one_client_without_separation_and_weight_one_is_local_training(frozen):
 
 def test_frozen_weights_of_the_other_clients_at_zero_are_local_training(frozen):
     # own weight 1 and the own raw pair kept: peers with weight 0 have no say
-    config = FedeciderConfig(alpha_init=0.0, own_slot="raw")
+    config = FedeciderConfig(alpha_init=0.0, self_term="raw")
     state, _ = run(fedecider(toy_recommender(), config), 3, 2)
     alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 2)
     close(without_prefix(state.local, "own"), without_prefix(alone.local, "own"), rtol=1e-2, atol=1e-4)

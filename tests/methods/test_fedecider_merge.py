@@ -24,7 +24,7 @@ from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
 
 pytestmark = pytest.mark.whole
 
-MERGE = {"alpha_init": "auto", "own_slot": "raw", "alpha_per": "module", "alpha_peers": 1.0, "merge": True}
+MERGE = {"alpha_init": "auto", "self_term": "raw", "alpha_per": "module", "alpha_peers": 1.0, "merge": True}
 
 
 def same(left, right):
@@ -122,7 +122,7 @@ def test_a_refused_update_changes_nothing():
 @pytest.mark.parametrize("alpha_per", ["module", "client"])
 def test_projected_is_as_large_as_the_own_update_along_every_direction(alpha_per):
     recommender = toy_recommender()
-    settings = {**MERGE, "merge": False, "alpha_per": alpha_per, "first_fusion": "projected"}
+    settings = {**MERGE, "merge": False, "alpha_per": alpha_per, "initial_fusion": "projected"}
     state, _ = run(fedecider(recommender, FedeciderConfig(**settings)), 3, 1)
     layer_MK = projection_weights(state.server)
     share_MK = layer_MK if alpha_per == "module" else layer_MK.mean(0, keepdim=True).repeat(len(layer_MK), 1)
@@ -156,7 +156,7 @@ def test_projected_is_as_large_as_the_own_update_along_every_direction(alpha_per
 @pytest.mark.parametrize("alpha_per", ["module", "client"])
 def test_with_norms_a_mean_of_directions_is_that_of_the_updates(alpha_per):
     recommender = toy_recommender()
-    settings = {**MERGE, "alpha_per": alpha_per, "first_fusion": "1"}
+    settings = {**MERGE, "alpha_per": alpha_per, "initial_fusion": "1"}
     config = FedeciderConfig(**settings)
     state, _ = run(fedecider(recommender, config), 3, 2)
     own = without_prefix(state.local, "own")
@@ -199,7 +199,7 @@ def test_every_broadcast_is_chosen_anew_and_seen_by_the_view():
 
     recommender = toy_recommender()
     recommender = recommender._replace(positions=positions)
-    settings = {"first_fusion": "1,0"}
+    settings = {"initial_fusion": "1,0"}
     first, _ = run(build(recommender, **settings), 3, 1)
     alone = loaded(recommender, first, "post_broadcast", 1, **settings)
     own = products(take_row(without_prefix(first.local, "own"), 1))
@@ -223,7 +223,7 @@ def test_what_is_kept_has_one_shape_in_every_round():
 
 @functools.cache
 def bench():
-    settings = FedeciderConfig(alpha_learning_rate=0.02, **MERGE, first_fusion="projected,1")
+    settings = FedeciderConfig(alpha_learning_rate=0.02, **MERGE, initial_fusion="projected,1")
     return LlmBench(METHODS["fedecider"], settings, toy_recommender, catalogue_recommender)
 
 
@@ -242,8 +242,8 @@ def test_contract(part):
     ("settings", "text"),
     [
         ({"alpha_init": 2.0, "alpha_peers": 0.0}, "got merge with alpha_init 2.0"),
-        ({"own_slot": "absorb"}, "got merge with alpha_init auto and own_slot absorb"),
-        ({"first_fusion": "projected,1,projected"}, "got first_fusion 'projected,1,projected'"),
+        ({"self_term": "absorb"}, "got merge with alpha_init auto and self_term absorb"),
+        ({"initial_fusion": "projected,1,projected"}, "got initial_fusion 'projected,1,projected'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, text):

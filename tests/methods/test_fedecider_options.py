@@ -80,7 +80,7 @@ def test_frozen_weights_are_the_same_per_client_and_per_module(frozen):
 
 
 def test_absorbing_per_module_changes_nothing_of_the_own_part():
-    config = FedeciderConfig(own_slot="absorb", alpha_per="module", **RATE)
+    config = FedeciderConfig(self_term="absorb", alpha_per="module", **RATE)
     recommender = toy_recommender()
     state, records = run(fedecider(recommender, config), 3, 2)
     for client in range(3):
@@ -107,7 +107,7 @@ def test_norms_of_every_module_are_logged():
 
 
 OPTIONS = [
-    slow({"alpha_per": "module", "own_slot": "absorb"}),
+    slow({"alpha_per": "module", "self_term": "absorb"}),
     {"alpha_per": "module"},
     slow({"alpha_per": "module", "ablation": "wo_sep"}),
 ]

@@ -55,7 +55,7 @@ def updates(recommender, config, state, client):
 
 
 @pytest.mark.parametrize(
-    ("settings", "own_weight"), [({}, "norm"), ({"own_slot": "absorb"}, "norm"), ({"own_slot": "raw"}, "one")]
+    ("settings", "own_weight"), [({}, "norm"), ({"self_term": "absorb"}, "norm"), ({"self_term": "raw"}, "one")]
 )
 def test_weights_after_round_one_are_the_own_norm_and_its_share(settings, own_weight):
     state, records = run(build(**AUTO, alpha_peers=0.25, **settings), 3, 1)
@@ -91,7 +91,7 @@ def test_an_untrained_module_starts_from_the_mean_of_the_others():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"alpha_per": "module"}, {"alpha_per": "module", "own_slot": "absorb"}, {"own_slot": "raw"}]
+    "settings", [{"alpha_per": "module"}, {"alpha_per": "module", "self_term": "absorb"}, {"self_term": "raw"}]
 )
 def test_the_first_broadcast_leaves_the_model_as_it_is(settings):
     recommender, config = toy_recommender(), FedeciderConfig(**AUTO, **settings)
@@ -204,7 +204,7 @@ def test_a_client_goes_as_far_to_the_mean_as_its_validation_items_clearly_like(f
     recommender = liking(toy_recommender(), own_weight)
     if share == 0.0:  # the sum has the own weight 1 as well and would be liked first
         recommender = recommender._replace(positions=_likes_no_peers(recommender))
-    state, _ = run(build(recommender, **FROZEN, first_fusion=FUSIONS), 3, 3)
+    state, _ = run(build(recommender, **FROZEN, initial_fusion=FUSIONS), 3, 3)
     start, _ = run(build(**FROZEN), 3, 1)
     norm_K1 = start.local["alpha"].diagonal()[:, None]
     expected = torch.full((3, 3), peer_weight).fill_diagonal_(own_weight)
@@ -222,7 +222,7 @@ def _likes_no_peers(recommender):
 
 
 def test_where_nothing_is_clearly_better_the_first_entry_stays():
-    tried, _ = run(build(liking(toy_recommender(), 9.0), **AUTO, alpha_peers=0.25, first_fusion=FUSIONS), 3, 3)
+    tried, _ = run(build(liking(toy_recommender(), 9.0), **AUTO, alpha_peers=0.25, initial_fusion=FUSIONS), 3, 3)
     plain, _ = run(build(**AUTO, alpha_peers=0.25), 3, 3)
     assert same(tried.server, plain.server)
     assert torch.equal(tried.local["alpha"], plain.local["alpha"])
@@ -230,7 +230,7 @@ def test_where_nothing_is_clearly_better_the_first_entry_stays():
 
 def test_one_entry_is_taken_unseen(frozen):
     """The mean by hand: a third of the raw own update, a third of the own norm for the others, layer by layer."""
-    config = FedeciderConfig(**FROZEN, alpha_per="module", own_slot="raw", first_fusion="1")
+    config = FedeciderConfig(**FROZEN, alpha_per="module", self_term="raw", initial_fusion="1")
     recommender = toy_recommender()
     before, _ = run(fedecider(recommender, config), 3, 1)
     own = take_row(before.local, 1)
@@ -258,7 +258,7 @@ def test_one_weight_a_client_is_a_mean_over_the_layers_that_it_came_in(frozen):
     own, received = pair(), pair(3)
     for part in ("a", "b"):
         received[f"table.lora_{part}"] = torch.zeros_like(received[f"table.lora_{part}"])
-    config = FedeciderConfig(**FROZEN, own_slot="raw", first_fusion="1")
+    config = FedeciderConfig(**FROZEN, self_term="raw", initial_fusion="1")
     row = {"alpha": torch.ones(3), **with_prefix(own, "own")}
     fused = fused_start(config, row, received, 0, 1.0)
     torch.testing.assert_close(
@@ -270,19 +270,19 @@ def test_one_weight_a_client_is_a_mean_over_the_layers_that_it_came_in(frozen):
 
 
 def test_nobody_chooses_before_another_client_has_trained(frozen):
-    method = build(**FROZEN, first_fusion=FUSIONS)
+    method = build(**FROZEN, initial_fusion=FUSIONS)
     before, _ = run(method, 1, 2)  # client 0 alone, twice
     assert before.local["fitted"].tolist() == [-1, -1, -1]
 
 
 VARIANTS = [
     {"alpha_peers": 0.25},
-    {"alpha_peers": 0.25, "first_fusion": FUSIONS},
+    {"alpha_peers": 0.25, "initial_fusion": FUSIONS},
     slow({"alpha_per": "module"}),
-    slow({"own_slot": "absorb", "alpha_per": "module", "alpha_peers": 0.25}),
-    slow({"own_slot": "raw"}),
-    {"own_slot": "raw", "alpha_per": "module", "alpha_peers": 1.0, "merge": True, "first_fusion": "projected,1,0"},
-    slow({"own_slot": "raw", "merge": True}),
+    slow({"self_term": "absorb", "alpha_per": "module", "alpha_peers": 0.25}),
+    slow({"self_term": "raw"}),
+    {"self_term": "raw", "alpha_per": "module", "alpha_peers": 1.0, "merge": True, "initial_fusion": "projected,1,0"},
+    slow({"self_term": "raw", "merge": True}),
 ]
 
 
@@ -317,7 +317,7 @@ def test_resuming_between_the_first_rounds_of_two_clients_changes_nothing(settin
 
 
 def test_frozen_without_peers_it_is_local_training(frozen):
-    state, _ = run(build(**AUTO, own_slot="raw"), 3, 3)
+    state, _ = run(build(**AUTO, self_term="raw"), 3, 3)
     alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 3)
     for key, tensor in without_prefix(alone.local, "own").items():
         torch.testing.assert_close(state.local[f"own.{key}"], tensor, rtol=1e-2, atol=1e-4)
@@ -339,13 +339,13 @@ def test_the_curve_of_the_weights_begins_with_the_client_alone():
         ({"alpha_init": float("inf")}, "got alpha_init inf"),
         ({"alpha_peers": 0.1}, "got alpha_peers 0.1 with alpha_init 2.0"),
         ({**AUTO, "alpha_peers": -0.1}, "got alpha_peers -0.1"),
-        ({**AUTO, "first_fusion": "1,0"}, "got first_fusion 1,0 with alpha_peers 0"),
-        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "1,2"}, "got first_fusion '1,2', expected different numbers"),
-        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "half"}, "got first_fusion 'half'"),
-        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "sum,0,sum"}, "got first_fusion 'sum,0,sum'"),
-        ({**AUTO, "alpha_peers": 1.0, "first_fusion": ""}, "got first_fusion '', expected different numbers"),
-        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "sum,"}, "got first_fusion '', expected different numbers"),
-        ({**AUTO, "alpha_peers": 1.0, "first_fusion": "projected,,0.5"}, "got first_fusion ',0.5'"),
+        ({**AUTO, "initial_fusion": "1,0"}, "got initial_fusion 1,0 with alpha_peers 0"),
+        ({**AUTO, "alpha_peers": 1.0, "initial_fusion": "1,2"}, "got initial_fusion '1,2', expected different numbers"),
+        ({**AUTO, "alpha_peers": 1.0, "initial_fusion": "half"}, "got initial_fusion 'half'"),
+        ({**AUTO, "alpha_peers": 1.0, "initial_fusion": "sum,0,sum"}, "got initial_fusion 'sum,0,sum'"),
+        ({**AUTO, "alpha_peers": 1.0, "initial_fusion": ""}, "got initial_fusion '', expected different numbers"),
+        ({**AUTO, "alpha_peers": 1.0, "initial_fusion": "sum,"}, "got initial_fusion '', expected different numbers"),
+        ({**AUTO, "alpha_peers": 1.0, "initial_fusion": "projected,,0.5"}, "got initial_fusion ',0.5'"),
         ({**AUTO, "ablation": "wo_per"}, "got alpha_init auto with wo_per"),
         ({**AUTO, "ablation": "wo_decomp"}, "got alpha_init auto with wo_decomp"),
         ({**AUTO, "ablation": "wo_sep"}, "got alpha_init auto with wo_sep"),

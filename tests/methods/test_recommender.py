@@ -157,7 +157,7 @@ def test_rows_of_the_output_have_a_rate_of_their_own(parts):
     moved = {}
     for rate in (1.0, 8.0):
         recommender = recommender_of(parts, targets=("attention", "output"))
-        training = replace(recommender.training, learning_rate=1e-3, output_rate=rate)
+        training = replace(recommender.training, learning_rate=1e-3, output_lr_multiplier=rate)
         start = initial_adapters(adapter_shapes(recommender.model), 0)
         load_plain(recommender.model, start)
         adapters = train_locally(recommender._replace(training=training), 0, 1).adapters
@@ -197,7 +197,7 @@ def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     recommender = recommender_of(parts, targets=("attention", "output"))
-    training = replace(recommender.training, schedule=schedule, local_epochs=2, output_rate=3.0)
+    training = replace(recommender.training, schedule=schedule, local_epochs=2, output_lr_multiplier=3.0)
     alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
     trained = train_locally(recommender._replace(training=training), 0, 1, alpha=alpha, alpha_learning_rate=0.5)
     progress = torch.arange(len(seen)) / len(seen)
@@ -224,7 +224,7 @@ def test_rates_fall_from_round_to_round(parts, monkeypatch):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     recommender = recommender_of(parts, targets=("attention", "output"))
-    training = replace(recommender.training, round_decay=0.5, local_epochs=1, output_rate=3.0)
+    training = replace(recommender.training, lr_decay_per_round=0.5, local_epochs=1, output_lr_multiplier=3.0)
     alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
     for round in (1, 3):
         train_locally(recommender._replace(training=training), 0, round, alpha=alpha, alpha_learning_rate=0.5)

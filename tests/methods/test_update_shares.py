@@ -22,7 +22,7 @@ def finished(request):
     method = METHODS[request.param].build(recommender, METHODS[request.param].config())
     state, _ = run(method, 3, 2)
     settings = SimpleNamespace(
-        run=RunConfig(method=request.param, update_shares="0, 0.5,1,0.25"), method=METHODS[request.param].config()
+        run=RunConfig(method=request.param, update_scales="0, 0.5,1,0.25"), method=METHODS[request.param].config()
     )
     return settings, method, recommender, state
 
@@ -53,4 +53,4 @@ def test_each_client_takes_what_its_validation_items_like_best(finished):
 @pytest.mark.parametrize("shares", ["", "a", "0,0", "1.5", "-0.1,1", "nan"])
 def test_bad_shares_are_named(shares):
     with pytest.raises(ValueError, match="expected different numbers from 0 to 1"):
-        RunConfig(update_shares=shares)
+        RunConfig(update_scales=shares)

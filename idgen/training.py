@@ -174,8 +174,8 @@ class BackboneTraining(TrainConfig):
         epochs: The number of passes over the data.
         max_steps: The number of optimiser steps; 0 takes as many as epochs says.
         table_lr_multiplier: The factor on the learning rate of the token embeddings. A table of item tokens has to move
-            much further than layers that start well. 0 never trains it, the layers alone are: item vectors stay those of
-            the texts, and the vector of an item that comes later stands among them as any other.
+            much further than layers that start well. 0 never trains it, the layers alone are: item vectors stay those
+            of the texts, and the vector of an item that comes later stands among them as any other.
     """
 
     epochs: ZeroOrMore = 1

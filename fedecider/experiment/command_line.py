@@ -111,8 +111,8 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     templates = settings.run.pretrain.samples.templates
     if settings.ranking.prior_correction > 0.0 and templates == "history":
         raise ValueError(
-            f"got prior_correction {settings.ranking.prior_correction} with samples.templates {templates}, whose prompts are "
-            "empty without a history, expected prior_correction 0, or templates with words"
+            f"got prior_correction {settings.ranking.prior_correction} with samples.templates {templates}, whose prompts "
+            "are empty without a history, expected prior_correction 0, or templates with words"
         )
     if settings.run.method != method:
         raise ValueError(
@@ -155,7 +155,8 @@ def _check_output_rate(settings: Settings) -> None:
     targets, output = settings.run.lora_settings.targets, ROLES["output"]
     if settings.training.output_lr_multiplier != 1.0 and not {"output", "table", *output} & set(targets):
         raise ValueError(
-            f"got output_lr_multiplier {settings.training.output_lr_multiplier} with lora_targets {','.join(targets)}, expected output "
+            f"got output_lr_multiplier {settings.training.output_lr_multiplier} with lora_targets "
+            f"{','.join(targets)}, expected output "
             "or table among them: no other adapter has that rate. Add one to lora_targets"
         )
 

@@ -196,7 +196,7 @@ class LocalTraining(TrainConfig):
         lr_decay_per_round: The factor on every learning rate from one round to the next. Below 1 the first rounds may
             take large steps and late ones still settle, which takes fewer rounds, so less is sent.
         output_lr_multiplier: The factor on the learning rate of B in the adapter of the output or the table. Its rows
-            say what items mean: they may have to move much further than layers that start well (A is shared by all items).
+            say what items mean: they may have to move much further than layers that start well (A is shared by all).
         user_privacy: Bounded gradients and noise that hide each single user of a client.
     """
 

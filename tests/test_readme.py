@@ -128,7 +128,7 @@ def anchors(path: Path) -> set[str]:
 
 def test_the_readme_stays_short_and_every_document_is_listed():
     text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 110
+    assert len(text.splitlines()) < 125
     assert text.count("```mermaid") == 1
     listed = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
     for document in DOCUMENTS:

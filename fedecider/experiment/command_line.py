@@ -111,8 +111,8 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     templates = settings.run.pretrain.samples.templates
     if settings.ranking.prior_correction > 0.0 and templates == "history":
         raise ValueError(
-            f"got prior_correction {settings.ranking.prior_correction} with samples.templates {templates}, whose prompts "
-            "are empty without a history, expected prior_correction 0, or templates with words"
+            f"got prior_correction {settings.ranking.prior_correction} with samples.templates {templates}, whose "
+            "prompts are empty without a history, expected prior_correction 0, or templates with words"
         )
     if settings.run.method != method:
         raise ValueError(

@@ -191,8 +191,7 @@ SAME_PERSONS = {"a": [str(user) for user in range(30)], "b": [str(user) for user
 
 @pytest.mark.parametrize("persons", [None, SAME_PERSONS])
 def test_comparisons_that_share_their_draws_get_what_they_get_alone(monkeypatch, persons):
-    for module in ("bootstrap", "statistics"):
-        monkeypatch.setattr(f"fedecider.evaluation.{module}.CHUNK", 300)  # several chunks of draws
+    monkeypatch.setattr("fedecider.evaluation.statistics.CHUNK", 300)  # several chunks of draws
     monkeypatch.setattr("fedecider.evaluation.statistics.HELD", 240)  # two comparisons at a time
     draw = generator(3)
     table = {name: {domain: torch.randint(0, 30, (2, 30), generator=draw) for domain in "ab"} for name in "xyz"}

@@ -129,14 +129,16 @@ def test_domains_are_chosen_and_a_foreign_pool_is_no_client(data, tmp_path, caps
     assert "got domains ['songs.1'] without client users" in capsys.readouterr().err
 
 
-def test_other_commands_say_that_the_run_is_none_of_theirs(data, tmp_path, capsys):
+def test_the_page_is_made_again_and_other_commands_say_that_the_run_is_none_of_theirs(data, tmp_path, capsys):
     assert call(data, tmp_path / "run", "--num_rounds", "1") == 0
-    for main, words in (
-        (report.main, "a run of an ID-based method"),
-        (audit.main, "ID-based methods, which has no audit"),
-    ):
-        assert main(["--run", str(tmp_path / "run")]) == 2
-        assert words in capsys.readouterr().err
+    page = tmp_path / "run" / "report.html"
+    first = page.read_bytes()
+    assert b"films.1" in first
+    page.unlink()
+    assert report.main(["--run", str(tmp_path / "run")]) == 0
+    assert page.read_bytes() == first
+    assert audit.main(["--run", str(tmp_path / "run")]) == 2
+    assert "ID-based methods, which has no audit" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a run without a language model, expected one of the LLM track"):
         read_llm_run(tmp_path / "run")
 

@@ -96,9 +96,9 @@ class FedeciderConfig:
         initial_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they
             first reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from
             0 to 1: 1 - t (n - 1) / n of the own update and t / n of its norm for each of the others, so that 0 is the
-            client alone and 1 the mean of the n directions that hold anything in a layer. projected: in every layer those that
-            make the fusion as large as the own update along each direction, a sum of directions that have nothing in
-            common and a mean of equal ones.
+            client alone and 1 the mean of the n directions that hold anything in a layer. projected: in every layer
+            those that make the fusion as large as the own update along each direction, a sum of directions that have
+            nothing in common and a mean of equal ones.
             Several, separated by commas, stand in order of preference: one gives way to a later one that ranks the
             client's own validation items better by a standard error.
         merge: If true, what a client has trained and taken in stays in its model with the weights that it had then, and

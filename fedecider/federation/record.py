@@ -142,7 +142,7 @@ def _with_fields(value: Any, fields: Mapping[str, type], place: str) -> dict[str
         raise ValueError(f"got a damaged {place} ({type(value).__name__}), expected an object. Restore it from a copy")
     for name, kind in fields.items():
         one = value.get(name)
-        fits = isinstance(one, (int, float) if kind is float else kind) and not isinstance(one, bool)
+        fits = isinstance(one, (int, float) if kind is float else kind) and (kind is bool) == isinstance(one, bool)
         if not fits or (kind is float and isinstance(one, int) and one.bit_length() > 1023):  # no float is so large
             found = f"{name} is {str(one)[:40]!r}" if name in value else f"no {name}"
             raise ValueError(

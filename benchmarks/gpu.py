@@ -57,7 +57,8 @@ from idgen.decode import constrained_beam_search
 from idgen.item_ids import ItemIds
 from idgen.precision import Quantize
 from idgen.prompts import SampleConfig, prompt_texts
-from idgen.ranking import RankingConfig, rank_task
+from idgen.ranking import rank_task
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
 from idgen.training import BackboneTraining

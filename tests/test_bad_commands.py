@@ -115,6 +115,7 @@ def refused(capsys, expected: str, script: str, *words: str) -> str:
 @pytest.fixture
 def _no_work(monkeypatch):
     """Whatever is refused here must be refused before a stage is built."""
+    import fedecider.experiment.verify  # noqa: F401 (else it would take the name from below, and keep it)
 
     def build(*arguments, **options):
         raise AssertionError("work has begun")

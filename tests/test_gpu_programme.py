@@ -23,7 +23,7 @@ from idgen import alternating, id_generator, soft_ids
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone
 from idgen.item_ids import ladder
 from idgen.prompts import SampleConfig
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.tokenizer import load_tokenizer
 from idgen.training import BackboneTraining
 

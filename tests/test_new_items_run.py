@@ -24,8 +24,8 @@ from fedecider.experiment import prepare as setup
 from fedecider.experiment.settings import PretrainConfig
 from fedecider.models import item_texts
 from fedecider.models import loaded as new_items
-from fedecider.models.export import ItemTable
 from fedecider.models.folders import write_manifest
+from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender

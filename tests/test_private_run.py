@@ -91,7 +91,7 @@ REFUSED = {
     "a search on samples": (("--method", "fdlora", *USERS), "expected another method: fusion weights"),
     "texts of users": (
         ("--config", str(REPOSITORY / "configs" / "demo.yaml"), "--method", "fedavg", *USERS),
-        "expected 0 and none: a sample has to be of one user alone",
+        "expected false and none: a sample has to be of one user alone",
     ),
 }
 

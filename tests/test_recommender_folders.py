@@ -12,8 +12,8 @@ from test_pretrained_recommender import copy, rec, run  # noqa: F401
 
 from fedecider.models.folders import MANIFEST_FILE, write_manifest
 from fedecider.models.hybrid import SETTINGS_FILE
-from fedecider.models.loaded import find_source
 from fedecider.models.recommender import Recommender
+from fedecider.models.source import find_source
 
 pytestmark = pytest.mark.whole
 

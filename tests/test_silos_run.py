@@ -32,7 +32,7 @@ from fedecider.models.folders import privacy_lines, read_recipe
 from fedecider.models.recommender import Recommender
 from idgen.backbone import BackboneConfig
 from idgen.prompts import SampleConfig
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.samples import nearest_items as near
 from idgen.training import BackboneTraining

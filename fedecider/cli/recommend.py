@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedecider.models.histories import Answer
-from fedecider.models.loaded import popular_items
+from fedecider.models.source import popular_items
 from fedecider.running.machine import checked_device
 from fedecider.running.options import build_parser, parse, run
 from fedecider.running.progress import console

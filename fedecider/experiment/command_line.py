@@ -33,7 +33,7 @@ from fedecider.running.options import (
 )
 from fedecider.running.run_folder import RunFolder, damage_names
 from idgen.precision import bf16_speedup, fastest, in_words
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 COMMON = (
     "help",

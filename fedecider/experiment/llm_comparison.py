@@ -86,7 +86,7 @@ from fedecider.running.run_folder import (
     read_object,
     read_run,
 )
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.text_vectors import item_vectors
 
 # What is compared with what.

@@ -68,7 +68,8 @@ from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, t
 from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases, user_texts
 from idgen.precision import check_quantize
 from idgen.prompts import prompt_texts
-from idgen.ranking import RankingConfig, eval_users, rank_task, with_prior
+from idgen.ranking import eval_users, rank_task, with_prior
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Neighbours, Task, build_task, catalogue_task, nearest_items
 from idgen.text_vectors import TextProjection, text_projection
 from idgen.tokenizer import load_tokenizer, train_tokenizer

@@ -50,8 +50,9 @@ from fedecider.methods.local_training import user_epsilon, user_report
 from fedecider.methods.recommender import ClientModels, common_rows
 from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.models.counts import Counts
-from fedecider.models.export import LOCAL_BACKBONE, Card, ItemTable, export_adapter
-from fedecider.models.folders import Recipe, prompt_layout, write_manifest, write_recipe
+from fedecider.models.export import Card, export_adapter, prompt_layout
+from fedecider.models.folders import Recipe, write_manifest, write_recipe
+from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE
 from fedecider.models.loaded import TEXT_FOLDER
 from fedecider.report.analyses import WAYS, message_bytes, total_bytes

@@ -39,8 +39,8 @@ from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import travelling_shapes
 from fedecider.models.adapters import AdapterShape
-from fedecider.models.export import WEIGHTS_FILE
 from fedecider.models.folders import read_llm_run
+from fedecider.models.item_table import WEIGHTS_FILE
 from fedecider.models.item_texts import TEXT_ENCODER
 from fedecider.report.analyses import (
     MAX_TEXTS,

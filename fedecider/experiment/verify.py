@@ -16,9 +16,10 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
 from fedecider.experiment.rows import MEMORY_ROW, memory_positions, with_memory
-from fedecider.models.export import load_adapter, read_item_ids
+from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import load_memory
+from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import model_scores
 from fedecider.running.run_folder import RunFolder, damage_names, read_object
 from idgen.backbone import load_backbone

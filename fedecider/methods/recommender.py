@@ -33,7 +33,8 @@ from fedecider.federation.parties import Processes
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
-from idgen.ranking import RankingConfig, eval_users, rank_task
+from idgen.ranking import eval_users, rank_task
+from idgen.ranking_config import RankingConfig
 from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
 from idgen.training import TrainConfig
 

@@ -1,7 +1,5 @@
 """Adapters as plain PEFT folders, with items, card and a check after reloading.
 
-Nothing of peft is imported here, which takes seconds: who asks for titles alone does not wait for it.
-
 The folder holds ``adapter_config.json`` and ``adapter_model.safetensors`` (PEFT's format), ``item_ids.json`` (item key
 to title, ID text and token IDs: all that is needed to rebuild the trie) and ``README.md`` (`fedecider.models.export`).
 
@@ -10,7 +8,6 @@ Shape legend: K domains, R rank, I in features, O out features.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -31,103 +28,20 @@ from torch import Tensor
 from fedecider.federation.method import Tree
 from fedecider.models.adapters import FACTORS, HEAD, adapted_embeddings, fused_factors, module_names
 from fedecider.models.directions import compact
+from fedecider.models.item_table import (
+    CONFIG_FILE,
+    INNER_BACKBONE,
+    LOCAL_BACKBONE,
+    WEIGHTS_FILE,
+    ItemTable,
+    check_items,
+    write_items,
+)
 from idgen.backbones.families import family_of, unwrap
 from idgen.precision import keep_trainable, loading_options, quantize_of
-
-# The files of an adapter's folder, and the table of its items: key, title, ID text and token IDs.
-
-CONFIG_FILE = "adapter_config.json"
-ITEM_FILE = "item_ids.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-
-
-class ItemTable(NamedTuple):
-    """The items that a client's model can recommend, in item-number order."""
-
-    keys: Sequence[str]
-    titles: Sequence[str]
-    id_texts: Sequence[str]
-    token_ids: Sequence[Sequence[int]]
-    """Without the end token; the trie is built from these."""
-    catalogue: str = ""
-    """What prompts call it where that is not the domain's name, as for silos."""
-
-    def columns(self) -> dict[str, Sequence[Any]]:
-        """What every item has."""
-        return {name: value for name, value in self._asdict().items() if name != "catalogue"}
-
-
-def read_item_ids(folder: Path) -> ItemTable:
-    """The item table of an adapter folder.
-
-    Raises:
-        ValueError: the file is damaged, or it was written for other adapter weights.
-    """
-    path = folder / ITEM_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        entries, recorded = content["items"], content["adapter_sha256"]
-        table = ItemTable(
-            keys=list(entries),
-            titles=[entry["title"] for entry in entries.values()],
-            id_texts=[entry["id"] for entry in entries.values()],
-            token_ids=[entry["tokens"] for entry in entries.values()],
-            catalogue=content.get("catalogue", ""),
-        )
-        check_items(table)
-        _check_entries(table)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"got a damaged {path} ({error}), expected the file that the export wrote; export again"
-        ) from error
-    if not (folder / WEIGHTS_FILE).is_file():
-        raise ValueError(f"no {folder / WEIGHTS_FILE} beside its item table, expected both; export again")
-    actual = _digest(folder / WEIGHTS_FILE)
-    if actual != recorded:
-        raise ValueError(
-            f"got adapter weights {actual[:12]} beside an item table for {recorded[:12]} in {folder}, expected the "
-            "pair of one export; item IDs of another run would recommend other items"
-        )
-    return table
-
-
-def write_items(folder: Path, items: ItemTable, end_token: int | None) -> None:
-    """Write the table beside the weights in ``folder``, whose digest it holds; ``end_token`` closes an ID."""
-    entries = {
-        key: {"title": title, "id": id_text, "tokens": list(tokens)}
-        for key, title, id_text, tokens in zip(*items.columns().values(), strict=True)
-    }
-    content = {
-        **({"catalogue": items.catalogue} if items.catalogue else {}),
-        "adapter_sha256": _digest(folder / WEIGHTS_FILE),
-        "eos_token_id": end_token,
-        "items": entries,
-    }
-    (folder / ITEM_FILE).write_text(json.dumps(content, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-
-
-def check_items(items: ItemTable) -> None:
-    """``ValueError`` for columns of different sizes, no item, or a key that stands twice."""
-    sizes = {name: len(column) for name, column in items.columns().items()}
-    if len(set(sizes.values())) != 1 or not items.keys:
-        raise ValueError(f"got item columns of sizes {sizes}, expected equal ones of at least 1; rebuild the item IDs")
-    if len(set(items.keys)) != len(items.keys):
-        raise ValueError("got duplicate item keys, expected each once; prepare the domain again")
-
-
-def _check_entries(items: ItemTable) -> None:
-    if not isinstance(items.catalogue, str):
-        raise ValueError("the name of the catalogue is no text")
-    for key, title, id_text, tokens in zip(*items.columns().values(), strict=True):
-        if not isinstance(title, str) or not isinstance(id_text, str):
-            raise ValueError(f"title or ID of {key!r} is no text")
-        if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
-            raise ValueError(f"tokens of {key!r} are no list of numbers from 0 on")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
+from idgen.prompts import SEPARATOR, load_templates, split_wording
+from idgen.ranking_config import RankingConfig
+from idgen.samples import Task
 
 # The program of a model card: from titles to the ten best next items, with transformers and peft alone.
 
@@ -252,13 +166,43 @@ def _search(prompt: PromptLayout) -> str:
     )
 
 
+# What a model card says about prompts, taken from a task and the settings of decoding.
+
+WITHOUT_USER = 1
+"""The wording of template 0 for an unknown user, in the tables of `idgen.segments.PromptParts`."""
+
+
+def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str) -> PromptLayout:
+    """The prompt of template 0 for an unknown user, as `idgen.samples.encode_histories` writes it for ``model``."""
+    samples, parts, family = task.config, task.parts, family_of(model)
+    before, after = split_wording(load_templates(samples.templates)[0].no_user, catalogue)
+
+    def tokens(segments: Any) -> tuple[int, ...]:
+        starts = [(int(parts.segments.start_G[one]), int(parts.segments.length_G[one])) for one in segments]
+        return tuple(int(token) for start, length in starts for token in parts.segments.token_F[start : start + length])
+
+    return PromptLayout(
+        before=" ".join(before),
+        after=" ".join(after),
+        separator=None if samples.is_row else SEPARATOR,
+        end_token=task.trie.eos_token_id,
+        max_history=samples.shown_history,
+        newest_first=samples.newest_first,
+        max_tokens=samples.max_source_tokens,
+        num_beams=ranking.num_beams,
+        prior_correction=ranking.prior_correction,
+        auto_class=family.auto_class,
+        continues_prompt=family.continues_prompt,
+        before_tokens=tokens(parts.before_PL[WITHOUT_USER]),
+        separator_tokens=tokens(parts.separator_K[:1]),
+        after_tokens=tokens(parts.after_PL[WITHOUT_USER]),
+        longest_id=max(map(len, task.item_ids.token_ids)),
+    )
+
+
 # The model card of an exported adapter: how prompts are written, a program that needs no code of ours, and
 # results.
 
-LOCAL_BACKBONE = "../../backbone"
-"""The backbone of a run folder, seen from ``adapters/<domain>/``."""
-INNER_BACKBONE = "backbone"
-"""The backbone in a folder that stands for itself, seen from there."""
 INTERVALS_SHOWN = ("hit@10", "ndcg@10", "mrr@10")
 
 Intervals = Mapping[str, Mapping[str, Mapping[str, float]]]

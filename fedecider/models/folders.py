@@ -15,15 +15,11 @@ from typing import Any, NamedTuple
 
 from fedecider.data.store import file_sha256
 from fedecider.federation.record import read_json, write_json
-from fedecider.models.export import PromptLayout
 from fedecider.running.options import from_plain
 from fedecider.running.run_folder import RunFolder, as_plain, damage_names, damaged, read_object, read_run
-from idgen.backbones.families import family_of
-from idgen.item_ids import TITLE_WORDS, TITLES_AS_WRITTEN, Words
 from idgen.precision import Quantize
-from idgen.prompts import SEPARATOR, SampleConfig, load_templates, split_wording
-from idgen.ranking import RankingConfig
-from idgen.samples import Task
+from idgen.prompts import SampleConfig
+from idgen.ranking_config import RankingConfig
 
 # ``run.json`` of a run of the LLM track.
 
@@ -71,8 +67,10 @@ class Recipe(NamedTuple):
     """What the card says of the run (`fedecider.experiment.results`); empty where nothing is known."""
 
     @property
-    def words(self) -> Words:
-        """How the ID of an item that comes later is made of its text."""
+    def words(self) -> Any:
+        """How the ID of an item that comes later is made of its text (`idgen.item_ids.Words`)."""
+        from idgen.item_ids import TITLE_WORDS, TITLES_AS_WRITTEN  # libraries of models, which most readers do without
+
         return TITLES_AS_WRITTEN if self.titles_as_written else TITLE_WORDS
 
     @property
@@ -177,40 +175,6 @@ def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) ->
         else "The client's private memory, counts of real users, is not in this folder."
     )
     return [*lines, "`item_ids.json` holds the keys and titles of the whole catalogue, and nothing of users."]
-
-
-# What a model card says about prompts, taken from a task and the settings of decoding.
-
-WITHOUT_USER = 1
-"""The wording of template 0 for an unknown user, in the tables of `idgen.segments.PromptParts`."""
-
-
-def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str) -> PromptLayout:
-    """The prompt of template 0 for an unknown user, as `idgen.samples.encode_histories` writes it for ``model``."""
-    samples, parts, family = task.config, task.parts, family_of(model)
-    before, after = split_wording(load_templates(samples.templates)[0].no_user, catalogue)
-
-    def tokens(segments: Any) -> tuple[int, ...]:
-        starts = [(int(parts.segments.start_G[one]), int(parts.segments.length_G[one])) for one in segments]
-        return tuple(int(token) for start, length in starts for token in parts.segments.token_F[start : start + length])
-
-    return PromptLayout(
-        before=" ".join(before),
-        after=" ".join(after),
-        separator=None if samples.is_row else SEPARATOR,
-        end_token=task.trie.eos_token_id,
-        max_history=samples.shown_history,
-        newest_first=samples.newest_first,
-        max_tokens=samples.max_source_tokens,
-        num_beams=ranking.num_beams,
-        prior_correction=ranking.prior_correction,
-        auto_class=family.auto_class,
-        continues_prompt=family.continues_prompt,
-        before_tokens=tokens(parts.before_PL[WITHOUT_USER]),
-        separator_tokens=tokens(parts.separator_K[:1]),
-        after_tokens=tokens(parts.after_PL[WITHOUT_USER]),
-        longest_id=max(map(len, task.item_ids.token_ids)),
-    )
 
 
 # Checksums of everything that a run hands over, so that a changed file is refused instead of used.

@@ -23,25 +23,8 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
-from fedecider.models.export import (
-    CONFIG_FILE,
-    INNER_BACKBONE,
-    ITEM_FILE,
-    WEIGHTS_FILE,
-    Card,
-    model_card,
-    read_item_ids,
-    without_adapters,
-)
-from fedecider.models.folders import (
-    MANIFEST_FILE,
-    RECIPE_FILE,
-    data_lines,
-    privacy_lines,
-    prompt_layout,
-    write_manifest,
-    write_recipe,
-)
+from fedecider.models.export import Card, model_card, prompt_layout, without_adapters
+from fedecider.models.folders import MANIFEST_FILE, RECIPE_FILE, data_lines, privacy_lines, write_manifest, write_recipe
 from fedecider.models.histories import (
     Answer,
     History,
@@ -54,28 +37,31 @@ from fedecider.models.histories import (
     resolve_history,
 )
 from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Memory, load_memory
+from fedecider.models.item_table import CONFIG_FILE, INNER_BACKBONE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
 from fedecider.models.item_texts import PROJECTION_FILE
 from fedecider.models.loaded import (
+    TEXT_FOLDER,
+    Loaded,
+    NewItem,
+    NewTexts,
+    adapted,
+    add_items,
+    as_new_item,
+    check_same_base,
+    mix,
+    ready_to_rank,
+    search,
+    search_without_history,
+)
+from fedecider.models.source import (
     ADAPTER_FILES,
     BACKBONE_FOLDER,
     HUB_NAME,
     MEMORY_FOLDER,
     NO_HISTORY_MEMORY,
-    TEXT_FOLDER,
-    Loaded,
-    NewItem,
-    NewTexts,
     Place,
-    adapted,
-    add_items,
-    as_new_item,
-    check_same_base,
     find_source,
-    mix,
     most_popular,
-    ready_to_rank,
-    search,
-    search_without_history,
     verify_place,
 )
 from fedecider.running.machine import checked_device

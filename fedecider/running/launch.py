@@ -21,9 +21,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import torch
-from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers, get_available_trackers
-from accelerate.utils import InitProcessGroupKwargs, LoggerType, broadcast_object_list
 
 from fedecider.federation.parties import Placement, Processes
 from fedecider.federation.record import Recorder, plain, read_json, write_json
@@ -59,6 +56,9 @@ def check_trackers(text: str) -> None:
     Raises:
         ValueError: accelerate does not know a tracker, or its package is not installed; empty passes.
     """
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # it takes a second to import
+    from accelerate.utils import LoggerType
+
     installed = sorted(str(LoggerType(tracker).value) for tracker in get_available_trackers())
     for name in tracker_names(text):
         if name not in LOGGER_TYPE_TO_CLASS:
@@ -72,7 +72,7 @@ def check_trackers(text: str) -> None:
             )
 
 
-def open_trackers(accelerator: Accelerator, text: str, root: Path, settings: Mapping[str, Any]) -> None:
+def open_trackers(accelerator: Any, text: str, root: Path, settings: Mapping[str, Any]) -> None:
     """Start the trackers of ``text`` for the run in ``root``, or go on with those that it had, in the first process.
 
     ``settings``: nested plain values that a resumed run has too.
@@ -88,6 +88,8 @@ def open_trackers(accelerator: Accelerator, text: str, root: Path, settings: Map
     kept = read_json(folder / KEPT) if (folder / KEPT).is_file() else {}
     names = tracker_names(text)
     accelerator.project_configuration.set_directories(str(folder / "tensorboard"))
+    from accelerate.tracking import filter_trackers
+
     accelerator.log_with = filter_trackers(names, accelerator.logging_dir)
     own: dict[str, dict[str, Any]] = {}
     try:
@@ -114,7 +116,7 @@ def open_trackers(accelerator: Accelerator, text: str, root: Path, settings: Map
     write_json(folder / KEPT, kept)
 
 
-def end_trackers(accelerator: Accelerator, failed: bool) -> None:
+def end_trackers(accelerator: Any, failed: bool) -> None:
     """Close what is open and leave the process group; a run that failed is one in MLflow and W&B too."""
     for tracker in accelerator.trackers if failed else ():
         if tracker.name == "mlflow":
@@ -198,7 +200,8 @@ class Launch(NamedTuple):
     A process that ends inside its group may be aborted by the group's threads.
     """
 
-    accelerator: Accelerator
+    accelerator: Any
+    """An `accelerate.Accelerator`, which a command imports when it has read its options."""
     processes: Processes
     device: torch.device
 
@@ -207,8 +210,8 @@ class Launch(NamedTuple):
         return self.processes.index == 0
 
     @property
-    def deepspeed(self) -> Accelerator | None:
-        """The accelerator, when it was launched with a DeepSpeed config."""
+    def deepspeed(self) -> Any:
+        """The accelerator, or None unless it was launched with a DeepSpeed config."""
         return self.accelerator if self.accelerator.state.deepspeed_plugin is not None else None
 
     def placed(self, placement: Placement) -> Launch:
@@ -219,6 +222,8 @@ class Launch(NamedTuple):
         """What the first process gives, in every process; Python objects of a moderate size."""
         if self.processes.count == 1:
             return value
+        from accelerate.utils import broadcast_object_list
+
         box = [value]
         broadcast_object_list(box)
         return box[0]
@@ -249,6 +254,9 @@ def start(num_threads: int = 0, trackers: str = "") -> Launch:
         check_deepspeed(int(os.environ.get("WORLD_SIZE", "1")))
     if num_threads > 0:
         torch.set_num_threads(num_threads)
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available() and not sharded,  # accelerate drops DeepSpeed where the CPU is asked for
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],  # other processes wait for pre-training

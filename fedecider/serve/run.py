@@ -15,8 +15,8 @@ import torch
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedecider.models.loaded import find_source
 from fedecider.models.recommender import Recommender
+from fedecider.models.source import find_source
 from fedecider.running.progress import say
 from fedecider.serve.app import create_app
 from fedecider.serve.service import Limits, Metrics, ServeConfig, Service, api_key, is_local, known_hosts

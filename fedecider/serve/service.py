@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,7 +24,6 @@ from prometheus_client import (
 
 from fedecider.bounds import OneOrMore, Positive, at_least, check
 from fedecider.models.histories import Answer, Match
-from fedecider.models.recommender import Recommender
 
 # Settings of the service, and what they may not be together.
 
@@ -370,7 +369,7 @@ class Asked(NamedTuple):
 class Service:
     """Recommenders of all domains behind one queue and one thread that asks the models."""
 
-    def __init__(self, recommenders: Mapping[str, Recommender], limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, recommenders: Mapping[str, Any], limits: Limits, metrics: Metrics) -> None:
         """``ValueError`` where a run searches with more beams than ``max_beams``."""
         most = max(one.num_beams for one in recommenders.values())
         if most > limits.max_beams:
@@ -386,7 +385,7 @@ class Service:
     def alive(self) -> bool:
         return self._batcher.alive
 
-    def of(self, domain: str) -> Recommender:
+    def of(self, domain: str) -> Any:
         """The recommender of ``domain``. Raises ``UnknownDomain``."""
         if domain not in self.recommenders:
             names = ", ".join(self.recommenders)

@@ -23,7 +23,7 @@ from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora,
 from fedecider.testing.bench import Bench, Ran, differing, require, updated
 from fedecider.testing.shared_contract import SHARED
 from idgen.backbones.families import family_of, unwrap
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 # A tiny setting of the LLM track: a backbone of a few thousand weights and invented sequences of three domains.
 

@@ -15,22 +15,13 @@ from peft import PeftModel
 from tiny_causal import byte_level_tokenizer, tiny_causal
 
 from fedecider.models.adapters import LoraSettings, attach_lora
-from fedecider.models.export import (
-    LOCAL_BACKBONE,
-    Card,
-    ItemTable,
-    PromptLayout,
-    export_adapter,
-    model_card,
-    program,
-    read_item_ids,
-)
-from fedecider.models.folders import prompt_layout
+from fedecider.models.export import Card, PromptLayout, export_adapter, model_card, program, prompt_layout
+from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.item_ids import TITLE_WORDS, keyword_item_ids, phrase_item_ids, unique_phrases
 from idgen.prompts import SampleConfig
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import catalogue_task, encode_histories
 from idgen.tokenizer import load_tokenizer, train_tokenizer
 

@@ -9,7 +9,8 @@ from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.models.adapters import load_fusion
-from fedecider.models.export import Card, ItemTable, PromptLayout, export_adapter, read_item_ids, save_peft_folder
+from fedecider.models.export import Card, PromptLayout, export_adapter, save_peft_folder
+from fedecider.models.item_table import ItemTable, read_item_ids
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
 ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", "heir"], [[5, 9, 4], [7]])

@@ -11,7 +11,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.models.adapters import fused_factors, load_fusion
 from fedecider.models.directions import compact
-from fedecider.models.export import Card, ItemTable, PromptLayout, export_adapter
+from fedecider.models.export import Card, PromptLayout, export_adapter
+from fedecider.models.item_table import ItemTable
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
 ITEMS = ItemTable(["b7", "a2"], ["Émile's trial", "The heir"], ["trial emile", "heir"], [[5, 9, 4], [7]])

@@ -13,7 +13,7 @@ from fedecider.models import loaded as asking
 from fedecider.models.counts import count_events, training_contexts
 from fedecider.models.hybrid import HybridConfig, fit_memory
 from fedecider.models.loaded import mix
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 
 HISTORIES = [[1, 2], [3, 4, 5, 3]]
 

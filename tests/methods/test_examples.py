@@ -11,7 +11,7 @@ from fedecider.models.adapters import LoraSettings, attach_lora
 from idgen.backbone import BackboneConfig, build_backbone
 from idgen.item_ids import keyword_item_ids
 from idgen.prompts import SampleConfig
-from idgen.ranking import RankingConfig
+from idgen.ranking_config import RankingConfig
 from idgen.samples import build_task
 from idgen.tokenizer import train_tokenizer
 

@@ -28,7 +28,8 @@ from idgen.backbones.families import unwrap
 from idgen.decode import score_catalogue
 from idgen.item_ids import keyword_item_ids
 from idgen.prompts import SampleConfig
-from idgen.ranking import RankingConfig, rank_task
+from idgen.ranking import rank_task
+from idgen.ranking_config import RankingConfig
 from idgen.samples import build_task, eval_batches, num_samples
 from idgen.tokenizer import train_tokenizer
 from idgen.trie import Trie

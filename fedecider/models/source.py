@@ -1,0 +1,265 @@
+"""Where a recommender is loaded from, and what is popular there. No model is loaded, and no library of models imported.
+
+Nothing of a folder is trusted: only JSON and safetensors are read, and files that have checksums are compared first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedecider.data.store import file_sha256
+from fedecider.models.counts import popularity_probs
+from fedecider.models.folders import (
+    ADVICE,
+    MANIFEST_FILE,
+    RECIPE_FILE,
+    Recipe,
+    read_llm_run,
+    read_recipe,
+    recipe_of_run,
+    verify_manifest,
+)
+from fedecider.models.histories import Answer, Scored, check_k, recommendations
+from fedecider.models.hybrid import Memory, load_memory
+from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, WEIGHTS_FILE, read_item_ids
+from fedecider.running.run_folder import RunFolder, read_object
+
+# Where a recommender is loaded from: a run folder, a folder that was handed over, or a name of the hub.
+
+BACKBONE_FOLDER, MEMORY_FOLDER = "backbone", "memory"
+"""Inside a folder that `save_pretrained` wrote."""
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, RECIPE_FILE)
+READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
+"""What is fetched from the hub: no code and no pickle."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SOURCES = (
+    "Give the folder that scripts/federate.py printed at its end, one that save_pretrained wrote, or a name of the hub"
+)
+ANEW = "Copy or download the whole folder again, or save it anew with save_pretrained"
+
+
+class Place(NamedTuple):
+    """The parts of one domain's recommender."""
+
+    domain: str
+    adapter: Path
+    backbone: Path
+    memory: Path | None
+    """The folder of the client's private memory; None where there is none."""
+    recipe: Recipe
+
+
+class Source(NamedTuple):
+    """Folders with recommenders of one or more domains."""
+
+    name: str
+    """As it was asked for."""
+    adapters: Mapping[str, Path]
+    """Domain -> folder of its adapter, in the order of their names."""
+    run: RunFolder | None
+    """The run that they are part of; None for a folder that stands for itself."""
+
+    @property
+    def domains(self) -> list[str]:
+        return list(self.adapters)
+
+    def choose(self, domain: str | None) -> str:
+        """``domain``, or the only one for None.
+
+        Raises:
+            ValueError: there are several and none was named.
+            FileNotFoundError: there is no such one.
+        """
+        if domain is None:
+            if len(self.adapters) == 1:
+                return self.domains[0]
+            raise ValueError(f"got no domain for {self.name}, expected one of {self.domains}. Name it")
+        if domain not in self.adapters:
+            raise FileNotFoundError(
+                f"no adapter for domain {domain!r} in {self.name}; found {self.domains}. Give one of these"
+            )
+        return domain
+
+    def place(self, domain: str) -> Place:
+        """The parts of a domain's recommender, after their checksums were compared.
+
+        Raises:
+            FileNotFoundError: there is no such domain, or no backbone.
+            ValueError: a file was changed since it was handed over, is missing or damaged; the message names it.
+        """
+        adapter = self.adapters[self.choose(domain)]
+        if self.run is not None:
+            memory = _memory(self.run.private / domain)
+            place = Place(domain, adapter, self.run.backbone, memory, recipe_of_run(self.run, adapter))
+        else:
+            recipe, backbone, root = read_recipe(adapter), _backbone(adapter), _root(adapter)
+            memory = _memory(adapter / MEMORY_FOLDER)
+            if memory is None and root != adapter:
+                memory = _memory(RunFolder(root).private / domain)
+            place = Place(domain, adapter, backbone, memory, recipe)
+        verify_place(place, self.run)
+        return place
+
+
+def find_source(source: str | Path, revision: str | None = None) -> Source:
+    """What ``source`` is: a run folder, one adapter in it, a folder that stands for itself, or a name of the hub.
+
+    ``revision``: branch, tag or commit of a hub name. Under HF_HUB_OFFLINE=1 the local cache of the hub is asked alone.
+
+    Raises:
+        FileNotFoundError: there is no such folder or name.
+        ValueError: a folder that holds no recommender, or ``revision`` with a folder.
+    """
+    path, name = Path(source), str(source)
+    if not path.is_dir():
+        return _of_folder(_from_hub(name, revision).resolve(), name)
+    if revision is not None:
+        raise ValueError(f"got revision {revision!r} with the folder {name}, expected it with a hub name only")
+    return _of_folder(path.resolve(), name)
+
+
+def verify_place(place: Place, run: RunFolder | None) -> None:
+    """Compare the files of a recommender with their checksums, where there are some.
+
+    They are in the adapter's own folder, or beside ``adapters/`` and ``backbone/`` of a run or of a copy of one.
+
+    Raises:
+        ValueError: a file was changed since it was handed over, is missing or was added; the message names it.
+    """
+    adapter, root = place.adapter, _root(place.adapter)
+    if run is not None:
+        verify_manifest(run.root, [run.backbone, adapter])
+    elif (root / MANIFEST_FILE).is_file():
+        parts = [adapter] if root != adapter else [adapter / name for name in ADAPTER_FILES]
+        parts += [place.backbone] if place.backbone.is_relative_to(root) else []
+        parts += [place.memory] if place.memory is not None and root == adapter else []
+        verify_manifest(root, parts, ANEW if root == adapter else ADVICE)
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """File -> SHA-256 of what decides how a backbone computes: its configuration, weights and tokenizer."""
+    kept = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")
+    return {path.name: file_sha256(path) for pattern in kept for path in sorted(folder.glob(pattern))}
+
+
+def _of_folder(folder: Path, name: str) -> Source:
+    if RunFolder(folder).record.is_file():
+        read_llm_run(folder)
+        if not (found := _adapters(folder)):
+            raise ValueError(
+                f"got no adapter in {folder}, expected those of a finished run: it did not finish. Go on with it: "
+                f"scripts/federate.py --resume true --output {folder} and the settings of the run"
+            )
+        return Source(name, found, RunFolder(folder))
+    if (folder / CONFIG_FILE).is_file():
+        run = RunFolder(_root(folder))
+        if run.root != folder and run.record.is_file():
+            return Source(name, {folder.name: folder}, run)
+        return Source(name, {read_recipe(folder).domain: folder}, None)
+    if found := _adapters(folder):
+        return Source(name, found, None)
+    raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
+
+
+def _adapters(folder: Path) -> dict[str, Path]:
+    """Domain -> its folder, but hidden ones: an export that was broken off leaves its scratch."""
+    found = sorted(RunFolder(folder).adapters.glob("*"))
+    return {path.name: path for path in found if path.is_dir() and not path.name.startswith(".")}
+
+
+def _root(adapter: Path) -> Path:
+    """The folder that an adapter may name parts of: of the run, or of the copy of one, in whose ``adapters/`` it lies.
+
+    An adapter that lies elsewhere, or has checksums of its own, stands for itself.
+    """
+    run = RunFolder(adapter.parent.parent)
+    return run.root if adapter.parent == run.adapters and not (adapter / MANIFEST_FILE).is_file() else adapter
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The local copy of a model of the hub; fetched where it is not there and the network may be used."""
+    if not HUB_NAME.fullmatch(name):
+        raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(READ_FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FileNotFoundError(
+            f"{_no_run(name)}, and no model of that name from the hub ({reason}). {SOURCES}"
+        ) from error
+
+
+def _no_run(name: str) -> str:
+    return f"no run in {name} (expected {RunFolder(Path(name)).record})"
+
+
+def _backbone(adapter: Path) -> Path:
+    """The folder of the backbone that an adapter names: in its own folder, in that of its run, or on the hub.
+
+    What an adapter names is not trusted: it leads nowhere else on this machine.
+    """
+    config = adapter / CONFIG_FILE
+    named = read_object(config, {"base_model_name_or_path": str})["base_model_name_or_path"]
+    missing = f"no backbone {named!r:.100} for the adapter in {adapter}, expected "
+    if named in (BACKBONE_FOLDER, LOCAL_BACKBONE):
+        root, found = _root(adapter), (adapter / named).resolve()
+        if not found.is_dir():
+            raise FileNotFoundError(f"{missing}a folder of that name. Copy the backbone with it")
+        if not found.is_relative_to(root):
+            raise ValueError(f"got a backbone outside of {root} in {config}, expected it inside. Copy it into place")
+        return found
+    if not HUB_NAME.fullmatch(named):
+        raise ValueError(
+            f"got base_model_name_or_path {named!r:.100} in {config}, expected {BACKBONE_FOLDER}, {LOCAL_BACKBONE} or "
+            "a name of the hub. Write one there"
+        )
+    try:
+        return _from_hub(named, None)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{missing}a name of the hub. Copy the backbone with it ({error})") from error
+
+
+def _memory(folder: Path) -> Path | None:
+    return folder if folder.is_dir() else None
+
+
+# The most popular items of a domain, for those who say nothing of what they like: from the counts of the memory
+# alone.
+
+POPULARITY = "popularity"
+NO_HISTORY_MEMORY = "no history was given: the items with most events in the counts of the memory"
+
+
+def most_popular(memory: Memory, k: int) -> list[Scored]:
+    """The k items with most events in the counts of a memory, whoever asks."""
+    prob_I = popularity_probs(memory.counts)
+    best = np.argsort(-prob_I, kind="stable")[:k]
+    return [Scored(int(item), math.log(prob_I[item]), {POPULARITY: 1.0}) for item in best]
+
+
+def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, Answer] | None:
+    """The domain, and what ``Recommender.from_pretrained(source, domain).recommend([], k)`` answers.
+
+    None where the source has no memory: then a model is needed.
+
+    Raises:
+        FileNotFoundError: there is no such source or domain.
+        ValueError: as `fedecider.models.recommender.Recommender.from_pretrained`, or k below 1.
+    """
+    check_k(k)
+    found = find_source(source)
+    place = found.place(found.choose(domain))
+    table = read_item_ids(place.adapter)
+    if place.memory is None:
+        return None
+    scored = most_popular(load_memory(place.memory, table.keys), k)
+    items = recommendations(scored, table.keys, table.titles)
+    return place.domain, Answer(items, (), place.recipe.alpha_shares, (NO_HISTORY_MEMORY,))

@@ -1,0 +1,38 @@
+"""Settings of ranking, without the libraries of models, which take seconds to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
+
+# Settings of ranking, without the libraries of models, which take seconds to import.
+
+
+@dataclass(frozen=True)
+class RankingConfig:
+    """How recommendations are decoded and counted.
+
+    Args:
+        num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
+            history take beams too before they are dropped. A run needs at least 20, since it reports hit@20, or as many
+            as the largest catalogue has items. Where item IDs are one token each, every item is ranked without beams.
+        prior_correction: The share of what a title has of probability whoever asks that is taken off its score; above
+            0 it keeps a pretrained model from recommending the titles that are common in general. The paper has 0.
+        num_eval_users: The number of users of a client in the validation of every round, drawn once; 0 takes all. The
+            test takes all.
+        eval_batch_size: The number of users that are decoded together.
+    """
+
+    num_beams: Annotated[int, at_least(1, most=10_000)] = 20
+    prior_correction: Annotated[float, at_least(0, most=2)] = 0.0
+    num_eval_users: ZeroOrMore = 0
+    eval_batch_size: OneOrMore = 32
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def beams_for(self, k: int, num_seen: int, num_items: int) -> int:
+        """Beams that have room for the ``k`` best of ``num_items`` items beside ``num_seen`` that may be dropped."""
+        return min(max(self.num_beams, k + num_seen), num_items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedecider.running.options import build_parser, parse, run
-from fedecider.serve.service import Limits, ServeConfig
+from fedecider.serve.config import Limits, ServeConfig
 
 DESCRIPTION = "Answer requests for recommendations from a finished run, over HTTP and on a page (extra serve)."
 COMMON = ("run", "host", "port", "device", "memory", "api_key_file", "config")

@@ -23,7 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedecider.bounds import is_out_of_memory
 from fedecider.report.page import TERM_SCRIPT, WORD_STYLE, Words, term_list
-from fedecider.serve.service import BadRequest, Busy, Closed, Kind, Limits, Metrics, Service, UnknownDomain
+from fedecider.serve.config import Limits
+from fedecider.serve.service import BadRequest, Busy, Closed, Kind, Metrics, Service, UnknownDomain
 
 # What goes in and out, as OpenAPI shows it.
 

@@ -19,7 +19,8 @@ from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
 from fedecider.running.progress import say
 from fedecider.serve.app import create_app
-from fedecider.serve.service import Limits, Metrics, ServeConfig, Service, api_key, is_local, known_hosts
+from fedecider.serve.config import Limits, ServeConfig, api_key, is_local, known_hosts
+from fedecider.serve.service import Metrics, Service
 
 # The recommenders of a run, with one backbone in memory.
 
@@ -111,7 +112,7 @@ def serve(config: ServeConfig, limits: Limits) -> None:
     Everything that can be wrong is told before the first request: the key, the address, and the files of the run.
 
     Raises:
-        ValueError, FileNotFoundError: as `fedecider.serve.service.api_key` and
+        ValueError, FileNotFoundError: as `fedecider.serve.config.api_key` and
             `fedecider.serve.run.load_recommenders`.
         OSError: nothing can listen at that address, such as a port that is taken.
     """

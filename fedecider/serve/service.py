@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,132 +19,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from fedecider.bounds import OneOrMore, Positive, at_least, check
 from fedecider.models.histories import Answer, Match
-
-# Settings of the service, and what they may not be together.
-
-KEY_VARIABLE = "FEDECIDER_API_KEY"
-SHORTEST_KEY = 16
-LONGEST_KEY = 512
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True)
-class ServeConfig:
-    """The service: which run, where, and for whom.
-
-    Args:
-        run: The run folder that scripts/federate.py printed.
-        host: The address to listen at; another one than this machine's own needs an API key.
-        port: The port to listen at; 0 takes a free one and prints it.
-        device: The device, cpu or cuda.
-        memory: If true, rank with the private memories of the run where there are some; else with the models alone.
-        api_key_file: A file with nothing but the key that requests must name; else the key is the environment variable
-            FEDECIDER_API_KEY, and without either there is none.
-        without_key: If true, listen at any address without a key: whoever reaches the port can ask.
-        allowed_hosts: The names by which requests may call the server beside localhost and 127.0.0.1, separated by
-            commas. Empty: none where it listens to this machine alone, else any.
-    """
-
-    run: str
-    host: str = "127.0.0.1"
-    port: Annotated[int, at_least(0, most=65535)] = 8000
-    device: str = "cpu"
-    memory: bool = True
-    api_key_file: str = ""
-    without_key: bool = False
-    allowed_hosts: str = ""
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of requests, and of how many are answered at once.
-
-    Args:
-        max_history: The most titles of a history.
-        max_k: The most recommendations of a request.
-        max_title: The most characters of a title or key.
-        max_query: The most characters of a search.
-        max_matches: The most items that a search returns.
-        max_body: The most bytes of a request's body.
-        max_beams: The most beams of one model call, over all its requests; a request needs k plus the length of its
-            history.
-        max_batch: The most requests of one model call.
-        max_waiting: The most requests that wait for the model; further ones are sent away with 503.
-        max_connections: The most connections that are open at once; further ones are sent away with 503.
-        window_ms: The milliseconds that the first request of a batch waits for others.
-        timeout_s: The seconds after which a request is given up: to send its head, to send its body, and to wait for
-            the model.
-    """
-
-    max_history: OneOrMore = 100
-    max_k: OneOrMore = 100
-    max_title: OneOrMore = 300
-    max_query: OneOrMore = 200
-    max_matches: OneOrMore = 50
-    max_body: Annotated[int, at_least(64)] = 65_536
-    max_beams: OneOrMore = 1024
-    max_batch: OneOrMore = 32
-    max_waiting: OneOrMore = 256
-    max_connections: OneOrMore = 1024
-    window_ms: Annotated[float, at_least(0, most=1000)] = 5.0
-    timeout_s: Positive = 30.0
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine reaches ``host``."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may lead anywhere
-        return False
-
-
-def api_key(config: ServeConfig, environment: Mapping[str, str]) -> str:
-    """The key that requests must name; empty where there is none.
-
-    Raises:
-        ValueError: the key cannot be read or be one, or there is none and ``config`` lets other machines in without
-            being told to.
-    """
-    source, key = KEY_VARIABLE, environment.get(KEY_VARIABLE)
-    if config.api_key_file:
-        source = config.api_key_file
-        try:
-            key = Path(config.api_key_file).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError as error:
-            raise ValueError(f"cannot read {source} ({error.strerror}), expected a file with the API key") from error
-    if key is not None:
-        if not (SHORTEST_KEY <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable() and " " not in key):
-            raise ValueError(
-                f"got an API key of {len(key)} characters in {source}, expected {SHORTEST_KEY} to {LONGEST_KEY} "
-                "printable ASCII characters without blanks, such as those of: openssl rand -hex 32"
-            )
-        return key
-    if not is_local(config.host) and not config.without_key:
-        raise ValueError(
-            f"got host {config.host} without an API key, expected one in --api_key_file or {KEY_VARIABLE}, or "
-            "--without_key true where everybody who reaches the port may ask"
-        )
-    return ""
-
-
-def known_hosts(config: ServeConfig) -> list[str]:
-    """Host names that requests may call the server by; ``*`` is any.
-
-    A page of another site that leads its own name to this machine (DNS rebinding) is refused by them.
-    """
-    named = [name.strip().strip("[]").lower() for name in config.allowed_hosts.split(",") if name.strip()]
-    if not named and not is_local(config.host):
-        return ["*"]
-    return list(dict.fromkeys([*LOCAL_NAMES, *([config.host] if is_local(config.host) else []), *named]))
-
+from fedecider.serve.config import Limits
 
 # What the service counts, in the text format of Prometheus.
 

@@ -9,7 +9,7 @@ from serve_toys import MARKUP, TITLES, question, world
 
 from fedecider.models.histories import plain
 from fedecider.serve.app import HEADERS
-from fedecider.serve.service import Limits
+from fedecider.serve.config import Limits
 
 KEY = "0123456789abcdef"
 SMALL = Limits(

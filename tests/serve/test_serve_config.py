@@ -3,7 +3,7 @@
 import pytest
 
 from fedecider.serve.app import host_name
-from fedecider.serve.service import Limits, ServeConfig, api_key, is_local, known_hosts
+from fedecider.serve.config import Limits, ServeConfig, api_key, is_local, known_hosts
 
 KEY = "0123456789abcdef"
 

@@ -5,7 +5,7 @@ from browser import axe_script, axe_violations, chromium, console_lines, open_at
 from serve_toys import LONG, MARKUP, TITLES, listening, world
 
 from fedecider.report.page import TERMS
-from fedecider.serve.service import Limits
+from fedecider.serve.config import Limits
 
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="needs selenium: pip install '.[browser]'").Keys
 

@@ -15,8 +15,8 @@ from slow import slow
 from test_help import first_screen, shown
 
 from fedecider.cli.main import main
+from fedecider.serve.config import Limits
 from fedecider.serve.run import bound_socket
-from fedecider.serve.service import Limits
 
 pytestmark = pytest.mark.whole
 
@@ -56,6 +56,7 @@ def test_help_imports_no_model_and_no_server():
     assert text.endswith("imported: []\n")
     first = first_screen(text)
     assert all(f"--{name}" in first for name in ("run", "host", "port", "api_key_file"))
+    text = shown("serve", "--help_all")
     assert all(f"--{name}" in text for name in Limits.__dataclass_fields__)
 
 
@@ -67,7 +68,7 @@ def test_answers_are_sent_without_delay():
 @pytest.mark.parametrize("library", ["fastapi", "uvicorn", "prometheus_client"])
 def test_without_its_libraries_the_extra_is_named(capsys, monkeypatch, library):
     for name in [
-        name for name in sys.modules if name.startswith("fedecider.serve.") and name != "fedecider.serve.service"
+        name for name in sys.modules if name.startswith("fedecider.serve.") and name != "fedecider.serve.config"
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)

@@ -13,8 +13,9 @@ import torch
 from serve_process import SERVE, started
 
 import fedecider
+from fedecider.serve.config import Limits, ServeConfig, api_key
 from fedecider.serve.run import load_recommenders
-from fedecider.serve.service import Kind, Limits, Metrics, ServeConfig, Service, api_key
+from fedecider.serve.service import Kind, Metrics, Service
 
 pytestmark = pytest.mark.whole
 

@@ -11,13 +11,17 @@ export OMP_WAIT_POLICY ?= PASSIVE
 venv: $(VENV)/.installed
 
 # torch first and pinned: a range, or a bare "torch", may pull another build with several gigabytes of CUDA.
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+$(VENV)/.package: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.package
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: venv
+demo: $(VENV)/.package
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		scripts/federate.py --domains crime,comics,children
 

@@ -102,9 +102,9 @@ def test_their_settings_are_shown_as_those_of_built_in_methods(capsys):
     text = shown(capsys, "federate", "--help_all", "--method", "interpolated")
     assert "--share" in text
     assert "The share of the mean adapters in a client's model; 0 is local training, 1 is" in text
-    text = shown(capsys, "federate", "--help", "--method", "fedbias")
+    text = shown(capsys, "federate", "--help_all", "--method", "fedbias")
     assert "fedrap_em, fedbias." in text
-    assert "Settings of FedMF with item biases: --bias_learning_rate" in text
+    assert "--bias_learning_rate" in text
     text = shown(capsys, "federate", "--print_config", "--method", "interpolated", "--share", "0.25")
     assert "method: interpolated" in text
     assert "share: 0.25" in text

@@ -13,8 +13,8 @@ venv: $(VENV)/.installed
 # torch first and pinned: a range, or a bare "torch", may pull another build with several gigabytes of CUDA.
 $(VENV)/.package: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.package

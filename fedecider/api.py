@@ -79,6 +79,8 @@ def federate(
     """
     if resume and output is None:
         raise ValueError("got resume without output, expected the folder of the run: output='runs/x'")
+    if output is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("got several processes without output, expected a run folder that all of them know")
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
     folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
     try:

@@ -204,6 +204,12 @@ def test_bad_input_is_one_sentence(place, arguments, words):
         fd.federate(**{"config": SETTINGS, **arguments})
 
 
+def test_several_processes_need_a_folder_that_all_of_them_know(place, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="got several processes without output"):
+        fd.federate(config=SETTINGS)
+
+
 def test_a_folder_that_holds_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run in"):
         fd.load(tmp_path)

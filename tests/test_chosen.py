@@ -76,7 +76,7 @@ def test_tiny_data_without_common_items_share_layers():
 def test_the_width_is_what_the_texts_span():
     for facts, machine, width in (
         (COMPANIES, CPU._replace(encoder="tfidf"), 128),
-        (COMPANIES._replace(num_texts=100), CPU, 98),
+        (COMPANIES._replace(num_texts=100), CPU, 96),
     ):
         found = choose(facts, machine).settings
         assert (found["pretrain"]["backbone"]["d_model"], found["lora_rank"]) == (width, width)

@@ -221,7 +221,8 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
     """Kind, width and start of the backbone."""
     pretrain = found["pretrain"]
     backbone = pretrain["backbone"]
-    most = max(2, facts.num_texts - facts.num_catalogues) // 2 * 2  # each catalogue is centred on its mean
+    # each catalogue is centred on its mean; two heads of even size
+    most = max(4, facts.num_texts - facts.num_catalogues) // 4 * 4
     wanted = backbone["d_model"] if facts.is_tiny and not facts.is_shared else WIDTHS[machine.encoder]
     width = _asked(asked, "pretrain.backbone.d_model") or min(wanted, most)
     backbone["d_model"] = width
@@ -237,7 +238,6 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
             "the few texts span no more" if width < wanted else f"{reader} start it; wider was better up to 256"
         )
         + " (docs/backbones.md)",
-        "softmax": "an item is one token, so a client ranks its own items and rows of no others travel",
         "pretrain.samples.walk_share": (
             "nobody is public, so the backbone learns from synthetic histories along item texts alone"
             if facts.num_public == 0

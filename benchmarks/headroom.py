@@ -95,10 +95,10 @@ def report(
 ) -> Iterator[str]:
     settings = parse_settings(__doc__ or "", words)
     launch = start(settings.run.num_threads)
-    foundation = build_base_artifacts(settings.run, launch)
-    recommender = make_recommender(settings, foundation, launch.device)
+    artifacts = build_base_artifacts(settings.run, launch)
+    recommender = make_recommender(settings, artifacts, launch.device)
     yield "| row | " + " | ".join(recommender.names) + " |\n|---|" + "---:|" * recommender.num_clients
-    per_domain = [counts(domain) for domain in foundation.domains.values()]
+    per_domain = [counts(domain) for domain in artifacts.domains.values()]
     for name in per_domain[0]:
         cells = [f"{mean_metrics(one[name], (10,))['ndcg@10']:.4f}" for one in per_domain]
         yield f"| co-occurrence, {name} | " + " | ".join(cells) + " |"

@@ -62,13 +62,13 @@ def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
     return settings
 
 
-def positions(settings: Settings, foundation: BaseArtifacts, launch: Launch, student: bool) -> list[Tensor]:
+def positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch, student: bool) -> list[Tensor]:
     """Test positions of every client after the last round, or of the student without adapters."""
-    recommender = make_recommender(settings, foundation, launch.device)
+    recommender = make_recommender(settings, artifacts, launch.device)
     if student:
         load_student(recommender)
         return [recommender.positions(client, "test") for client in range(recommender.num_clients)]
-    few = make_recommender(_glance(settings), foundation, launch.device)._replace(model=recommender.model)
+    few = make_recommender(_glance(settings), artifacts, launch.device)._replace(model=recommender.model)
     method, last = (METHODS[settings.run.method].build(one, settings.method) for one in (few, recommender))
     blocks = [Block(torch.tensor([client]), None) for client in range(recommender.num_clients)]
     run = settings.run
@@ -88,15 +88,13 @@ def _glance(settings: Settings) -> Settings:
     return settings._replace(ranking=replace(settings.ranking, num_eval_users=10))
 
 
-def measured(
-    row: str, seed: int, args: argparse.Namespace, foundation: BaseArtifacts, launch: Launch
-) -> dict[str, Any]:
+def measured(row: str, seed: int, args: argparse.Namespace, artifacts: BaseArtifacts, launch: Launch) -> dict[str, Any]:
     """Positions by domain, what is promised, seconds; measured or read."""
     path = Path(args.folder) / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
     if not path.is_file():
         settings, started = settings_of(row, seed, args), time.process_time()
-        found = positions(settings, foundation, launch, row == "student")
-        by_domain = {name: one.tolist() for name, one in zip(foundation.domains, found, strict=True)}
+        found = positions(settings, artifacts, launch, row == "student")
+        by_domain = {name: one.tolist() for name, one in zip(artifacts.domains, found, strict=True)}
         seconds = time.process_time() - started
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"positions": by_domain, "privacy": privacy_data(settings), "cpu_s": seconds})
@@ -153,9 +151,9 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
     with start(args.threads) as launch:
         for seed in seeds:
-            foundation = build_base_artifacts(settings_of("student", seed, args).run, launch)
+            artifacts = build_base_artifacts(settings_of("student", seed, args).run, launch)
             for label in labels:
-                found[label].append(measured(label, seed, args, foundation, launch))
+                found[label].append(measured(label, seed, args, artifacts, launch))
                 print(label, seed, flush=True)
     text = "\n".join([*lines, *table(found)]) + "\n"
     print(text)

@@ -27,9 +27,9 @@ def scores(words: list[str], seed: int) -> dict[str, float]:
     """Row -> macro ndcg@10 of the validation items."""
     settings = parse_settings("", [*words, "--seed", str(seed), "--teacher_row", "true"])
     launch = start(settings.run.num_threads)
-    foundation = build_base_artifacts(settings.run, launch)
-    recommender = make_recommender(settings, foundation, launch.device)
-    rows = zero_shot(settings, foundation, recommender, launch.device, "valid")
+    artifacts = build_base_artifacts(settings.run, launch)
+    recommender = make_recommender(settings, artifacts, launch.device)
+    rows = zero_shot(settings, artifacts, recommender, launch.device, "valid")
     return {
         row: sum(mean_metrics(position_U, (10,))["ndcg@10"] for position_U in domains.values()) / len(domains)
         for row, domains in rows.items()

@@ -45,13 +45,13 @@ def trained(asked: Shared, text_encoder=None) -> Positions:
     return positions_of(row, asked.protocol)[row.entry.label]
 
 
-def foundation(domains):
+def artifacts(domains):
     return BaseArtifacts(domains, {}, Stage(None, True), Stage(None, True), domains)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_text_rows_stand_in_every_run(domains, tmp_path, split):
-    found = counting_positions(settings_of(tmp_path), foundation(domains), split)
+    found = counting_positions(settings_of(tmp_path), artifacts(domains), split)
     assert list(found) == [*COUNTS, TEXT, TEXT_AND_COUNTS, CANARY]
     vectors = encoded_texts(domains, "tfidf", str(tmp_path))
     for name, domain in domains.items():
@@ -76,7 +76,7 @@ def with_other_ends(domain):
 def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
     settings = settings_of(tmp_path)
     other = {name: with_other_ends(domain) for name, domain in domains.items()}
-    before, after = (counting_positions(settings, foundation(one), split) for one in (domains, other))
+    before, after = (counting_positions(settings, artifacts(one), split) for one in (domains, other))
     for label in UNTRAINED:
         for name in NAMES:
             assert before[label][name][0] == after[label][name][0]

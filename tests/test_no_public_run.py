@@ -13,7 +13,7 @@ from fedecider.cli.main import main as command
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.experiment import prepare as foundation
+from fedecider.experiment import prepare
 from fedecider.experiment.settings import PretrainConfig, RunConfig
 from idgen.backbone import BackboneConfig
 from idgen.prompts import SampleConfig
@@ -48,7 +48,7 @@ def without_public(names=("crime", "comics")):
 @pytest.mark.parametrize("settings", [DECODER, SENTENCES], ids=["decoder", "sentences"])
 def test_an_epoch_is_one_walk_for_each_item(settings, tmp_path):
     domains = without_public()
-    made = foundation.begin(RunConfig(cache=str(tmp_path), pretrain=settings), domains, CPU)
+    made = prepare.begin(RunConfig(cache=str(tmp_path), pretrain=settings), domains, CPU)
     num_items = sum(len(domain.item_keys) for domain in domains.values())
     assert num_samples(made.tasks) == num_items
     batches = list(train_batches(made.tasks, 64, torch.Generator().manual_seed(1)))
@@ -68,10 +68,10 @@ def test_what_leaves_nothing_to_learn_from_is_refused(tmp_path):
     domains = without_public()
     none = dataclasses.replace(DECODER, samples=dataclasses.replace(DECODER.samples, walk_share=0.0))
     with pytest.raises(ValueError, match=r"got no public user in crime, comics, expected some, .*walk_share above 0"):
-        foundation.begin(RunConfig(cache=str(tmp_path), pretrain=none), domains, CPU)
+        prepare.begin(RunConfig(cache=str(tmp_path), pretrain=none), domains, CPU)
     turns = dataclasses.replace(SENTENCES, ids="generator", alternating_phases=1)
     with pytest.raises(ValueError, match=r"expected some with alternating_phases 1"):
-        foundation.begin(RunConfig(cache=str(tmp_path), pretrain=turns), domains, CPU)
+        prepare.begin(RunConfig(cache=str(tmp_path), pretrain=turns), domains, CPU)
 
 
 @pytest.mark.whole

@@ -21,8 +21,7 @@ from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.experiment import prepare as domain_ids
-from fedecider.experiment import prepare as foundation
+from fedecider.experiment import prepare
 from fedecider.experiment.prepare import load_data, load_ids
 from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.methods.local_training import train_locally
@@ -110,7 +109,7 @@ def test_silos_start_as_their_domain_does(settings, tmp_path):
     """One tokenizer, one ID an item, one set of vectors, and public users that count once: nothing tells of silos."""
     config = RunConfig(cache=str(tmp_path), pretrain=settings)
     domains = {name: WHOLE[name] for name in ("crime", "comics")}
-    whole, silos = (foundation.begin(config, found, CPU) for found in (domains, SILOS))
+    whole, silos = (prepare.begin(config, found, CPU) for found in (domains, SILOS))
     assert silos.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
     assert silos.vectors.keys() == whole.vectors.keys() == ({"crime", "comics"} if settings is DECODER else set())
     assert all(torch.equal(vector_ID, silos.vectors[name]) for name, vector_ID in whole.vectors.items())
@@ -126,7 +125,7 @@ def test_silos_start_as_their_domain_does(settings, tmp_path):
     tasks = {
         task.name: task
         for found, made in ((domains, whole), (SILOS, silos))
-        for task in foundation.client_tasks(found, made.ids, made.tokenizer, settings)
+        for task in prepare.client_tasks(found, made.ids, made.tokenizer, settings)
     }
     asked = {name: prompts_by_user(task, {**SILOS, **WHOLE}[name]) for name, task in tasks.items()}
     assert asked["crime"] == {**asked["crime.1"], **asked["crime.2"]}
@@ -143,16 +142,16 @@ def prompts_by_user(task, domain) -> dict[str, tuple]:
 
 def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, monkeypatch):
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
-    stage = foundation.pretrain_stage(config, SILOS, CPU, quiet=True)
-    assert foundation.pretrain_stage(config, SILOS, CPU).reused
+    stage = prepare.pretrain_stage(config, SILOS, CPU, quiet=True)
+    assert prepare.pretrain_stage(config, SILOS, CPU).reused
     sizes: list[int] = []
-    monkeypatch.setattr(domain_ids, "nearest_items", lambda vector_ID: sizes.append(len(vector_ID)) or near(vector_ID))
+    monkeypatch.setattr(prepare, "nearest_items", lambda vector_ID: sizes.append(len(vector_ID)) or near(vector_ID))
     ids = load_ids(stage.folder, SILOS, DECODER)
     one, other = ids["crime.1"], ids["crime.2"]
     assert one.items == other.items
     assert one.neighbours is other.neighbours
     assert sizes == [len(WHOLE[name].item_keys) for name in ("crime", "comics")], "once per catalogue"
-    vectors = load_file(stage.folder / domain_ids.ITEM_VECTORS)
+    vectors = load_file(stage.folder / prepare.ITEM_VECTORS)
     for name, domain in SILOS.items():
         for found, expected in zip(ids[name].neighbours, near(vectors[domain.catalogue]), strict=True):
             assert (found == expected).all()
@@ -161,7 +160,7 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
     assert [name for name, found in of_one.items() if found.neighbours is not None] == ["comics.1", "comics.2"]
     assert all(one.neighbours is None for one in load_ids(stage.folder, SILOS, DECODER, walks_of=()).values())
     assert sizes == [len(WHOLE["comics"].item_keys)]
-    student = foundation.distill_stage(config, stage, SILOS, CPU, quiet=True)
+    student = prepare.distill_stage(config, stage, SILOS, CPU, quiet=True)
     report = json.loads((student.folder / "report.json").read_text())
     assert list(report["metrics"]["student"]) == list(SILOS)
 
@@ -169,7 +168,7 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
 def stage_1(config: RunConfig, cache: Path) -> dict[str, bytes]:
     """Weights, vectors and IDs that stage 1 leaves, built anew."""
     config = dataclasses.replace(config, cache=str(cache))
-    stage = foundation.pretrain_stage(config, load_data(config), CPU, quiet=True)
+    stage = prepare.pretrain_stage(config, load_data(config), CPU, quiet=True)
     assert not stage.reused
     names = (
         "backbone/model.safetensors",
@@ -214,7 +213,7 @@ def test_a_foreign_pool_with_user_texts(tmp_path):
     settings = dataclasses.replace(SENTENCES, samples=samples)
     config = RunConfig(domains="crime", public_domains="children", cache=str(tmp_path), pretrain=settings)
     domains = load_data(config)
-    made = foundation.begin(config, domains, CPU)
+    made = prepare.begin(config, domains, CPU)
     assert [len(task.sequences) for task in made.tasks] == [0, 160]
     assert (made.ids["crime"].public, made.ids["children"].clients) == (None, None)
     assert len(made.ids["children"].public.texts) == 160
@@ -284,7 +283,7 @@ def test_walks_need_no_more_dimensions_than_the_texts_have(tmp_path):
     wide = dataclasses.replace(SENTENCES.backbone, d_model=1024)
     for backbone in (SENTENCES.backbone, wide):
         pretrain = dataclasses.replace(SENTENCES, samples=samples, text_encoder="tfidf", backbone=backbone)
-        made = foundation.begin(RunConfig(cache=str(tmp_path), pretrain=pretrain), WHOLE, CPU)
+        made = prepare.begin(RunConfig(cache=str(tmp_path), pretrain=pretrain), WHOLE, CPU)
         assert {name: len(vector_ID) for name, vector_ID in made.vectors.items()} == {
             name: len(domain.item_keys) for name, domain in WHOLE.items()
         }
@@ -294,8 +293,8 @@ def test_walks_need_no_more_dimensions_than_the_texts_have(tmp_path):
 def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     """Prompts of real tasks, with every token that they hold; else a change would be lost on its way."""
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
-    made = foundation.begin(config, SILOS, CPU)
-    tasks = foundation.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
+    made = prepare.begin(config, SILOS, CPU)
+    tasks = prepare.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
     training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01)
     model = attach_lora(made.model, LoraSettings(4, ("table", "attention")))
     recommender = build_recommender(

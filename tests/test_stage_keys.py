@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedecider.data.sample import sample_domains
-from fedecider.experiment import prepare as foundation
+from fedecider.experiment import prepare
 from fedecider.experiment.prepare import distill_stage, pretrain_stage
 from fedecider.experiment.settings import RunConfig
 from fedecider.running.run_folder import Stage
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def config(tmp_path, monkeypatch):
     """Settings whose stages write one file."""
     for name in ("_pretrain", "_distill"):
-        monkeypatch.setattr(foundation, name, lambda *given: (given[-3] / "model.txt").write_text("weights"))
+        monkeypatch.setattr(prepare, name, lambda *given: (given[-3] / "model.txt").write_text("weights"))
     return RunConfig(domains="crime,comics", cache=str(tmp_path))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from distill.train import DistillConfig
 from fedecider.data.sample import sample_domains
-from fedecider.experiment import prepare as foundation
+from fedecider.experiment import prepare
 from fedecider.experiment.prepare import distill_stage, pretrain_stage
 from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.federation.state import SUMS_FILE
@@ -53,7 +53,7 @@ def build(tmp_path, monkeypatch):
 
             yield report
 
-        monkeypatch.setattr(foundation, "progress", reports)
+        monkeypatch.setattr(prepare, "progress", reports)
         config = RunConfig(
             domains="crime,comics",
             cache=str(tmp_path / cache),

@@ -28,9 +28,9 @@ def test_both_rows_are_ranked_on_the_split_that_is_asked_for(monkeypatch, tmp_pa
     recommender = SimpleNamespace(
         names=list(domains), tasks=tasks, tokenizer=None, positions=lambda client, split: torch.tensor([PLACE[split]])
     )
-    foundation = BaseArtifacts(domains, {}, Stage(tmp_path, True), Stage(tmp_path, True), domains)
+    artifacts = BaseArtifacts(domains, {}, Stage(tmp_path, True), Stage(tmp_path, True), domains)
     settings = parse_settings("", ["--teacher_row", "true"])
-    found = zero_shot(settings, foundation, recommender, torch.device("cpu"), split)
+    found = zero_shot(settings, artifacts, recommender, torch.device("cpu"), split)
     assert {row: {name: int(p) for name, p in places.items()} for row, places in found.items()} == {
         TEACHER: {"crime": PLACE[split], "comics": PLACE[split]},
         STUDENT: {"crime": PLACE[split], "comics": PLACE[split]},

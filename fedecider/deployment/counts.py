@@ -167,7 +167,7 @@ class SiteCounts:
 def site_counts(
     hybrid: HybridConfig,
     seed: int,
-    foundation: BaseArtifacts,
+    artifacts: BaseArtifacts,
     clients: Sequence[str],
     client: int,
     folder: Path,
@@ -179,10 +179,10 @@ def site_counts(
     """
     if hybrid.kind == "none":
         return None
-    for catalogue, names in sibling_sites(foundation.everyone, hybrid).items():
+    for catalogue, names in sibling_sites(artifacts.everyone, hybrid).items():
         if clients[client] in names:
             sums = SiteSums(SecureSums(seed), client, _purpose(catalogue))
-            domain, numbers = foundation.domains[clients[client]], [clients.index(name) for name in names]
+            domain, numbers = artifacts.domains[clients[client]], [clients.index(name) for name in names]
             return SiteCounts(sums, domain, folder, fingerprint, numbers)
     return None
 

@@ -60,7 +60,7 @@ class Party(NamedTuple):
 
     recommender: ClientModels
     method: FederatedMethod
-    foundation: BaseArtifacts
+    artifacts: BaseArtifacts
     """``domains`` are those whose users this party has: none at the server."""
 
 
@@ -166,10 +166,10 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     everyone = {name: own.get(name, domain) for name, domain in known.items()}
     pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = load_ids(pretrained.folder, known, settings.run.pretrain, walks_of=own)
-    foundation = BaseArtifacts(dict(own), ids, pretrained, distilled, everyone)
-    recommender = make_recommender(settings, foundation, device, names=project.names)._replace(secret=True)
+    artifacts = BaseArtifacts(dict(own), ids, pretrained, distilled, everyone)
+    recommender = make_recommender(settings, artifacts, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)
-    return Party(recommender, with_robust_mean(method, settings.run.robust_mean), foundation)
+    return Party(recommender, with_robust_mean(method, settings.run.robust_mean), artifacts)
 
 
 def _stage(cache: Path, name: str) -> Stage:
@@ -201,7 +201,7 @@ def own_domain(project: Project, data: str, name: str) -> Domain:
 def server(project: Project, output: Path, device: torch.device) -> Plan:
     """All rounds, then the sums of counts."""
     run, served = project.settings.run, party(project, {}, device)
-    everyone, promised = served.foundation.everyone, privacy_data(project.settings, len(project.names))
+    everyone, promised = served.artifacts.everyone, privacy_data(project.settings, len(project.names))
     return Plan(
         served.method,
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
@@ -231,7 +231,7 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
     name, output, run = place.client, Path(place.output), project.settings.run
     own = party(project, {name: own_domain(project, place.data, name)}, launch.device)
     client = project.names.index(name)
-    counts = site_counts(run.hybrid, run.seed, own.foundation, project.names, client, output, project.run)
+    counts = site_counts(run.hybrid, run.seed, own.artifacts, project.names, client, output, project.run)
     return Site(
         method=own.method,
         hosted=one_client(client),
@@ -266,7 +266,7 @@ class _End(NamedTuple):
         block = Block(torch.tensor([self.client]), None)
         (position_U,) = own.method.positions(own.method.views[0], download, state.best_local, block, "valid")
         ended = state._replace(best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
-        run = Ended(settings, method, [block], own.recommender, own.foundation, ended, self.folder, self.launch)
+        run = Ended(settings, method, [block], own.recommender, own.artifacts, ended, self.folder, self.launch)
         models = write_models(run, self.counts.found() if self.counts else {})
         assert models is not None, "a site is one process"
         say_results(run, models)

@@ -79,7 +79,7 @@ def choices(settings: Settings) -> list[Settings]:
     return [as_given, *(changed(settings, one) for one in settings.run.alternatives)]
 
 
-def settle(settings: Settings, foundation: BaseArtifacts, launch: Launch, resumed: RunFolder | None = None) -> Settled:
+def settle(settings: Settings, artifacts: BaseArtifacts, launch: Launch, resumed: RunFolder | None = None) -> Settled:
     """The alternative that ranks the clients' validation items best within `ROUNDS` rounds of local training alone,
     where it is clearly better than the settings as given; tried once, kept beside the other stages and alike for all
     methods but those that pool.
@@ -105,8 +105,8 @@ def settle(settings: Settings, foundation: BaseArtifacts, launch: Launch, resume
         stage = cached_stage(
             Path(settings.run.cache),
             "alternatives",
-            _inputs(settings, offered, foundation, launch),
-            lambda folder: write_json(folder / "gains.json", [_gains(one, foundation, launch) for one in offered]),
+            _inputs(settings, offered, artifacts, launch),
+            lambda folder: write_json(folder / "gains.json", [_gains(one, artifacts, launch) for one in offered]),
         )
     gains = read_json(stage.folder / "gains.json")
     taken = clearly_best([[np.array(gain_U) for gain_U in one.values()] for one in gains])
@@ -136,12 +136,12 @@ def as_taken(settings: Settings, folder: RunFolder) -> Settings:
     return changed(settings, taken) if taken else choices(settings)[0]
 
 
-def _gains(settings: Settings, foundation: BaseArtifacts, launch: Launch) -> dict[str, list[float]]:
+def _gains(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> dict[str, list[float]]:
     """Client -> ndcg@10 of each of its validation users after the best of `ROUNDS` rounds of training alone.
 
     A method that pools trains on all clients' data together.
     """
-    recommender = make_recommender(settings, foundation, launch.device)
+    recommender = make_recommender(settings, artifacts, launch.device)
     pools = METHODS[settings.run.method].pooled
     gains_R: list[dict[str, list[float]]] = [{} for _ in range(ROUNDS)]
     for clients in [range(recommender.num_clients)] if pools else [[one] for one in range(recommender.num_clients)]:
@@ -159,13 +159,13 @@ def _macro(gains: Mapping[str, Sequence[float]]) -> float:
 
 
 def _inputs(
-    settings: Settings, offered: Sequence[Settings], foundation: BaseArtifacts, launch: Launch
+    settings: Settings, offered: Sequence[Settings], artifacts: BaseArtifacts, launch: Launch
 ) -> dict[str, Any]:
     """What decides the outcome of the trials: the student, the clients' data, and how they train and rank."""
     run = settings.run
     return {
-        "student": foundation.distilled.folder.name,
-        "data": {name: domain.content_hash() for name, domain in foundation.domains.items()},
+        "student": artifacts.distilled.folder.name,
+        "data": {name: domain.content_hash() for name, domain in artifacts.domains.items()},
         "pooled": METHODS[run.method].pooled,
         "rounds": ROUNDS,
         "choices": [[one.run.lora_targets, as_plain(one.training)] for one in offered],

@@ -287,8 +287,8 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
             f"no checkpoint in {folder.checkpoints}, expected that of the last round: uploads are made again from it. "
             "Copy the run folder with its checkpoints, which are private"
         )
-    foundation = build_base_artifacts(settings.run, launch)
-    recommender = make_recommender(settings, foundation, launch.device)
+    artifacts = build_base_artifacts(settings.run, launch)
+    recommender = make_recommender(settings, artifacts, launch.device)
     asked = {name: ask(config, settings, recommender, groups[name], number) for number, name in enumerate(groups)}
     sent = send_once(settings, recommender, state)
     views = views_of(folder, settings, recommender, sent)

@@ -54,25 +54,25 @@ def load(settings: Settings, launch: Launch) -> Experiment:
 
 
 def experiment_on(
-    domains: Mapping[str, Domain], foundation: Callable[[RunConfig, Launch], BaseArtifacts], settings: Settings
+    domains: Mapping[str, Domain], artifacts: Callable[[RunConfig, Launch], BaseArtifacts], settings: Settings
 ) -> Experiment:
-    """A run on these data; ``foundation`` gives the stages that it shares with others."""
+    """A run on these data; ``artifacts`` gives the stages that it shares with others."""
     hashes, faults = check_federation(settings, domains)
     names = list(by_catalogue(clients_of(domains)))
-    return Experiment(settings, hashes, names, partial(_prepare, settings, faults, foundation))
+    return Experiment(settings, hashes, names, partial(_prepare, settings, faults, artifacts))
 
 
 def tunable(settings: Settings, launch: Launch) -> Tunable:
     """Trials share pre-training and distillation, and begin at the same student."""
     built: list[BaseArtifacts] = []
 
-    def foundation(run: RunConfig, launch: Launch) -> BaseArtifacts:
+    def artifacts(run: RunConfig, launch: Launch) -> BaseArtifacts:
         built.extend([] if built else [build_base_artifacts(run, launch)])
         return built[0]
 
     entry = METHODS[settings.run.method]
     space, grid = {**TRAINING_SPACE, **entry.space}, (*entry.grid, *RATES)
-    return Tunable(space, grid, partial(experiment_on, load_data(settings.run), foundation), file_settings)
+    return Tunable(space, grid, partial(experiment_on, load_data(settings.run), artifacts), file_settings)
 
 
 def file_settings(settings: Settings) -> dict[str, Any]:
@@ -88,18 +88,18 @@ def _prepare(
     launch: Launch,
     resumed: RunFolder | None,
 ) -> Rounds:
-    foundation = build(asked.run, launch)
-    settled = settle(asked, foundation, launch, resumed)
+    artifacts = build(asked.run, launch)
+    settled = settle(asked, artifacts, launch, resumed)
     settings = settled.settings
-    launch = shared_out(settings, launch, foundation.domains)
+    launch = shared_out(settings, launch, artifacts.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
         ended = Ended(
-            settings, prepared.method, prepared.blocks, prepared.recommender, foundation, state, folder, launch
+            settings, prepared.method, prepared.blocks, prepared.recommender, artifacts, state, folder, launch
         )
         write_results(ended)
 
-    prepared = prepare_rounds(settings, foundation, launch)
+    prepared = prepare_rounds(settings, artifacts, launch)
     rounds = rounds_of(settings, prepared, launch, faults)
     return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, settled))
 
@@ -148,10 +148,10 @@ def beside_data(config: RunConfig) -> dict[str, str]:
     return {**found, "faults": content_key(load_yaml(Path(config.faults)))} if config.faults else found
 
 
-def prepare_rounds(settings: Settings, foundation: BaseArtifacts, launch: Launch) -> Prepared:
+def prepare_rounds(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> Prepared:
     """The student with fresh adapters, and the method around it."""
     config = settings.run
-    recommender = make_recommender(settings, foundation, launch.device, launch.deepspeed, processes=launch.processes)
+    recommender = make_recommender(settings, artifacts, launch.device, launch.deepspeed, processes=launch.processes)
     method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
     check_shared_noise(config.privacy, method, recommender)
     size = recommender.num_clients if METHODS[config.method].pooled else 1

@@ -155,7 +155,7 @@ def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, Doma
 
 
 def load_ids(
-    foundation: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
+    folder: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
 ) -> dict[str, DomainIds]:
     """IDs of every domain, with its neighbours where ``config`` asks for catalogue walks; those of a catalogue are
     worked out once. ``walks_of``: the domains whose walks are drawn, all by default; others go without neighbours.
@@ -163,11 +163,11 @@ def load_ids(
     Raises:
         ValueError: they were assigned to another catalogue, or a file is damaged.
     """
-    found = {name: _load_texts(foundation, domain) for name, domain in domains.items()}
+    found = {name: _load_texts(folder, domain) for name, domain in domains.items()}
     if config.samples.walk_share == 0.0:
         return found
     asked = [domain.catalogue for name, domain in domains.items() if walks_of is None or name in walks_of]
-    near = _load_neighbours(foundation / ITEM_VECTORS, dict.fromkeys(asked))
+    near = _load_neighbours(folder / ITEM_VECTORS, dict.fromkeys(asked))
     return {name: one._replace(neighbours=near.get(domains[name].catalogue)) for name, one in found.items()}
 
 
@@ -179,12 +179,12 @@ def _load_neighbours(path: Path, catalogues: Collection[str]) -> dict[str, Neigh
         return {name: nearest_items(vectors[name]) for name in catalogues}
 
 
-def _load_texts(foundation: Path, domain: Domain) -> DomainIds:
-    path = foundation / "ids" / f"{domain.name}.json"
+def _load_texts(folder: Path, domain: Domain) -> DomainIds:
+    path = folder / "ids" / f"{domain.name}.json"
     content = read_object(path)
     if content.get("item_keys") != domain.item_keys:
         raise ValueError(
-            f"got item IDs of another catalogue for {domain.name} in {foundation}, expected the one of the data "
+            f"got item IDs of another catalogue for {domain.name} in {folder}, expected the one of the data "
             f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
         )
     with damage_names(path):
@@ -250,19 +250,19 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
 
 
 def distill_stage(
-    config: RunConfig, foundation: Stage, domains: Domains, device: torch.device, quiet: bool = False
+    config: RunConfig, pretrained: Stage, domains: Domains, device: torch.device, quiet: bool = False
 ) -> Stage:
     """The student of half depth, trained on the public pools; reused when nothing that matters has changed."""
     inputs = {
         "distill": config.distill,
         "seed": config.seed,
         "protocol": config.protocol,  # of the report
-        "pretrain": foundation.folder.name,
+        "pretrain": pretrained.folder.name,
     }
     cache = Path(config.cache)
     begun = begun_folder(cache, "distill", inputs)
     return cached_stage(
-        cache, "distill", inputs, lambda folder: _distill(config, foundation, domains, device, folder, begun, quiet)
+        cache, "distill", inputs, lambda folder: _distill(config, pretrained, domains, device, folder, begun, quiet)
     )
 
 
@@ -413,16 +413,16 @@ def _pretrain(
 
 def _distill(
     config: RunConfig,
-    foundation: Stage,
+    pretrained: Stage,
     domains: Domains,
     device: torch.device,
     folder: Path,
     begun: Path,
     quiet: bool,
 ) -> None:
-    tokenizer = load_tokenizer(foundation.folder / "backbone")
-    teacher = load_backbone(foundation.folder / "backbone", tokenizer)
-    ids = load_ids(foundation.folder, domains, config.pretrain)
+    tokenizer = load_tokenizer(pretrained.folder / "backbone")
+    teacher = load_backbone(pretrained.folder / "backbone", tokenizer)
+    ids = load_ids(pretrained.folder, domains, config.pretrain)
     tasks = public_tasks(domains, ids, tokenizer, config.pretrain)
     clients = client_tasks(domains, ids, tokenizer, config.pretrain)
     # A pretrained language model loses more by halving than blocks alone win back.
@@ -664,7 +664,7 @@ def _whole(stage: Stage) -> Stage:
 
 def make_recommender(
     settings: Settings,
-    foundation: BaseArtifacts,
+    artifacts: BaseArtifacts,
     device: torch.device,
     deepspeed: Accelerator | None = None,
     names: Sequence[str] | None = None,
@@ -672,12 +672,12 @@ def make_recommender(
 ) -> ClientModels:
     """The student with adapters attached, and the clients' tasks.
 
-    ``processes``: of the run. ``names``: all clients of the run, where ``foundation.domains`` are not all of them: a
+    ``processes``: of the run. ``names``: all clients of the run, where ``artifacts.domains`` are not all of them: a
     catalogue stands for the others' tasks.
     """
-    tokenizer = load_tokenizer(foundation.distilled.folder / "backbone")
-    student = load_backbone(foundation.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
-    tasks = training_tasks(settings, foundation, tokenizer, names)
+    tokenizer = load_tokenizer(artifacts.distilled.folder / "backbone")
+    student = load_backbone(artifacts.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
+    tasks = training_tasks(settings, artifacts, tokenizer, names)
     if settings.ranking.prior_correction > 0.0:
         tasks = with_priors(tasks, student, settings, device)
     return build_recommender(
@@ -708,17 +708,17 @@ def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device:
 
 
 def training_tasks(
-    settings: Settings, foundation: BaseArtifacts, tokenizer: Any, names: Sequence[str] | None = None
+    settings: Settings, artifacts: BaseArtifacts, tokenizer: Any, names: Sequence[str] | None = None
 ) -> list[Task]:
     """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
-    tasks = client_tasks(foundation.domains, foundation.ids, tokenizer, settings.run.pretrain)
+    tasks = client_tasks(artifacts.domains, artifacts.ids, tokenizer, settings.run.pretrain)
     if settings.run.hybrid.kind != "none":
-        tasks = [task.without_users(calibration(foundation.domains[task.name], settings.run.seed)) for task in tasks]
+        tasks = [task.without_users(calibration(artifacts.domains[task.name], settings.run.seed)) for task in tasks]
     own = {task.name: task for task in tasks}
 
     def of_catalogue(name: str) -> Task:
-        catalogue, samples = foundation.everyone[name].catalogue, settings.run.pretrain.samples
-        return catalogue_task(catalogue, foundation.ids[name].items, tokenizer, samples)._replace(name=name)
+        catalogue, samples = artifacts.everyone[name].catalogue, settings.run.pretrain.samples
+        return catalogue_task(catalogue, artifacts.ids[name].items, tokenizer, samples)._replace(name=name)
 
     return [own[name] if name in own else of_catalogue(name) for name in names or own]
 

@@ -221,9 +221,9 @@ class Ended(NamedTuple):
     settings: Settings
     method: FederatedMethod
     blocks: Sequence[Block]
-    """Clients whose models are here, which ``foundation.domains`` are."""
+    """Clients whose models are here, which ``artifacts.domains`` are."""
     recommender: ClientModels
-    foundation: BaseArtifacts
+    artifacts: BaseArtifacts
     state: RunState
     folder: RunFolder
     launch: Launch
@@ -236,17 +236,17 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
 
     Returns domain -> examples of the report page, decoded while the domain's model is loaded.
     """
-    settings, method, _, recommender, foundation, state, folder, _ = run
+    settings, method, _, recommender, artifacts, state, folder, _ = run
     examples: dict[str, Any] = {}
     shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
-    shutil.copytree(foundation.distilled.folder / "backbone", folder.backbone)
-    projection = foundation.pretrained.folder / PROJECTION_FILE
+    shutil.copytree(artifacts.distilled.folder / "backbone", folder.backbone)
+    projection = artifacts.pretrained.folder / PROJECTION_FILE
     if projection.is_file():
         (folder.backbone / TEXT_FOLDER).mkdir()
         shutil.copy(projection, folder.backbone / TEXT_FOLDER)
     folder.adapters.mkdir(exist_ok=True)
     entry = METHODS[settings.run.method]
-    for name, domain in foundation.domains.items():
+    for name, domain in artifacts.domains.items():
         client = recommender.names.index(name)
         own = load_reported(settings, method, recommender, state, client, shares[name])
         metrics = {metric: value.mean for metric, value in rows[0].values[name].items()}
@@ -260,7 +260,7 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
             details["share of the trained update"] = f"{shares[name]:g}"
         if "table" in settings.run.lora_settings.targets:
             details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
-        items, catalogue = foundation.ids[name].items, "" if domain.catalogue == name else domain.catalogue
+        items, catalogue = artifacts.ids[name].items, "" if domain.catalogue == name else domain.catalogue
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
         facts = run_facts(settings, method.name, recommender.names, domain, state.best_round, rows, promised)
         alpha, pretrain = _weights(entry, recommender, own), settings.run.pretrain
@@ -284,7 +284,7 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
         titles, encoder = pretrain.words.as_written, pretrain.text_encoder
         asked = (pretrain.samples, settings.ranking, titles, encoder, settings.run.quantize)
         write_recipe(Recipe(name, *asked, alpha, facts), folder.adapters / name)
-    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in foundation.domains)])
+    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in artifacts.domains)])
     return examples
 
 
@@ -306,9 +306,9 @@ def write_results(run: Ended) -> None:
         return
     _write_rounds(run, models.memories)
     say_results(run, models)
-    texts = {name: ids.clients.texts for name, ids in run.foundation.ids.items() if ids.clients is not None}
+    texts = {name: ids.clients.texts for name, ids in run.artifacts.ids.items() if ids.clients is not None}
     encoder = run.settings.run.pretrain.text_encoder
-    page = finish_report(run.folder, run.foundation.everyone, texts, models.examples, encoder)
+    page = finish_report(run.folder, run.artifacts.everyone, texts, models.examples, encoder)
     if page is not None:
         say(f"report: {page}")
     write_table(run, models)  # last: a run whose table stands there is finished
@@ -334,11 +334,11 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
 
     None in a process that does not write. ``others``: see `fedecider.experiment.rows.client_counts`.
     """
-    settings, method, recommender, foundation, state = (
+    settings, method, recommender, artifacts, state = (
         run.settings,
         run.method,
         run.recommender,
-        run.foundation,
+        run.artifacts,
         run.state,
     )
     names = [
@@ -355,7 +355,7 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
         return None
     recommender = recommender.by_itself()
     run = run._replace(recommender=recommender)
-    shares = chosen_shares(settings, method, recommender, state, foundation.domains)
+    shares = chosen_shares(settings, method, recommender, state, artifacts.domains)
     reported = view_labels(method.name, method.views)[method.views[0]]
     for split, found in (("test", methods), ("valid", valid_methods)):
         for name in names:
@@ -365,18 +365,18 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
                 found[reported][name] = recommender.positions(client, split)
     memories = None
     if settings.run.hybrid.kind != "none":
-        every = every_memory(settings, method, foundation, recommender, state, shares, others)
+        every = every_memory(settings, method, artifacts, recommender, state, shares, others)
         memories = every[MEMORY_ROW]
-        save_memories(memories, foundation.domains, run.folder)
+        save_memories(memories, artifacts.domains, run.folder)
         for row, one in every.items():
             asked = (settings, method, recommender, state, one, shares)
             methods |= memory_rows(*asked, "test", row)
             valid_methods |= memory_rows(*asked, "valid", row)
-    models = {**methods, **zero_shot(settings, foundation, recommender, run.launch.device)}
-    counts = counting_positions(settings, foundation)
-    users = {name: domain.clients.users for name, domain in foundation.domains.items()}
+    models = {**methods, **zero_shot(settings, artifacts, recommender, run.launch.device)}
+    counts = counting_positions(settings, artifacts)
+    users = {name: domain.clients.users for name, domain in artifacts.domains.items()}
     rows = result_rows(models, counts, shared_persons(users))
-    valid_rows = result_rows(valid_methods, counting_positions(settings, foundation, "valid"))
+    valid_rows = result_rows(valid_methods, counting_positions(settings, artifacts, "valid"))
     promised = privacy_data(settings, recommender.num_clients)
     examples = export_models(run, rows, shares, promised)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
@@ -413,7 +413,7 @@ def say_results(run: Ended, models: Models) -> None:
         rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {run.folder.results}"]
     )
     console.print(rich_table(shown, title=f"Test results of {run.folder.root.name}, round {run.state.best_round}"))
-    for name in run.foundation.domains:
+    for name in run.artifacts.domains:
         say(f"adapter: {run.folder.adapters / name}")
 
 
@@ -459,7 +459,7 @@ def _write_metrics(
     models: Mapping[str, Positions],
     tests: Sequence[Comparison],
 ) -> None:
-    settings, method, _, _, foundation, state, folder, _ = run
+    settings, method, _, _, artifacts, state, folder, _ = run
     protocol = get_protocol(settings.run.protocol)
     content: dict[str, Any] = {
         "protocol": protocol.name,
@@ -472,7 +472,7 @@ def _write_metrics(
         "text_encoder": encoder_label(settings.run.pretrain.text_encoder),
         "domains": {},
     }
-    for name, domain in foundation.domains.items():
+    for name, domain in artifacts.domains.items():
         sequences = domain.clients.sequences
         content["domains"][name] = {
             "num_users": len(sequences),
@@ -488,7 +488,7 @@ def _write_metrics(
         content["privacy"] = made.privacy
     if made.memories is not None:
         content["memory"] = memories_data(made.memories)
-    if len(foundation.domains) > 1:
+    if len(artifacts.domains) > 1:
         content[MACRO] = {"test": rows_data(made.rows, MACRO)}
     content["comparisons"] = comparisons_data(tests)
     write_json(folder.metrics, content)

@@ -85,17 +85,17 @@ UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
 
 def zero_shot(
     settings: Settings,
-    foundation: BaseArtifacts,
+    artifacts: BaseArtifacts,
     recommender: ClientModels,
     device: torch.device,
     split: Split = "test",
 ) -> dict[str, Positions]:
     """Positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
     load_student(recommender)
-    student = {name: recommender.positions(recommender.names.index(name), split) for name in foundation.domains}
+    student = {name: recommender.positions(recommender.names.index(name), split) for name in artifacts.domains}
     if not settings.run.teacher_row:
         return {STUDENT: student}
-    teacher = load_backbone(foundation.pretrained.folder / "backbone", recommender.tokenizer)
+    teacher = load_backbone(artifacts.pretrained.folder / "backbone", recommender.tokenizer)
     teacher.to(device)  # type: ignore[arg-type]
     drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
     ranking = settings.ranking
@@ -105,13 +105,13 @@ def zero_shot(
                 teacher, task, task.trie.to(device), split, None, ranking, drop_seen, precision, device
             )
             for task in recommender.tasks
-            if task.name in foundation.domains
+            if task.name in artifacts.domains
         },
         STUDENT: student,
     }
 
 
-def counting_positions(settings: Settings, foundation: BaseArtifacts, split: str = "test") -> dict[str, Positions]:
+def counting_positions(settings: Settings, artifacts: BaseArtifacts, split: str = "test") -> dict[str, Positions]:
     """Positions of the rows that need no training and of the canary.
 
     Counts are those of the public pool and of the clients' train parts of the domain; item texts are vectors of
@@ -119,8 +119,8 @@ def counting_positions(settings: Settings, foundation: BaseArtifacts, split: str
     """
     protocol = get_protocol(settings.run.protocol)
     found: dict[str, Positions] = {name: {} for name in (*UNTRAINED, CANARY)}
-    vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
-    for name, domain in foundation.domains.items():
+    vectors = encoded_texts(artifacts.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    for name, domain in artifacts.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
         for label, count in COUNTS.items():
             found[label][name] = count(sequences, num_items, split, protocol, extra=domain.public.sequences)
@@ -162,7 +162,7 @@ def with_memory(method: str, row: str = MEMORY_ROW) -> str:
 def every_memory(
     settings: Settings,
     method: FederatedMethod,
-    foundation: BaseArtifacts,
+    artifacts: BaseArtifacts,
     recommender: ClientModels,
     state: RunState,
     shares: Shares,
@@ -170,10 +170,10 @@ def every_memory(
 ) -> dict[str, Memories]:
     """Row of the memory alone -> the memories: those that are handed over, and what clients would have who keep their
     counts, where some get counts of others. ``others``: see `client_counts`."""
-    config, asked = settings.run.hybrid, (method, foundation, recommender, state, shares)
+    config, asked = settings.run.hybrid, (method, artifacts, recommender, state, shares)
     found = {MEMORY_ROW: build_memories(settings, *asked, others)}
     kept = [name for name in config.source_names if name != "others"]
-    if kept and (others if others is not None else siblings(foundation.domains, config)):
+    if kept and (others if others is not None else siblings(artifacts.domains, config)):
         alone = dataclasses.replace(config, sources=",".join(kept))
         own_settings = settings._replace(run=dataclasses.replace(settings.run, hybrid=alone))
         found[OWN_MEMORY_ROW] = build_memories(own_settings, *asked, {})
@@ -183,7 +183,7 @@ def every_memory(
 def build_memories(
     settings: Settings,
     method: FederatedMethod,
-    foundation: BaseArtifacts,
+    artifacts: BaseArtifacts,
     recommender: ClientModels,
     state: RunState,
     shares: Shares,
@@ -193,9 +193,9 @@ def build_memories(
 
     Fitted on users who trained the adapters, nearly all weight would go to the model. ``others``: see `client_counts`.
     """
-    config, domains = settings.run.hybrid, foundation.domains
+    config, domains = settings.run.hybrid, artifacts.domains
     counts, traffic = client_counts(domains, config, settings.run.seed, others)
-    vectors = encoded_texts(foundation.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    vectors = encoded_texts(artifacts.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
     clients, choices = {}, {}
     for name, domain in domains.items():
         client = recommender.names.index(name)

@@ -78,9 +78,9 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
     changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
     if changed:
         raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
-    foundation = pretrain_stage(settings.run, domains, device)
+    pretrained = pretrain_stage(settings.run, domains, device)
     tokenizer = load_tokenizer(folder.backbone)
-    ids = load_ids(foundation.folder, domains, settings.run.pretrain, walks_of=())
+    ids = load_ids(pretrained.folder, domains, settings.run.pretrain, walks_of=())
     found = []
     for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
         adapter = folder.adapters / task.name

@@ -57,8 +57,8 @@ def test_what_sites_prepare_is_what_the_project_expects(shops):
         own = own_domain(project, str(shops / "prepared"), name)
         assert len(own.clients.users) == num_users
         ready = party(project, {name: own}, CPU)
-        assert list(ready.foundation.domains) == [name]
-        assert len(ready.foundation.ids[name].items.texts) == 299  # bought by a public user or not
+        assert list(ready.artifacts.domains) == [name]
+        assert len(ready.artifacts.ids[name].items.texts) == 299  # bought by a public user or not
 
 
 def test_they_train_together(shops, monkeypatch):

@@ -22,7 +22,7 @@ from transformers import LogitsProcessorList
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
-from fedecider.experiment import prepare as foundation
+from fedecider.experiment import prepare
 from fedecider.experiment.prepare import assign_ids, load_data
 from fedecider.experiment.settings import PretrainConfig, RunConfig
 from idgen.backbone import BackboneConfig
@@ -97,10 +97,10 @@ class Made:
         self.ids = json.dumps({name: [part and part._asdict() for part in one[:3]] for name, one in ids.items()})
         self.longest_id = max(len(tokens) for one in ids.values() for tokens in one.items.token_ids)
         self.user_texts = [text for one in ids.values() if one.clients for text in one.clients.texts]
-        tasks = foundation.client_tasks(domains, ids, tokenizer, config)
+        tasks = prepare.client_tasks(domains, ids, tokenizer, config)
         self.train = [rows(train_batches(task, 8, torch.Generator().manual_seed(3))) for task in tasks]
         self.mixed = rows(train_batches(tasks, 8, torch.Generator().manual_seed(4)))
-        public = foundation.public_tasks(domains, ids, tokenizer, config)
+        public = prepare.public_tasks(domains, ids, tokenizer, config)
         self.public = rows(train_batches(public, 8, torch.Generator().manual_seed(5)))
         self.inputs, self.targets = {}, {}
         for split in ("valid", "test"):
@@ -116,7 +116,7 @@ class Made:
 def made(domains, wording, generator) -> Made:
     """With user texts by ``generator``, for a T5."""
     config = settings(wording)
-    tokenizer = foundation._tokenizer(config, domains, {})
+    tokenizer = prepare._tokenizer(config, domains, {})
     ids = assign_ids(config, domains, tokenizer, generator, {}, {}, True)
     return Made(domains, config, tokenizer, ids)
 
@@ -213,7 +213,7 @@ def begun(domains, case, folder) -> tuple[Made, dict[str, torch.Tensor]]:
         backbone=BackboneConfig(d_model=16, num_layers=1, **source),
     )
     run = RunConfig(domains=",".join(domains), cache=str(folder / "cache"), pretrain=config)
-    start = foundation.begin(run, domains, torch.device("cpu"))
+    start = prepare.begin(run, domains, torch.device("cpu"))
     return Made(domains, config, start.tokenizer, start.ids), start.model.state_dict()
 
 
@@ -277,9 +277,9 @@ def test_a_catalogue_returns_its_own_items_only():
     }
     check_public_disjoint(domains)
     config = settings("none")
-    tokenizer = foundation._tokenizer(config, domains, {})
+    tokenizer = prepare._tokenizer(config, domains, {})
     ids = assign_ids(config, domains, tokenizer, None, {}, {}, True)
-    tasks = foundation.client_tasks(domains, ids, tokenizer, config)
+    tasks = prepare.client_tasks(domains, ids, tokenizer, config)
     texts = [set(task.item_ids.texts) for task in tasks]
     assert texts[0] & texts[1]
     assert texts[0] - texts[1]

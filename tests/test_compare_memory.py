@@ -29,7 +29,7 @@ OF_SILOS = {"own mixed": 0.5, "own memory": 0.35}
 
 
 def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: float = 0.0) -> RunFolder:
-    """A run of two domains, written by hand; ``memory`` "silos" is that of clients that have siblings."""
+    """A run of two domains, written by hand; ``memory`` "silos" is that of clients that share a catalogue."""
     folder = RunFolder(tmp_path / f"{label}-{seed}")
     folder.root.mkdir()
     names = {"model": f"{method} (own)", "mixed": f"{method} + memory", "own mixed": f"{method} + own memory"}

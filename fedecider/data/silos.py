@@ -141,9 +141,9 @@ def _silo(
     silo = replace(domain, name=names[number], clients=clients, card={}, catalogue=domain.name)
     facts: dict[str, Any] = {
         "number": number + 1,
-        "siblings": [name for name in names if name != silo.name],
+        "same_catalogue": [name for name in names if name != silo.name],
         "users": len(places),
-        "users_of_all_siblings": len(users),
+        "users_of_catalogue": len(users),
         "shared_out": how,
     }
     if cluster_U is not None:

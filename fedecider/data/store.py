@@ -274,7 +274,7 @@ def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card))
     silo = (
         f"\nA silo: one of several companies with the items and public users of `{domain.catalogue}`. No client user "
-        "is one of a sibling's.\n"
+        "is one of another silo's.\n"
         if domain.catalogue != domain.name
         else ""
     )

@@ -200,7 +200,7 @@ def collect(words: Sequence[str]) -> None:
         for column in ("row", *(f"{scope} {metric}" for scope in scopes for metric in ("hit@10", "ndcg@10"))):
             table.add_column(column)
         tests = [scope["test"] for scope in scopes.values()]
-        for row in dict.fromkeys(row for test in tests for row in test):  # a site without siblings has fewer
+        for row in dict.fromkeys(row for test in tests for row in test):  # a site with a catalogue of its own has fewer
             shown = (
                 f"{test[row][metric]['mean']:.4f}" if row in test else "-"
                 for test in tests

@@ -1,9 +1,9 @@
 """Counts that sites with one catalogue add up after the rounds, for their memories: one secure sum for each catalogue.
 
 The exchanges are those of `fedecider.deployment.secure`, under names of their own; masked counts travel in parts, and
-the sum goes to every sibling, which takes its own counts away where they are in it. A site lost before all of its parts
-have come is left out. With too few siblings (`fewest`, or below the threshold) there is no sum, and they go on without
-each other's counts.
+the sum goes to each of these sites, which takes its own counts away where they are in it. A site lost before all of its
+parts have come is left out. With too few sites (`fewest`, or below the threshold) there is no sum, and they go on
+without each other's counts.
 
 Shape legend: I items, L numbers of one part, N pairs on and above the diagonal that are not 0.
 """
@@ -29,7 +29,7 @@ from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Channel, Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
 from fedecider.experiment.prepare import BaseArtifacts
-from fedecider.experiment.rows import own_counts, siblings
+from fedecider.experiment.rows import catalogue_groups, own_counts
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
@@ -46,20 +46,20 @@ SCRATCH = "count_parts"
 logger = logging.getLogger(__name__)
 
 
-def sibling_sites(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
+def sites_by_catalogue(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
     """Catalogue -> the sites that add up their counts; none without a memory."""
-    return {} if config.kind == "none" else siblings(domains, config)
+    return {} if config.kind == "none" else catalogue_groups(domains, config)
 
 
-def fewest(num_siblings: int) -> int:
+def fewest(num_sites: int) -> int:
     """Sites that a sum is over: of two, each would hold the other's counts as they are, which only a pair is told."""
-    return min(num_siblings, 3)
+    return min(num_sites, 3)
 
 
-def what_siblings_learn(domains: Mapping[str, Domain], config: HybridConfig) -> list[str]:
+def what_sites_learn(domains: Mapping[str, Domain], config: HybridConfig) -> list[str]:
     """A sentence for each catalogue, for whoever makes a project."""
     found = []
-    for names in sibling_sites(domains, config).values():
+    for names in sites_by_catalogue(domains, config).values():
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
         found.append(
             f"memories of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
@@ -70,16 +70,16 @@ def what_siblings_learn(domains: Mapping[str, Domain], config: HybridConfig) -> 
 
 @dataclass
 class SiteCounts:
-    """A site's part in the sum over its siblings, and what came of it."""
+    """A site's part in the sum over the sites with its catalogue, and what came of it."""
 
     sums: SiteSums
     domain: Domain
     folder: Path
-    """Where ``counted.json`` says with whom this site is in a sum, and its SHA-256: sums over different siblings would
+    """Where ``counted.json`` says with whom this site is in a sum, and its SHA-256: sums over different sites would
     tell single counts by their difference, and answers to many sums the own ones, so it takes part in one alone."""
     run: str
     """Whose sum this is."""
-    siblings: Sequence[int]
+    group: Sequence[int]
     """The clients that share the catalogue, this one among them."""
     others: Counts | None = None
 
@@ -99,9 +99,12 @@ class SiteCounts:
         return answers[asked.kind](asked)
 
     def found(self) -> dict[str, Counts]:
-        """The counts of the siblings under this site's name, if a sum has come."""
+        """The counts of the others under this site's name, if a sum has come."""
         if self.others is None:
-            logger.warning("the memory of %s counts without its siblings: no sum of theirs has come", self.domain.name)
+            logger.warning(
+                "the memory of %s counts without the others of its catalogue: no sum of theirs has come",
+                self.domain.name,
+            )
             return {}
         return {self.domain.name: self.others}
 
@@ -124,7 +127,7 @@ class SiteCounts:
         if is_in and known is None:
             raise ValueError(
                 "got a sum with the counts of this site, expected one that it has helped to open: it was started again "
-                "before that, and counts without its siblings"
+                "before that, and counts without the others of its catalogue"
             )
         if known not in (None, "", digest):
             raise ValueError("got a second sum of counts, expected the first one again: a site takes one alone")
@@ -139,10 +142,10 @@ class SiteCounts:
     def _in_one_sum(self, given: object) -> tuple[list[int], str | None]:
         """The clients of a sum, and its SHA-256: empty before it has come, None if this site is in no sum yet."""
         clients, before = sorted(set(client_numbers(given))), self._noted()
-        if not set(clients) <= set(self.siblings) or len(clients) < fewest(len(self.siblings)):
+        if not set(clients) <= set(self.group) or len(clients) < fewest(len(self.group)):
             raise ValueError(
-                f"got a sum of counts over the clients {clients}, expected {fewest(len(self.siblings))} at least of "
-                f"{list(self.siblings)}: over fewer each would hold another's as they are"
+                f"got a sum of counts over the clients {clients}, expected {fewest(len(self.group))} at least of "
+                f"{list(self.group)}: over fewer each would hold another's as they are"
             )
         if before and before["clients"] != clients:
             raise ValueError(
@@ -173,13 +176,14 @@ def site_counts(
     folder: Path,
     fingerprint: str,
 ) -> SiteCounts | None:
-    """What the site of ``client`` needs for the sum; None where it has no siblings, or does not ask for their counts.
+    """What the site of ``client`` needs for the sum; None where no other site has its catalogue, or it does not ask for
+    their counts.
 
     ``clients`` are the names of all of them.
     """
     if hybrid.kind == "none":
         return None
-    for catalogue, names in sibling_sites(artifacts.everyone, hybrid).items():
+    for catalogue, names in sites_by_catalogue(artifacts.everyone, hybrid).items():
         if clients[client] in names:
             sums = SiteSums(SecureSums(seed), client, _purpose(catalogue))
             domain, numbers = artifacts.domains[clients[client]], [clients.index(name) for name in names]
@@ -191,7 +195,7 @@ def share_counts(
     channel: Channel, hybrid: HybridConfig, seed: int, domains: Mapping[str, Domain], round: int, folder: Path
 ) -> None:
     """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
-    for catalogue, names in sibling_sites(domains, hybrid).items():
+    for catalogue, names in sites_by_catalogue(domains, hybrid).items():
         clients, file = [channel.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
         begun = file.with_suffix(".json")
         try:
@@ -204,7 +208,7 @@ def share_counts(
         except ValueError as error:
             logger.warning("memories of %s count without each other's events: %s", ", ".join(names), error)
             for client in clients:
-                channel.refuse(client, f"its memory counts without its siblings: {error}")
+                channel.refuse(client, f"its memory counts without the others of its catalogue: {error}")
             continue
         for client, answer in channel.ask(round, dict.fromkeys(clients, told)).items():
             if answer.kind != SUM:
@@ -253,7 +257,7 @@ def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[
     """``ValueError`` for a sum that sites would not open."""
     if len(there) < fewest(len(clients)):
         raise ValueError(
-            f"got the counts of {len(there)} of {len(clients)} siblings, expected {fewest(len(clients))} at least: of "
+            f"got the counts of {len(there)} of {len(clients)} sites, expected {fewest(len(clients))} at least: of "
             "two, each would hold the other's as they are"
         )
     if before is not None and list(there) != list(before):

@@ -16,7 +16,7 @@ import torch
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains, save_domains
-from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_siblings_learn
+from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan
@@ -119,7 +119,7 @@ def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:
         }
 
     hosts = {name: [client] for client, name in enumerate(known)}
-    notes = what_siblings_learn(known, settings.run.hybrid)
+    notes = what_sites_learn(known, settings.run.hybrid)
     return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
 
 

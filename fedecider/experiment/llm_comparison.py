@@ -96,7 +96,7 @@ SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
 WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, MEMORY_ROW, SASREC, SASREC_TEXT, CANARY)
 """All but the two of SASRec stand in ``per_user.parquet`` of every run; a memory in that of every run that has one."""
 BASELINES = (*WITHOUT_ROUNDS, OWN_MEMORY_ROW)
-"""Besides, what a company alone has of counts and texts, where there are siblings."""
+"""Besides, what a company alone has of counts and texts, where others share its catalogue."""
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads")
 """Options that the table sets for all runs."""
 ALIKE = (
@@ -122,7 +122,7 @@ class CompareConfig:
         baselines: Rows without a language model of their own: counts, SASRec, methods of other tracks over prepared
             domains (fedsasrec); they see the public pool and the clients' train parts of a domain.
         against: Rows that every other row is tested against; ``fedecider + memory`` is that row with its memory,
-            ``fedecider + own memory`` with a memory without the counts of siblings.
+            ``fedecider + own memory`` with a memory without the counts of other clients.
         analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
             and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.
@@ -345,7 +345,9 @@ def cell_of(label: str, method: str, folder: RunFolder) -> Cell:
         return course_of(read_records(folder.rounds), best_round)
 
     hits = {shown.get(name, name): value for name, value in valid_means(content).items()}
-    counted = with_memory(label) if with_memory(label, OWN_MEMORY_ROW) in valid else ""  # counts of siblings are sent
+    counted = (
+        with_memory(label) if with_memory(label, OWN_MEMORY_ROW) in valid else ""
+    )  # counts of other clients are sent
     return Cell(valid, positions, course, folder.root, hits=hits, kinds={counted: "federated"} if counted else {})
 
 

@@ -140,7 +140,7 @@ def counting_positions(settings: Settings, artifacts: BaseArtifacts, split: str 
 MEMORY_ROW = "memory"
 """Name of the row of the memory without the model."""
 OWN_MEMORY_ROW = "own memory"
-"""The same without what siblings count: what a client has that sends no counts, with the model where it does that."""
+"""The same without what others count: what a client has that sends no counts, with the model where it does that."""
 
 
 class Memories(NamedTuple):
@@ -151,7 +151,7 @@ class Memories(NamedTuple):
     choices: dict[str, Choice]
     """Domain -> whose weights were taken on validation items."""
     traffic: dict[str, dict[str, int]]
-    """Domain -> bytes up and down of the secure sum; clients without siblings are left out."""
+    """Domain -> bytes up and down of the secure sum; clients with a catalogue of their own are left out."""
 
 
 def with_memory(method: str, row: str = MEMORY_ROW) -> str:
@@ -173,7 +173,7 @@ def every_memory(
     config, asked = settings.run.hybrid, (method, artifacts, recommender, state, shares)
     found = {MEMORY_ROW: build_memories(settings, *asked, others)}
     kept = [name for name in config.source_names if name != "others"]
-    if kept and (others if others is not None else siblings(artifacts.domains, config)):
+    if kept and (others if others is not None else catalogue_groups(artifacts.domains, config)):
         alone = dataclasses.replace(config, sources=",".join(kept))
         own_settings = settings._replace(run=dataclasses.replace(settings.run, hybrid=alone))
         found[OWN_MEMORY_ROW] = build_memories(own_settings, *asked, {})
@@ -220,8 +220,8 @@ def client_counts(
 ) -> tuple[dict[str, Counts], dict[str, dict[str, int]]]:
     """What each client counts from the sources of ``config``, and the bytes of the secure sums.
 
-    ``others``: what the siblings of each client have counted, where they are on other machines; clients that are not in
-    it go without. None: all siblings are here, and their secure sums are simulated.
+    ``others``: what the others of each client's catalogue have counted, where they are on other machines; clients that
+    are not in it go without. None: all clients are here, and their secure sums are simulated.
     """
     own = {name: own_counts(domain) for name, domain in domains.items()}
     found = {}
@@ -235,7 +235,7 @@ def client_counts(
     traffic: dict[str, dict[str, int]] = {}
     for name, counts in (others or {}).items():
         found[name].append(counts)
-    for catalogue, names in (siblings(domains, config) if others is None else {}).items():
+    for catalogue, names in (catalogue_groups(domains, config) if others is None else {}).items():
         summed = securely_summed([own[name] for name in names], derive_seed(seed, "memory sum", catalogue))
         for name in names:
             found[name].append(without(summed.total, own[name]))
@@ -243,7 +243,7 @@ def client_counts(
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
 
 
-def siblings(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
+def catalogue_groups(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
     """Catalogue -> the clients that share it and add up their counts, two or more."""
     groups: dict[str, list[str]] = {}
     for name, domain in domains.items():

@@ -365,8 +365,8 @@ def _around(name: str) -> Iterator[str]:
 def _known(name: str, options: Set[str], mark: str = "") -> str:
     """What to give for ``name``: the nearest option of the same block, else of all, else one so called elsewhere."""
     block, _, last = name.rpartition(".")
-    siblings = {one.rpartition(".")[2]: one for one in options if one.rpartition(".")[0] == block}
-    found = [siblings[one] for one in get_close_matches(last, siblings, 1, 0.7)]
+    in_block = {one.rpartition(".")[2]: one for one in options if one.rpartition(".")[0] == block}
+    found = [in_block[one] for one in get_close_matches(last, in_block, 1, 0.7)]
     found = found or get_close_matches(name, sorted(options), 1, 0.8)
     found = found or sorted(one for one in options if one.rpartition(".")[2] == last)
     return f"the name of an option; the nearest is {mark}{found[0]}" if found else "the name of an option"

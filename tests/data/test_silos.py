@@ -133,16 +133,16 @@ def test_card_and_readme_say_what_a_silo_is(tmp_path):
     by_cluster = facts.pop("users_by_cluster")
     assert facts == {
         "number": 2,
-        "siblings": ["shop.1", "shop.3"],
+        "same_catalogue": ["shop.1", "shop.3"],
         "users": users,
-        "users_of_all_siblings": 105,
+        "users_of_catalogue": 105,
         "shared_out": "by taste clusters, Dirichlet(0.3)",
     }
     assert sum(by_cluster) == users
     assert card["items"]["repeated_same"] == 7
     assert card["items"]["unused"] >= 0
     text = (tmp_path / "shop.2" / "README.md").read_text()
-    assert "the items and public users of `shop`. No client user is one of a sibling's." in " ".join(text.split())
+    assert "the items and public users of `shop`. No client user is one of another silo's." in " ".join(text.split())
 
 
 def test_round_trip_and_names_with_a_star(tmp_path):

@@ -18,7 +18,7 @@ from test_sources import SHOPS, same, shop
 
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
-from fedecider.deployment.counts import SiteCounts, share_counts, what_siblings_learn
+from fedecider.deployment.counts import SiteCounts, share_counts, what_sites_learn
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
 from fedecider.experiment.rows import own_counts
@@ -53,8 +53,8 @@ def site_in(folder, client, shops=SHOPS):
     domain = list(shops.values())[client]
     site = site_of("fedavg", 0, folder / domain.name)
     sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue} in round")
-    siblings = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
-    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", siblings))
+    group = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
+    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group))
 
 
 def shared(sites, folder, run=RUN, shops=SHOPS, **faults):
@@ -85,13 +85,13 @@ def asked_for(kind, client=1, **facts):
     )
 
 
-def test_every_sibling_gets_the_counts_of_the_others(tmp_path):
+def test_every_site_gets_the_counts_of_the_others(tmp_path):
     sites = sites_in(tmp_path)
     line = shared(sites, tmp_path / "server")
     for client, name in enumerate(BOOKS):
         (counts,) = sites[client].counts.found().values()
         assert same(counts, rest(*(other for other in BOOKS if other != name)))
-    assert {one["client"] for one in line.carried} == {0, 1, 2}  # games.1 has no siblings
+    assert {one["client"] for one in line.carried} == {0, 1, 2}  # games.1 has no others of its catalogue
     kinds = [one["kind"] for one in line.carried if one["client"] == 0]
     assert kinds == ["count_keys", "count_shares", *["counts"] * 4, "count_unmask", "count_sum"]
     up = sum(one["bytes_up"] for one in line.carried if (one["client"], one["kind"]) == (0, "counts"))
@@ -152,11 +152,11 @@ def test_a_site_killed_after_its_counts_are_in_takes_its_own_away(kind, tmp_path
 
 
 def test_two_of_three_are_no_sum_of_three(tmp_path, caplog):
-    """Each of them would hold the other's counts as they are, which three siblings were not told."""
+    """Each of them would hold the other's counts as they are, which three sites were not told."""
     sites = sites_in(tmp_path)
     with caplog.at_level(logging.WARNING):
         line = shared(sites, tmp_path / "server", away=asked_for("counts"))
-    assert "got the counts of 2 of 3 siblings, expected 3 at least" in caplog.text
+    assert "got the counts of 2 of 3 sites, expected 3 at least" in caplog.text
     assert {one["kind"] for one in line.carried} == {"count_keys", "count_shares", "counts"}
     assert list((tmp_path / "server").iterdir()) == []
     assert all(sites[client].counts.found() == {} for client in range(3))
@@ -178,7 +178,7 @@ def test_a_site_opens_and_takes_no_sum_over_two_of_three(tmp_path):
     assert same(sites[0].counts.found()["books.1"], rest("books.2", "books.3"))
 
 
-def test_two_siblings_have_a_sum_of_two(tmp_path):
+def test_two_sites_have_a_sum_of_two(tmp_path):
     pair = {name: SHOPS[name] for name in BOOKS[:2]}
     sites = sites_in(tmp_path, pair)
     shared(sites, tmp_path / "server", shops=pair)
@@ -189,7 +189,7 @@ def test_two_siblings_have_a_sum_of_two(tmp_path):
     ("kind", "reason"),
     [("count_keys", "keys of 1 of 3 sites"), ("counts", "1 of 3 uploads for the secure sum of counts of books in")],
 )
-def test_too_few_siblings_go_on_without_each_other(kind, reason, tmp_path, caplog):
+def test_too_few_sites_go_on_without_each_other(kind, reason, tmp_path, caplog):
     sites = sites_in(tmp_path)
     with caplog.at_level(logging.WARNING):
         line = shared(sites, tmp_path / "server", away=lambda client, asked: client > 0 and asked.kind == kind)
@@ -197,15 +197,15 @@ def test_too_few_siblings_go_on_without_each_other(kind, reason, tmp_path, caplo
     assert re.search(
         f"memories of books.1, books.2, books.3 count without each other's events: got {reason}", caplog.text
     )
-    assert "the memory of books.2 counts without its siblings" in caplog.text
-    told = [one["reason"] for one in line.refused if "counts without its siblings" in one["reason"]]
+    assert "the memory of books.2 counts without the others of its catalogue" in caplog.text
+    told = [one["reason"] for one in line.refused if "counts without the others of its catalogue" in one["reason"]]
     assert len(told) == 3
     assert not any(one["kind"] == "count_sum" for one in line.carried)
     assert list((tmp_path / "server").iterdir()) == []
 
 
 def test_two_of_five_are_no_sum_of_five(tmp_path):
-    """The threshold is one of all siblings, also of those who have not even announced keys."""
+    """The threshold is one of all sites, also of those who have not even announced keys."""
     shops = {f"books.{number}": shop(f"books.{number}", number) for number in range(1, 6)}
     gone = lambda client, asked: client > 1 and asked.kind == "count_keys"  # noqa: E731
     line = shared(sites_in(tmp_path, shops), tmp_path / "server", shops=shops, away=gone)
@@ -213,7 +213,7 @@ def test_two_of_five_are_no_sum_of_five(tmp_path):
 
 
 def test_a_run_that_goes_on_tells_the_sum_it_has(tmp_path):
-    """A second sum over other siblings would tell the difference: nobody is asked for it, and a site refuses it."""
+    """A second sum over other sites would tell the difference: nobody is asked for it, and a site refuses it."""
     sites = sites_in(tmp_path, FOUR)
     shared(sites, tmp_path / "server", shops=FOUR, away=asked_for("counts"))
     again = sites_in(tmp_path, FOUR)  # all of them start again
@@ -372,13 +372,13 @@ def test_a_site_sends_its_parts_alone_and_the_server_takes_no_others(tmp_path):
         answer = unpack(sites[0].answer(pack(asked._replace(facts={**asked.facts, "part": part}))), MOST)
         assert "expected a number from 1 to 4" in answer.facts["reason"]
     alone = sites[0]._replace(counts=None)
-    assert "has no siblings" in unpack(alone.answer(pack(asked_before["counts"])), MOST).facts["reason"]
+    assert "has no others of its catalogue" in unpack(alone.answer(pack(asked_before["counts"])), MOST).facts["reason"]
     kept = json.loads((sites[0].folder / "counted.json").read_text())
     assert (kept["run"], kept["clients"], len(kept["sum"])) == ("abc", [0, 2, 3], 64)
 
 
-def test_one_part_is_masked_with_the_same_siblings(tmp_path):
-    """The difference between two sets of them would be the mask that two siblings share."""
+def test_one_part_is_masked_with_the_same_sites(tmp_path):
+    """The difference between two sets of them would be the mask that two sites share."""
     sites, heard = sites_in(tmp_path, FOUR), []
 
     def away(client, asked):
@@ -395,20 +395,21 @@ def test_one_part_is_masked_with_the_same_siblings(tmp_path):
     assert line.refused == []
 
 
-def test_whoever_makes_a_project_is_told_what_siblings_learn():
+def test_whoever_makes_a_project_is_told_what_sites_learn():
     pair = {name: SHOPS[name] for name in ("books.1", "books.2", "games.1")}
-    (two,) = what_siblings_learn(pair, RUN.hybrid)
+    (two,) = what_sites_learn(pair, RUN.hybrid)
     assert "memories of books.1, books.2 add up" in two
     assert "the other's counts as they are" in two
-    (three,) = what_siblings_learn(SHOPS, RUN.hybrid)
+    (three,) = what_sites_learn(SHOPS, RUN.hybrid)
     assert "a sum over the others" in three
-    assert what_siblings_learn(SHOPS, HybridConfig(kind="none")) == []
-    assert what_siblings_learn(SHOPS, HybridConfig(kind="mixture", sources="own,public")) == []
+    assert what_sites_learn(SHOPS, HybridConfig(kind="none")) == []
+    assert what_sites_learn(SHOPS, HybridConfig(kind="mixture", sources="own,public")) == []
 
 
 @pytest.mark.slow
 def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
-    """Adapters that stay in the model and memories with counts of siblings, as the configuration of silos has them."""
+    """Adapters that stay in the model and memories with counts of other clients, as the configuration of silos has
+    them."""
     silo_settings = yaml.safe_load((CONFIGS / "companies.yaml").read_text())
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
     silos = share_out({"crime": sample["crime"]}, 2, None, 0)

@@ -89,7 +89,7 @@ def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
 
 
 def test_rows_that_some_sites_alone_have_are_printed(tmp_path, capsys):
-    """Who has siblings tells more rows than who has none."""
+    """Who shares a catalogue tells more rows than who does not."""
     figures = {"hit@10": {"mean": 0.25}, "ndcg@10": {"mean": 0.125}}
     tests = {"shop.1": {"fedavg": figures, "own memory": figures}, "comics": {"memory": figures, "fedavg": figures}}
     domains = {site: {"test": test} for site, test in tests.items()}

@@ -45,7 +45,7 @@ def same(one, other) -> bool:
     return (one.pair_II != other.pair_II).nnz == 0 and np.array_equal(one.event_I, other.event_I)
 
 
-def test_silos_count_what_their_siblings_have():
+def test_silos_count_what_others_with_their_catalogue_have():
     found, traffic = counted("own,public,others")
     expected = own("books.1").plus(public("books.1")).plus(own("books.2")).plus(own("books.3"))
     assert same(found["books.1"], expected)
@@ -70,7 +70,7 @@ def test_clients_with_catalogues_of_their_own_sum_nothing():
     assert same(found["books.1"], own("books.1"))
 
 
-def test_events_held_out_by_siblings_are_not_in_the_sum():
+def test_events_held_out_by_other_clients_are_not_in_the_sum():
     before = counted("own,public,others")[0]
     changed = {}
     for name, domain in SHOPS.items():

@@ -1,12 +1,12 @@
-"""Whether fusion weights find the siblings of a silo: weights of peers with the same catalogue against all others.
+"""Whether fusion weights find the clients with the same catalogue: their weights against those of all others.
 
-    python benchmarks/siblings.py --runs runs/a[,runs/b,...] [--output FILE]
+    python benchmarks/fusion_by_catalogue.py --runs runs/a[,runs/b,...] [--output FILE]
 
 Of each finished run the weights at the selected round: fusion weights (`fusion_weights.json`), or those by which the
 server of LoRA-Sim or FellRec averaged, which its checkpoint holds. Every row is taken over its mean over peers, so
-that clients with larger weights do not count for more; then the mean over siblings minus that over others. The
-permutation test gives the clients to catalogues in every other way with the same group sizes (12 clients in three
-groups of four: 5,775 ways) and asks how often the difference is as large: exact, one-sided.
+that clients with larger weights do not count for more; then the mean over peers with the same catalogue minus that over
+others. The permutation test gives the clients to catalogues in every other way with the same group sizes (12 clients in
+three groups of four: 5,775 ways) and asks how often the difference is as large: exact, one-sided.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def main() -> None:
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     lines = [
-        "| method | run | round | siblings - others, of a row's mean | ways | p |",
+        "| method | run | round | same catalogue - others, of a row's mean | ways | p |",
         "|---|---|---:|---:|---:|---:|",
     ]
     lines += [row_of(Path(run)) for run in args.runs.split(",")]
-    text = "\n".join(["# Siblings", "", *heading("siblings.py", 1), "", *lines]) + "\n"
+    text = "\n".join(["# Fusion weights by catalogue", "", *heading("fusion_by_catalogue.py", 1), "", *lines]) + "\n"
     print(text)
     if args.output:
         Path(args.output).write_text(text)

@@ -34,7 +34,7 @@ from fedecider.report.analyses import (
     total_bytes,
 )
 from fedecider.report.analysis_sections import INTERVALS, group_rows, span
-from fedecider.report.page import Opening, PageTable, Section
+from fedecider.report.page import Conclusion, PageTable, Section
 from fedecider.report.tables import (
     CANARY,
     COMPARED,
@@ -48,7 +48,7 @@ from fedecider.report.tables import (
     rows_data,
     view_labels,
 )
-from fedecider.report.verdict import Evidence, opening
+from fedecider.report.verdict import Evidence, conclusion
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, say
 from fedecider.running.run_folder import RunFolder, damage_names, read_object, read_run
@@ -73,17 +73,17 @@ def embedding_run_page(folder: RunFolder) -> Path:
     """
 
     def parts(files: RunFiles) -> Parts:
-        first = opening(run_evidence(files.record, files.metrics), [_about(files.metrics)])
+        first = conclusion(run_evidence(files.record, files.metrics), [_about(files.metrics)])
         return Parts(first, [f"Privacy: {files.metrics['privacy']}."], middle=[_groups(files.metrics)])
 
     return write_run_page(folder, parts)
 
 
-def opening_of(folder: RunFolder) -> Opening:
+def conclusion_of(folder: RunFolder) -> Conclusion:
     """The first words of the page of a finished run."""
     metrics = read_object(folder.metrics)
     with damage_names(folder.metrics):
-        return opening(run_evidence(read_run(folder.root), metrics), [_about(metrics)])
+        return conclusion(run_evidence(read_run(folder.root), metrics), [_about(metrics)])
 
 
 def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> Evidence:

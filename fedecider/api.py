@@ -268,9 +268,9 @@ class Result:
     @cached_property
     def verdict(self) -> str:
         """Would one switch it on, what was measured, and what speaks against it: a paragraph each."""
-        if not self._track.opening:
+        if not self._track.conclusion:
             return f"{self.method} on {', '.join(self.clients)}:\n{self.table.round(4).to_string()}"
-        first = self._track.part("opening")(self.folder)
+        first = self._track.part("conclusion")(self.folder)
         return "\n".join([first.question, first.answer, *first.paragraphs, *first.reservations])
 
     def recommender(self, client: str | None = None, **options: Any) -> Any:

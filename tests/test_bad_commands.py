@@ -386,8 +386,8 @@ def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeyp
     monkeypatch.setattr("idgen.precision.find_spec", lambda package: None)
     record = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "quantize", to="int8")))
-    recipe = json.loads((copy / RECIPE).read_text())
-    (copy / RECIPE).write_text(json.dumps({**recipe, "quantize": "int8"}))
+    inference = json.loads((copy / INFERENCE).read_text())
+    (copy / INFERENCE).write_text(json.dumps({**inference, "quantize": "int8"}))
     write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
     for script, words in {"recommend": ("--domain", "crime", "--history", "x"), "evaluate": ()}.items():
         refused(capsys, "bitsandbytes is not installed", script, "--run", str(copy), *words)
@@ -425,8 +425,8 @@ def test_an_embedding_run_is_not_evaluated_or_recommended_from(copy, capsys):
 
 CUT = object()
 ANYTHING = {"empty": "{}", "a list": "[1]", "a number": "3", "cut off": CUT, "nothing": ""}
-RECIPE = "adapters/crime/recommender.json"
-READ_ALONE = {"metrics.json": ("evaluate",), RECIPE: ("recommend",)}
+INFERENCE = "adapters/crime/inference_config.json"
+READ_ALONE = {"metrics.json": ("evaluate",), INFERENCE: ("recommend",)}
 """What one of the commands has no need of."""
 JSON = ("run.json", *READ_ALONE, "adapters/crime/adapter_config.json")
 JSON = (*JSON, "adapters/crime/item_ids.json", "backbone/config.json", MANIFEST_FILE)
@@ -452,14 +452,14 @@ def test_a_damaged_file_is_named(damaged, content, copy, capsys):
 
 
 VALUES = {
-    "no samples": (RECIPE, ("samples",), None, "samples"),
-    "wrong samples": (RECIPE, ("samples", "max_history"), "x", "max_history"),
-    "wrong beams": (RECIPE, ("ranking", "num_beams"), None, "num_beams"),
+    "no samples": (INFERENCE, ("samples",), None, "samples"),
+    "wrong samples": (INFERENCE, ("samples", "max_history"), "x", "max_history"),
+    "wrong beams": (INFERENCE, ("ranking", "num_beams"), None, "num_beams"),
     "no encoder": ("run.json", ("config", "run", "pretrain"), None, "run.json"),
-    "texts as weights": (RECIPE, ("alpha", "crime"), "x", RECIPE),
-    "null as weights": (RECIPE, ("alpha", "crime"), None, RECIPE),
-    "infinite weights": (RECIPE, ("alpha", "crime"), 1e999, RECIPE),
-    "a list as weights": (RECIPE, ("alpha",), [1.0], RECIPE),
+    "texts as weights": (INFERENCE, ("alpha", "crime"), "x", INFERENCE),
+    "null as weights": (INFERENCE, ("alpha", "crime"), None, INFERENCE),
+    "infinite weights": (INFERENCE, ("alpha", "crime"), 1e999, INFERENCE),
+    "a list as weights": (INFERENCE, ("alpha",), [1.0], INFERENCE),
     "other layers": ("adapters/crime/adapter_config.json", ("target_modules",), ["q"], "adapter_config.json"),
     "more layers": (
         "adapters/crime/adapter_config.json",

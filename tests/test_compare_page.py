@@ -11,12 +11,12 @@ import torch
 
 from fedecider.evaluation.statistics import Comparison, Interval
 from fedecider.experiment.comparison import Cell, Cost, Entry, Plan, Results, Row, Table, Words
-from fedecider.experiment.comparison_page import chosen_row, comparison_opening, evidence, write_table
+from fedecider.experiment.comparison_page import chosen_row, comparison_conclusion, evidence, write_table
 from fedecider.experiment.llm_comparison import SASREC, CompareConfig, _examples
 from fedecider.experiment.rows import STUDENT, UNTRAINED
 from fedecider.experiment.tuning import Tried
 from fedecider.report.tables import ResultRow
-from fedecider.report.verdict import opening
+from fedecider.report.verdict import conclusion
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 MEANS = {"ours": 0.2, "local": 0.22, "popularity": 0.1, "sasrec": 0.15, "memoriser": 0.01}
@@ -98,7 +98,7 @@ def changed(table, **changes):
 
 
 def said_of(table):
-    return opening(evidence(table, *chosen_row(table)))
+    return conclusion(evidence(table, *chosen_row(table)))
 
 
 def test_the_verdict_is_about_the_row_that_validation_chose(table):
@@ -153,10 +153,10 @@ def test_nobody_is_asked_to_switch_on_what_pools_all_data(table):
     pooled = changed(table, kinds={**kinds, "ours": "central"})
     assert chosen_row(pooled) == ("strict", "local")
     assert evidence(pooled, "strict", "local").beside["ours"] == "ours with all data in one place"
-    assert "methods that pool all data left out" in comparison_opening(pooled).paragraphs[-1]
+    assert "methods that pool all data left out" in comparison_conclusion(pooled).paragraphs[-1]
     none = changed(table, kinds={**kinds, "ours": "central", "local": "central"})
     assert chosen_row(none) is None
-    assert comparison_opening(none) is None
+    assert comparison_conclusion(none) is None
     assert "Would one" not in page(none)
 
 

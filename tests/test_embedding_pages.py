@@ -3,7 +3,7 @@
 import pytest
 
 from embedding_fr.results import run_evidence
-from fedecider.report.verdict import opening
+from fedecider.report.verdict import conclusion
 
 
 def interval(mean):
@@ -27,7 +27,9 @@ def test_the_page_of_a_run_says_what_stands_beside_it(federation):
     assert evidence.valid == {"fedmf": 0.1, "popularity": 0.1}
     assert ("Federation was off: every client trained alone." in evidence.alarms) is not federation
     assert "above chance" in evidence.alarms[0]
-    assert opening(evidence).answer == "Perhaps: it is better than popularity, the best simple rule, with reservations."
+    assert (
+        conclusion(evidence).answer == "Perhaps: it is better than popularity, the best simple rule, with reservations."
+    )
     leaking = run_evidence({"config": {"run": {"federation": federation}}}, {**metrics, "protocol": "paper"})
     assert "above chance" not in " ".join(leaking.alarms)
-    assert opening(leaking).answer.startswith("Cannot be said: the protocol paper leaks")
+    assert conclusion(leaking).answer.startswith("Cannot be said: the protocol paper leaks")

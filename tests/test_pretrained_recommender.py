@@ -317,7 +317,7 @@ def test_the_program_of_the_card_gives_our_recommendations(alone, tmp_path, monk
 
 def test_a_saved_folder_is_refused_where_it_was_changed(rec, tmp_path):
     saved = rec.save_pretrained(tmp_path / "saved", include_memory=True)
-    for name in ("backbone/tokenizer.json", "recommender.json", f"memory/{TENSOR_FILE}"):
+    for name in ("backbone/tokenizer.json", "inference_config.json", f"memory/{TENSOR_FILE}"):
         before = (saved / name).read_bytes()
         (saved / name).write_bytes(before + b" ")
         with pytest.raises(ValueError, match=f"{Path(name).name} was changed"):
@@ -326,12 +326,12 @@ def test_a_saved_folder_is_refused_where_it_was_changed(rec, tmp_path):
     (saved / "README.md").write_text("mine")
     (saved / "LICENSE").write_text("mine")
     Recommender.from_pretrained(saved)
-    content = json.loads((saved / "recommender.json").read_text())
-    (saved / "recommender.json").write_text(json.dumps({**content, "facts": {"method": "fedecider"}}))
+    content = json.loads((saved / "inference_config.json").read_text())
+    (saved / "inference_config.json").write_text(json.dumps({**content, "facts": {"method": "fedecider"}}))
     (saved / MANIFEST_FILE).unlink()  # then nothing is compared
     with pytest.raises(ValueError, match=r"recommender\.json"):
         Recommender.from_pretrained(saved).save_pretrained(tmp_path / "again")
-    (saved / "recommender.json").write_text(json.dumps({**content, "samples": {"templates": "none"}}))
+    (saved / "inference_config.json").write_text(json.dumps({**content, "samples": {"templates": "none"}}))
     with pytest.raises(ValueError, match=r"samples in .*recommender\.json"):
         Recommender.from_pretrained(saved)
 

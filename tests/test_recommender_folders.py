@@ -115,8 +115,8 @@ def test_the_card_of_what_a_site_hands_over_says_what_that_of_a_run_says(run, re
     of_run = rec.save_pretrained(tmp_path / "run", include_memory=True)
     card = (of_site / "README.md").read_text()
     assert card == (of_run / "README.md").read_text()
-    assert json.loads((of_site / "recommender.json").read_text()) == json.loads(
-        (of_run / "recommender.json").read_text()
+    assert json.loads((of_site / "inference_config.json").read_text()) == json.loads(
+        (of_run / "inference_config.json").read_text()
     )
     for said in ("## Data", "It was trained on events of the", "counts of real users. Do not share this folder"):
         assert said in card
@@ -167,7 +167,7 @@ def test_a_link_does_not_lead_a_backbone_outside(parts, rec, tmp_path):
 @pytest.mark.parametrize("domain", ["", ".", "..", "../../x", "/x", "a/b", "a\\b", ".crime", "a\nb", "C:x"])
 def test_a_domain_is_the_name_of_a_folder(rec, tmp_path, domain):
     saved = rec.save_pretrained(tmp_path / "saved")
-    write(saved / "recommender.json", domain=domain)
+    write(saved / "inference_config.json", domain=domain)
     with pytest.raises(ValueError, match="cannot be the name of a folder"):
         find_source(saved)
 

@@ -27,7 +27,7 @@ from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender, rows_of_clients
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
-from fedecider.models.folders import privacy_lines, read_recipe
+from fedecider.models.folders import privacy_lines, read_inference_config
 from fedecider.models.recommender import Recommender
 from idgen.backbone import BackboneConfig
 from idgen.prompts import SampleConfig
@@ -349,7 +349,7 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
 @pytest.mark.parametrize(("name", "others"), [("silos", "crime.2, comics.1, comics.2"), ("foreign", "crime.2")])
 def test_the_card_of_a_silo_names_the_clients_and_no_pattern(folder, name, others):
     run = folder / "runs" / name
-    facts = read_recipe(run / "adapters" / "crime.1").facts
+    facts = read_inference_config(run / "adapters" / "crime.1").facts
     assert facts["clients"] == list(json.loads((run / "metrics.json").read_text())["domains"])
     sentences = privacy_lines({**facts, "method": "fedecider"}, "crime.1", memory_inside=False)
     assert any(f"What the clients {others} sent in the rounds" in sentence for sentence in sentences)

@@ -14,7 +14,7 @@ from fedecider.evaluation.statistics import Comparison, distinguishable_winners,
 from fedecider.experiment.comparison import Cost, Results, Table, Words, positions_of
 from fedecider.federation.record import write_json, write_text
 from fedecider.report.figures import convergence_curves
-from fedecider.report.page import Download, Opening, PageTable, Section, write_page
+from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
     METRICS,
@@ -28,7 +28,7 @@ from fedecider.report.tables import (
     rows_data,
     shown_domains,
 )
-from fedecider.report.verdict import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, opening
+from fedecider.report.verdict import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion
 from fedecider.running.run_folder import as_plain
 
 SETTING_HEADER = ("row", "method", "kind", "protocols", "setting", "tried on validation (ndcg@10, seed 0)")
@@ -61,7 +61,7 @@ def write_table(table: Table, heading: Sequence[str] = ()) -> list[Path]:
     write_per_user(plan.root / "per_user.parquet", _records(table))
     subtitle = f"{', '.join(table.results)}; {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
     sections = [*first, *_sections(table, heading), *last]
-    write_page(paths["html"], title, subtitle, sections, opening=comparison_opening(table))
+    write_page(paths["html"], title, subtitle, sections, conclusion=comparison_conclusion(table))
     return list(paths.values())
 
 
@@ -99,7 +99,7 @@ def _strictness(name: str) -> tuple[bool, bool, bool]:
     return protocol.leaks, protocol.num_sampled is not None, not protocol.drop_seen
 
 
-def comparison_opening(table: Table) -> Opening | None:
+def comparison_conclusion(table: Table) -> Conclusion | None:
     """About the row that is best on validation, beside simple rules, training alone and all data in one place."""
     found = chosen_row(table)
     if found is None:
@@ -111,7 +111,7 @@ def comparison_opening(table: Table) -> Opening | None:
         f"What was compared: {num} row{'s' if num > 1 else ''} with {seeds} seed{'s' if seeds > 1 else ''} each, under "
         f"{found[0]}. {found[1]} is the one with the best validation ndcg@10{pooled}."
     )
-    return opening(evidence(table, *found), [about])
+    return conclusion(evidence(table, *found), [about])
 
 
 def evidence(table: Table, protocol: str, chosen: str) -> Evidence:

@@ -15,7 +15,7 @@ from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import read_records
 from fedecider.models.item_texts import TEXT_ENCODER
 from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, validation_curves
-from fedecider.report.page import Download, Opening, PageTable, Section, write_page
+from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
     ENDS,
@@ -55,7 +55,7 @@ class RunFiles(NamedTuple):
 class Parts(NamedTuple):
     """What a track adds to the page of a run."""
 
-    opening: Opening | None = None
+    conclusion: Conclusion | None = None
     notes: Sequence[str] = ()
     """Further paragraphs of the results."""
     first: Sequence[Section] = ()
@@ -92,7 +92,7 @@ def write_run_page(folder: RunFolder, parts_of: Callable[[RunFiles], Parts]) -> 
         chosen = f"round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
         subtitle = f"{files.metrics['method']} on {clients}; {chosen}"
     title = f"Run {folder.root.resolve().name}"
-    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, parts.warnings, parts.opening)
+    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, parts.warnings, parts.conclusion)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ from fedecider.methods.recommender import ClientModels, common_rows
 from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.models.counts import Counts
 from fedecider.models.export import Card, export_adapter, prompt_layout
-from fedecider.models.folders import Recipe, write_manifest, write_recipe
+from fedecider.models.folders import InferenceConfig, write_inference_config, write_manifest
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE
 from fedecider.models.loaded import TEXT_FOLDER
@@ -283,7 +283,7 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
         )
         titles, encoder = pretrain.words.as_written, pretrain.text_encoder
         asked = (pretrain.samples, settings.ranking, titles, encoder, settings.run.quantize)
-        write_recipe(Recipe(name, *asked, alpha, facts), folder.adapters / name)
+        write_inference_config(InferenceConfig(name, *asked, alpha, facts), folder.adapters / name)
     write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in artifacts.domains)])
     return examples
 

@@ -56,9 +56,9 @@ from fedecider.models.hybrid import (
 )
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.loaded import model_scores
-from fedecider.report.page import Opening
+from fedecider.report.page import Conclusion
 from fedecider.report.tables import CANARY
-from fedecider.report.verdict import BEFORE_ROUNDS, Evidence, opening
+from fedecider.report.verdict import BEFORE_ROUNDS, Evidence, conclusion
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
@@ -371,15 +371,15 @@ def _example(domain: Domain, sequence: list[int], recommended: list[int], positi
 # The words with which the page of a run begins: would one switch it on, what was run, what speaks against it.
 
 
-def run_opening(
+def run_conclusion(
     record: Mapping[str, Any],
     metrics: Mapping[str, Any],
     num_rounds: int,
     alarms: Sequence[str] = (),
     cards: Mapping[str, Mapping[str, Any]] = {},
-) -> Opening:
+) -> Conclusion:
     """From ``run.json``, ``metrics.json`` and data cards; ``alarms`` are warnings that make the numbers doubtful."""
-    return opening(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
+    return conclusion(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
 
 
 def run_evidence(

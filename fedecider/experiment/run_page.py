@@ -32,7 +32,7 @@ from fedecider.experiment.report import (
     read_files,
     write_run_page,
 )
-from fedecider.experiment.rows import STUDENT, run_opening, told_choice
+from fedecider.experiment.rows import STUDENT, run_conclusion, told_choice
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import plain, read_json, read_records, write_json
 from fedecider.federation.streams import stream
@@ -57,7 +57,7 @@ from fedecider.report.analyses import (
 )
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import expert_heat_map
-from fedecider.report.page import Opening, PageTable, Section
+from fedecider.report.page import Conclusion, PageTable, Section
 from fedecider.report.tables import (
     CANARY,
     number_text,
@@ -297,7 +297,7 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
     def parts(files: RunFiles) -> Parts:
         first_examples, more_examples = example_sections({files.metrics["reported"]: files.examples})
         return Parts(
-            run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards),
+            run_conclusion(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards),
             [f"Text neighbours: item texts as vectors of {one}." for one in [files.metrics.get("text_encoder")] if one],
             first_examples,
             [
@@ -314,11 +314,11 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
     return write_run_page(folder, parts)
 
 
-def opening_of(folder: RunFolder) -> Opening:
+def conclusion_of(folder: RunFolder) -> Conclusion:
     """The first words of the page of a finished run; errors as `run_page`."""
     files = read_files(folder)
     with damage_is_bad_input(folder):
-        return run_opening(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards)
+        return run_conclusion(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards)
 
 
 def _run(files: RunFiles) -> list[Section]:

@@ -46,8 +46,8 @@ class Track(NamedTuple):
     choose: str = ""
     """(words of ``federate``, whether hours are allowed) -> settings for the data they name; empty where they
     are chosen already."""
-    opening: str = ""
-    """`RunFolder` of a finished run -> `fedecider.report.page.Opening`: the verdict in sentences."""
+    conclusion: str = ""
+    """`RunFolder` of a finished run -> `fedecider.report.page.Conclusion`: the verdict in sentences."""
     data_words: str = ""
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     comparison: str = ""

@@ -1,6 +1,6 @@
 """Files of a recommender: its inference config, prompt layout, checksums.
 
-It is written once, when a run hands over, into ``recommender.json`` beside the weights.
+It is written once, when a run hands over, into ``inference_config.json`` beside the weights.
 
 ``handover.json`` in the run folder: path below that folder -> SHA-256, for every file in ``backbone/`` and
 ``adapters/``. Plain transformers and peft do not read it.
@@ -45,12 +45,12 @@ def read_llm_run(root: Path) -> dict[str, Any]:
 # What a recommender has to know beside its weights: how it is asked, and what its card says of the run it is
 # from.
 
-RECIPE_FILE = "recommender.json"
+INFERENCE_FILE = "inference_config.json"
 FIELDS = {"domain": str, "samples": dict, "ranking": dict, "titles_as_written": bool, "text_encoder": str}
 FIELDS |= {"quantize": str, "alpha": dict, "facts": dict}
 
 
-class Recipe(NamedTuple):
+class InferenceConfig(NamedTuple):
     """How one domain's model is asked."""
 
     domain: str
@@ -80,8 +80,8 @@ class Recipe(NamedTuple):
         return {name: abs(alpha) / total for name, alpha in self.alpha.items()}
 
 
-def recipe_of_run(folder: RunFolder, adapter: Path) -> Recipe:
-    """The recipe of one adapter of a run, with a text encoder in a folder as the run has it.
+def inference_config_of_run(folder: RunFolder, adapter: Path) -> InferenceConfig:
+    """The inference config of one adapter of a run, with a text encoder in a folder as the run has it.
 
     Raises:
         FileNotFoundError: there is no run.
@@ -90,19 +90,19 @@ def recipe_of_run(folder: RunFolder, adapter: Path) -> Recipe:
     record = read_llm_run(folder.root)
     with damage_names(folder.record):
         encoder = str(record["config"]["run"]["pretrain"]["text_encoder"])
-    return read_recipe(adapter)._replace(text_encoder=encoder)
+    return read_inference_config(adapter)._replace(text_encoder=encoder)
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """The recipe in an adapter's folder.
+def read_inference_config(folder: Path) -> InferenceConfig:
+    """The inference config in an adapter's folder.
 
     Raises:
         ValueError: there is none, or it is damaged; the message names the file.
     """
-    path = folder / RECIPE_FILE
+    path = folder / INFERENCE_FILE
     if not path.is_file():
         raise ValueError(
-            f"got {folder} without {RECIPE_FILE}, expected a run folder, or a folder that a run or save_pretrained "
+            f"got {folder} without {INFERENCE_FILE}, expected a run folder, or a folder that a run or save_pretrained "
             "wrote: how the adapter is asked stands there. Give the run folder"
         )
     content = read_object(path, FIELDS)
@@ -112,7 +112,7 @@ def read_recipe(folder: Path) -> Recipe:
         alpha = {str(name): float(value) for name, value in content["alpha"].items()}
         if not all(map(math.isfinite, alpha.values())):
             raise ValueError("weights that are no finite numbers")
-    return Recipe(
+    return InferenceConfig(
         content["domain"],
         from_plain(SampleConfig, content["samples"], f"samples in {path}"),
         from_plain(RankingConfig, content["ranking"], f"ranking in {path}"),
@@ -129,12 +129,13 @@ def is_plain_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and name.isprintable() and not set(name) & set("/\\:")
 
 
-def write_recipe(recipe: Recipe, folder: Path) -> Path:
-    """Write ``recommender.json`` into ``folder``; of a text encoder in a folder of this machine, the name alone."""
-    encoder = recipe.text_encoder
-    named = recipe._replace(text_encoder=Path(encoder).name if Path(encoder).is_dir() else encoder)
-    write_json(folder / RECIPE_FILE, {name: as_plain(value) for name, value in named._asdict().items()})
-    return folder / RECIPE_FILE
+def write_inference_config(config: InferenceConfig, folder: Path) -> Path:
+    """Write ``inference_config.json`` into ``folder``; of a text encoder in a folder of this machine, the name
+    alone."""
+    encoder = config.text_encoder
+    named = config._replace(text_encoder=Path(encoder).name if Path(encoder).is_dir() else encoder)
+    write_json(folder / INFERENCE_FILE, {name: as_plain(value) for name, value in named._asdict().items()})
+    return folder / INFERENCE_FILE
 
 
 def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -311,10 +311,10 @@ def ready_to_rank(
     device: torch.device,
 ) -> Loaded:
     """``model`` with the trie of its items and what the memory asks of it."""
-    ranking = place.recipe.ranking
+    ranking = place.inference.ranking
     with damage_names(place.adapter / ITEM_FILE):
         catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
-        task = catalogue_task(catalogue, item_ids, tokenizer, place.recipe.samples)
+        task = catalogue_task(catalogue, item_ids, tokenizer, place.inference.samples)
     with model.disable_adapter():  # the student, whose prior counts for every client
         task = with_prior(task, model, ranking.prior_correction, device)
     scores = model_scores(model, task, ranking, "fp32", device)
@@ -333,7 +333,7 @@ def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
 def check_same_base(now: Place, wanted: Place) -> None:
     """``ValueError`` where an adapter was trained on another backbone than the one that is loaded."""
     same_place = wanted.backbone.resolve() == now.backbone.resolve()
-    same_format = wanted.recipe.quantize == now.recipe.quantize
+    same_format = wanted.inference.quantize == now.inference.quantize
     if not same_format or not (same_place or file_hashes(wanted.backbone) == file_hashes(now.backbone)):
         raise ValueError(
             f"got the adapter in {wanted.adapter}, which needs another backbone than the one in {now.backbone}, "

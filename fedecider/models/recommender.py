@@ -1,8 +1,8 @@
 """A recommender in a folder that stands for itself, in the layout of model hubs, and its way to a hub.
 
-``adapter_config.json``, ``adapter_model.safetensors``, ``item_ids.json``, ``recommender.json`` and ``README.md`` (the
-card) lie in the folder itself, the backbone in ``backbone/``; ``handover.json`` has the checksums. The client's private
-memory is left out unless it is asked for by name; then it lies in ``memory/``.
+``adapter_config.json``, ``adapter_model.safetensors``, ``item_ids.json``, ``inference_config.json`` and ``README.md``
+(the card) lie in the folder itself, the backbone in ``backbone/``; ``handover.json`` has the checksums. The client's
+private memory is left out unless it is asked for by name; then it lies in ``memory/``.
 
 >>> rec = Recommender.from_pretrained("runs/demo", "crime")
 >>> for item in rec.recommend(["The Silent Harbour", "The Last Ledger"], k=10): print(item.title, item.score)
@@ -24,7 +24,14 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
 from fedecider.models.export import Card, model_card, prompt_layout, without_adapters
-from fedecider.models.folders import MANIFEST_FILE, RECIPE_FILE, data_lines, privacy_lines, write_manifest, write_recipe
+from fedecider.models.folders import (
+    INFERENCE_FILE,
+    MANIFEST_FILE,
+    data_lines,
+    privacy_lines,
+    write_inference_config,
+    write_manifest,
+)
 from fedecider.models.histories import (
     Answer,
     History,
@@ -125,7 +132,7 @@ def save_folder(
         config = json.loads((place.adapter / CONFIG_FILE).read_text(encoding="utf-8"))
         text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True)
         (scratch / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-        write_recipe(place.recipe, scratch)
+        write_inference_config(place.inference, scratch)
         table = read_item_ids(scratch)
         parts = [scratch / name for name in ADAPTER_FILES]
         if not backbone_name:
@@ -137,7 +144,7 @@ def save_folder(
                 shutil.copyfile(place.memory / name, scratch / MEMORY_FOLDER / name)
                 (scratch / MEMORY_FOLDER / name).chmod(0o600)
             parts.append(scratch / MEMORY_FOLDER)
-        with damage_names(place.adapter / RECIPE_FILE):
+        with damage_names(place.adapter / INFERENCE_FILE):
             card = _card(place, model, task, include_memory, license)
             text = model_card(card, base, titles, backbone_name or published_name)
         (scratch / CARD_FILE).write_text(text, encoding="utf-8")
@@ -205,15 +212,15 @@ def _copied(backbone: Path, target: Path) -> Path:
 
 
 def _card(place: Place, model: Any, task: Task, include_memory: bool, license: str) -> Card:
-    domain, recipe, facts = place.domain, place.recipe, place.recipe.facts
+    domain, inference, facts = place.domain, place.inference, place.inference.facts
     details: dict[str, Any] = {name: facts[name] for name in ("round", "lora_rank", "seed")}
-    if recipe.quantize != "none":
-        details["base while training and measuring"] = recipe.quantize
+    if inference.quantize != "none":
+        details["base while training and measuring"] = inference.quantize
     return Card(
         method=facts["method"],
         domain=domain,
-        prompt=prompt_layout(task, recipe.ranking, model, task.name),
-        alpha=recipe.alpha,
+        prompt=prompt_layout(task, inference.ranking, model, task.name),
+        alpha=inference.alpha,
         metrics={},
         protocol=_protocol(facts),
         license=license,
@@ -279,7 +286,7 @@ class Recommender:
         place = found.place(found.choose(domain))
         table = read_item_ids(place.adapter)
         tokenizer = load_tokenizer(place.backbone)
-        base = load_backbone(place.backbone, tokenizer, place.recipe.quantize, device)
+        base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)
         loaded = adapted(base, tokenizer, found, place, table, device, memory)
         made = cls(loaded, len(tokenizer), device, memory)
         if new_items:
@@ -308,12 +315,12 @@ class Recommender:
     @property
     def alpha(self) -> dict[str, float]:
         """Each domain's share of the absolute fusion weights; empty for methods without."""
-        return self._loaded.place.recipe.alpha_shares
+        return self._loaded.place.inference.alpha_shares
 
     @property
     def num_beams(self) -> int:
         """Beams of the search, at least; it takes more where k and the history need them."""
-        return self._loaded.place.recipe.ranking.num_beams
+        return self._loaded.place.inference.ranking.num_beams
 
     @property
     def model(self) -> PeftModel:
@@ -374,9 +381,9 @@ class Recommender:
                 return
             place = now.place
             projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
-            catalogue, samples = now.table.catalogue or place.domain, place.recipe.samples
+            catalogue, samples = now.table.catalogue or place.domain, place.inference.samples
             prompts = prompt_texts(samples.templates, [catalogue])
-            texts = NewTexts(projection, place.recipe.text_encoder, place.recipe.words, prompts)
+            texts = NewTexts(projection, place.inference.text_encoder, place.inference.words, prompts)
             with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.memory)
             ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))
@@ -518,7 +525,7 @@ class Recommender:
         resolved = [resolve_history(loaded.items, history, number, count) for number, history in enumerate(histories)]
         seen = [[entry.number for entry in entries] for entries in resolved]
         asked = [row for row, items in enumerate(seen) if items]
-        given, ranking = [seen[row] for row in asked], loaded.place.recipe.ranking
+        given, ranking = [seen[row] for row in asked], loaded.place.inference.ranking
         if memory is not None:
             scored = mix(memory, loaded.scores, given, k)
         else:
@@ -540,7 +547,9 @@ class Recommender:
         if memory is not None:
             return most_popular(memory, k), NO_HISTORY_MEMORY
         try:
-            return search_without_history(loaded.model, loaded.task, loaded.place.recipe.ranking, k), NO_HISTORY_MODEL
+            return search_without_history(
+                loaded.model, loaded.task, loaded.place.inference.ranking, k
+            ), NO_HISTORY_MODEL
         except ValueError as error:
             raise ValueError(
                 "got an empty history, expected titles or item keys, oldest first: there is no memory that knows what "

@@ -17,12 +17,12 @@ from fedecider.data.store import file_sha256
 from fedecider.models.counts import popularity_probs
 from fedecider.models.folders import (
     ADVICE,
+    INFERENCE_FILE,
     MANIFEST_FILE,
-    RECIPE_FILE,
-    Recipe,
+    InferenceConfig,
+    inference_config_of_run,
+    read_inference_config,
     read_llm_run,
-    read_recipe,
-    recipe_of_run,
     verify_manifest,
 )
 from fedecider.models.histories import Answer, Scored, check_k, recommendations
@@ -34,7 +34,7 @@ from fedecider.running.run_folder import RunFolder, read_object
 
 BACKBONE_FOLDER, MEMORY_FOLDER = "backbone", "memory"
 """Inside a folder that `save_pretrained` wrote."""
-ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, RECIPE_FILE)
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, INFERENCE_FILE)
 READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
 """What is fetched from the hub: no code and no pickle."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -52,7 +52,7 @@ class Place(NamedTuple):
     backbone: Path
     memory: Path | None
     """The folder of the client's private memory; None where there is none."""
-    recipe: Recipe
+    inference: InferenceConfig
 
 
 class Source(NamedTuple):
@@ -96,13 +96,13 @@ class Source(NamedTuple):
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
             memory = _memory(self.run.private / domain)
-            place = Place(domain, adapter, self.run.backbone, memory, recipe_of_run(self.run, adapter))
+            place = Place(domain, adapter, self.run.backbone, memory, inference_config_of_run(self.run, adapter))
         else:
-            recipe, backbone, root = read_recipe(adapter), _backbone(adapter), _root(adapter)
+            inference, backbone, root = read_inference_config(adapter), _backbone(adapter), _root(adapter)
             memory = _memory(adapter / MEMORY_FOLDER)
             if memory is None and root != adapter:
                 memory = _memory(RunFolder(root).private / domain)
-            place = Place(domain, adapter, backbone, memory, recipe)
+            place = Place(domain, adapter, backbone, memory, inference)
         verify_place(place, self.run)
         return place
 
@@ -161,7 +161,7 @@ def _of_folder(folder: Path, name: str) -> Source:
         run = RunFolder(_root(folder))
         if run.root != folder and run.record.is_file():
             return Source(name, {folder.name: folder}, run)
-        return Source(name, {read_recipe(folder).domain: folder}, None)
+        return Source(name, {read_inference_config(folder).domain: folder}, None)
     if found := _adapters(folder):
         return Source(name, found, None)
     raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
@@ -262,4 +262,4 @@ def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, 
         return None
     scored = most_popular(load_memory(place.memory, table.keys), k)
     items = recommendations(scored, table.keys, table.titles)
-    return place.domain, Answer(items, (), place.recipe.alpha_shares, (NO_HISTORY_MEMORY,))
+    return place.domain, Answer(items, (), place.inference.alpha_shares, (NO_HISTORY_MEMORY,))

@@ -243,8 +243,8 @@ dfn:focus-visible { outline: 2px solid var(--link); outline-offset: 1px; }
 dfn:hover > .tip, dfn:focus > .tip { visibility: visible; z-index: 3; transition-delay: 0s; }
 .untipped .tip { visibility: hidden !important; transition-delay: 0s !important; }
 @media (min-width: 70rem) {
-  p > dfn, .opening li > dfn { position: relative; }
-  p > dfn > .tip, .opening li > dfn > .tip { position: absolute; left: 0; right: auto; bottom: auto; top: 100%;
+  p > dfn, .conclusion li > dfn { position: relative; }
+  p > dfn > .tip, .conclusion li > dfn > .tip { position: absolute; left: 0; right: auto; bottom: auto; top: 100%;
     width: 20rem; border-radius: 0.4rem; }
 }
 .terms dt { font-weight: 600; margin-top: 0.75rem; }
@@ -271,12 +271,12 @@ h2 { font-size: 1.25rem; line-height: 1.3; margin: 2.5rem 0 0.5rem; padding-top:
 p, li { max-width: 46rem; }
 a { color: var(--link); }
 .subtitle { color: var(--soft); margin: 0.25rem 0 1rem; }
-.opening { font-size: 1.0625rem; margin: 1rem 0; }
-.opening h2 { margin: 0; padding: 0; border: 0; font-size: 1rem; color: var(--soft); }
-.opening h3 { margin: 1rem 0 0.25rem; font-size: 1rem; }
-.opening p { margin: 0 0 0.75rem; }
-.opening .answer { font-size: 1.3rem; line-height: 1.35; font-weight: 600; margin: 0.25rem 0 0.75rem; }
-.opening ul { margin: 0; padding-left: 1.25rem; font-size: 1rem; }
+.conclusion { font-size: 1.0625rem; margin: 1rem 0; }
+.conclusion h2 { margin: 0; padding: 0; border: 0; font-size: 1rem; color: var(--soft); }
+.conclusion h3 { margin: 1rem 0 0.25rem; font-size: 1rem; }
+.conclusion p { margin: 0 0 0.75rem; }
+.conclusion .answer { font-size: 1.3rem; line-height: 1.35; font-weight: 600; margin: 0.25rem 0 0.75rem; }
+.conclusion ul { margin: 0; padding-left: 1.25rem; font-size: 1rem; }
 .downloads a { display: inline-block; margin: 0 0.75rem 0.5rem 0; padding: 0.25rem 0.75rem; font-size: 0.875rem;
   border: 1px solid var(--link); border-radius: 0.4rem; text-decoration: none; }
 .skip { position: absolute; left: -999rem; }
@@ -381,7 +381,7 @@ class Section(NamedTuple):
     downloads: Sequence[Download] = ()
 
 
-class Opening(NamedTuple):
+class Conclusion(NamedTuple):
     """What stands first on a page; see `fedecider.report.verdict`."""
 
     question: str
@@ -406,12 +406,12 @@ def write_page(
     subtitle: str,
     sections: Sequence[Section],
     warnings: Sequence[str] = (),
-    opening: Opening | None = None,
+    conclusion: Conclusion | None = None,
 ) -> Path:
     """Write one HTML file that needs nothing else: plotly.js is inside once, about 5 MB; returns ``path``.
 
-    ``opening`` stands first, before warnings and contents; a glossary of the words that occur stands last. Every text
-    is escaped: titles and names come from foreign data. The same input gives the same bytes. The file is written
+    ``conclusion`` stands first, before warnings and contents; a glossary of the words that occur stands last. Every
+    text is escaped: titles and names come from foreign data. The same input gives the same bytes. The file is written
     beside its place and renamed.
 
     Raises:
@@ -420,7 +420,7 @@ def write_page(
     if not sections:
         raise ValueError("got no sections, expected at least one: a page needs something to show")
     words = Words()
-    above = [_opening(opening, words), _warnings(warnings, words)]
+    above = [_conclusion(conclusion, words), _warnings(warnings, words)]
     body = [_section(section, number, words) for number, section in enumerate(sections, 1)]
     titles = [section.title for section in sections]
     if terms := words.met():
@@ -458,19 +458,19 @@ def write_page(
     return path
 
 
-def _opening(opening: Opening | None, words: Words) -> str:
-    if opening is None:
+def _conclusion(conclusion: Conclusion | None, words: Words) -> str:
+    if conclusion is None:
         return ""
     words.new_part()
     parts = [
-        f'<h2 id="opening">{escape(opening.question)}</h2>',
-        f'<p class="answer">{words.mark(opening.answer)}</p>',
-        *(f"<p>{words.mark(paragraph)}</p>" for paragraph in opening.paragraphs),
+        f'<h2 id="conclusion">{escape(conclusion.question)}</h2>',
+        f'<p class="answer">{words.mark(conclusion.answer)}</p>',
+        *(f"<p>{words.mark(paragraph)}</p>" for paragraph in conclusion.paragraphs),
     ]
-    if opening.reservations:
-        items = "\n".join(f"<li>{words.mark(text)}</li>" for text in opening.reservations)
+    if conclusion.reservations:
+        items = "\n".join(f"<li>{words.mark(text)}</li>" for text in conclusion.reservations)
         parts.append(f'<h3>Before you believe it</h3>\n<ul class="reservations">\n{items}\n</ul>')
-    return "\n".join(['<section class="opening" aria-labelledby="opening">', *parts, "</section>\n"])
+    return "\n".join(['<section class="conclusion" aria-labelledby="conclusion">', *parts, "</section>\n"])
 
 
 def _warnings(warnings: Sequence[str], words: Words) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.report.page import Opening
+from fedecider.report.page import Conclusion
 from fedecider.report.tables import COMPARED
 
 Values = Mapping[str, Mapping[str, Any]]
@@ -56,10 +56,10 @@ class Evidence(NamedTuple):
     """Other sentences that a reader must know before believing the numbers, such as a canary above chance."""
 
 
-def opening(evidence: Evidence, about: Sequence[str] = ()) -> Opening:
+def conclusion(evidence: Evidence, about: Sequence[str] = ()) -> Conclusion:
     """Question, answer, sentences with the numbers, ``about`` (what was run), and what speaks against the answer."""
     held = _reservations(evidence)
-    return Opening(
+    return Conclusion(
         f"Would one switch {evidence.subject} on?", _answer(evidence, bool(held)), [*_sentences(evidence), *about], held
     )
 

@@ -12,7 +12,7 @@ from run_toys import write_run
 from fedecider.experiment.run_page import run_analysis, run_page
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import PlotFigure, validation_curves
-from fedecider.report.page import PRINT_WIDTH, Download, Opening, PageTable, Section, write_page
+from fedecider.report.page import PRINT_WIDTH, Conclusion, Download, PageTable, Section, write_page
 
 PAPER = 680  # pixels between the margins of A4
 
@@ -58,8 +58,10 @@ def page(tmp_path_factory):
         Section("Slider", ["The end of the line has a canary", "seed"], [SCORES], [slider_figure()]),
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    opening = Opening("Would one switch it on?", "No: the canary sings.", ["hit@10 " * 40, "ndcg@10"], ["One seed."])
-    return write_page(path, "Run toy <b>", "fedecider on three domains", sections, ["a leak"], opening)
+    conclusion = Conclusion(
+        "Would one switch it on?", "No: the canary sings.", ["hit@10 " * 40, "ndcg@10"], ["One seed."]
+    )
+    return write_page(path, "Run toy <b>", "fedecider on three domains", sections, ["a leak"], conclusion)
 
 
 def test_everything_is_drawn_and_nothing_is_loaded(browser, page):

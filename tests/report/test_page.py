@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from fedecider.report.figures import PlotFigure, validation_curves
-from fedecider.report.page import Download, Opening, PageTable, Section, write_page
+from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 
 HOSTILE = "<script>alert(1)</script> & \"quoted\" 'x' </td>"
 
@@ -53,8 +53,8 @@ def example(path, title="Run toy"):
         Section(HOSTILE, figures=[curves(), PlotFigure(go.Figure(go.Scatter(x=[HOSTILE], y=[-2])), {})]),
     ]
     sections[0] = sections[0]._replace(downloads=[Download('a"b.csv', "row,x\n<&>#%,0.1\n")])
-    opening = Opening("Would one?", f"No: {HOSTILE}", ["A canary."], [HOSTILE])
-    return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE], opening)
+    conclusion = Conclusion("Would one?", f"No: {HOSTILE}", ["A canary."], [HOSTILE])
+    return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE], conclusion)
 
 
 def test_structure_that_a_screen_reader_can_follow(tmp_path):
@@ -63,7 +63,7 @@ def test_structure_that_a_screen_reader_can_follow(tmp_path):
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.of("meta")
     assert len(page.of("h1")) == 1
     headings = [attrs["id"] for attrs in page.of("h2")]
-    assert headings == ["opening", "warnings", "contents", "section-1", "section-2", "section-3"]
+    assert headings == ["conclusion", "warnings", "contents", "section-1", "section-2", "section-3"]
     links = [attrs["href"] for attrs in page.of("a") if "download" not in attrs]
     assert links == ["#main", "#section-1", "#section-2", "#section-3"]
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]

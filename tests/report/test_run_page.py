@@ -13,7 +13,7 @@ from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, in
 
 from fedecider.experiment import run_page as run_report
 from fedecider.experiment.report import interval_bars, page_colours, read_files, results_csv
-from fedecider.experiment.rows import run_evidence, run_opening
+from fedecider.experiment.rows import run_conclusion, run_evidence
 from fedecider.experiment.run_page import (
     ReportConfig,
     cached_user_texts,
@@ -71,7 +71,7 @@ def test_the_page_opens_with_a_verdict(folder):
         "One seed:",
     ):
         assert said in first
-    assert text.index('id="opening"') < text.index('id="warnings"') < text.index('id="contents"')
+    assert text.index('id="conclusion"') < text.index('id="warnings"') < text.index('id="contents"')
     titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
     assert titles[:2] == ["Examples", "Results"]
 
@@ -92,14 +92,14 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     assert evidence.valid["text neighbours + counts"] == 0.5
     assert evidence.alarms == ["Rounds were chosen on 40 users a domain."]
     assert not evidence.planted
-    said = run_opening(RECORD, metrics, 1)
+    said = run_conclusion(RECORD, metrics, 1)
     assert "the domain crime in 1 round." in said.paragraphs[-1]
     spoilt = {**crime, "test": {**rows, "zero-shot student": intervals(0.5)}}
-    assert run_opening(RECORD, {**metrics, "domains": {"crime": spoilt}}, 1).answer == (
+    assert run_conclusion(RECORD, {**metrics, "domains": {"crime": spoilt}}, 1).answer == (
         "No: the shared model before the rounds (zero-shot student) is better, so the training does harm."
     )
     sample = {**RECORD, "config": {**CONFIG, "run": {**CONFIG["run"], "data": ""}}}
-    assert run_opening(sample, metrics, 1).answer.startswith("Cannot be said: the data are planted.")
+    assert run_conclusion(sample, metrics, 1).answer.startswith("Cannot be said: the data are planted.")
 
 
 def test_the_encoder_of_text_neighbours_is_named(folder):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedecider.report.verdict import Evidence, best_of, opening, side
+from fedecider.report.verdict import Evidence, best_of, conclusion, side
 
 RULES = ("popularity", "text neighbours + counts")
 
@@ -32,7 +32,7 @@ def evidence(model=0.159, rule=0.133, tests=(), **changes):
 
 
 def test_better_tested_and_without_reservations():
-    said = opening(evidence(tests=both("ours", "text neighbours + counts", 0.026, 0.01)), ["It ran."])
+    said = conclusion(evidence(tests=both("ours", "text neighbours + counts", 0.026, 0.01)), ["It ran."])
     assert said.question == "Would one switch ours on?"
     assert said.answer == "By these numbers, yes: it is better than text neighbours + counts, the best simple rule."
     assert said.paragraphs == [
@@ -47,8 +47,8 @@ def test_better_tested_and_without_reservations():
 
 
 def test_a_test_that_names_the_rows_the_other_way_round_says_the_same():
-    turned = opening(evidence(tests=both("text neighbours + counts", "ours", -0.026, 0.01)))
-    assert turned == opening(evidence(tests=both("ours", "text neighbours + counts", 0.026, 0.01)))
+    turned = conclusion(evidence(tests=both("text neighbours + counts", "ours", -0.026, 0.01)))
+    assert turned == conclusion(evidence(tests=both("ours", "text neighbours + counts", 0.026, 0.01)))
 
 
 @pytest.mark.parametrize(
@@ -107,28 +107,28 @@ def test_a_test_that_names_the_rows_the_other_way_round_says_the_same():
     ],
 )
 def test_the_answer_in_every_case(changes, answer):
-    assert opening(evidence(**changes)).answer == answer
+    assert conclusion(evidence(**changes)).answer == answer
 
 
 def test_sentences_of_missing_and_untested_numbers():
-    (missing,) = opening(evidence(model=math.nan)).paragraphs
+    (missing,) = conclusion(evidence(model=math.nan)).paragraphs
     assert missing.startswith("ours has no hit@10: the number is missing or not finite.")
     rows = {"ours": {metric: dict.fromkeys(("mean", "low", "high")) for metric in ("hit@10", "ndcg@10")}}
-    assert opening(evidence(rows=rows)).answer == "No: the result of ours is not a number."  # as JSON has it
+    assert conclusion(evidence(rows=rows)).answer == "No: the result of ours is not a number."  # as JSON has it
     assert side(evidence(model=math.nan), "ours", "popularity", "hit@10") == "unknown"
-    overlap = opening(evidence(model=0.135)).paragraphs
+    overlap = conclusion(evidence(model=0.135)).paragraphs
     assert "their 95 % intervals overlap, so the difference may be chance." in overlap[1]
-    apart = opening(evidence()).paragraphs
+    apart = conclusion(evidence()).paragraphs
     assert "No paired test of these two was made; their 95 % intervals do not overlap." in apart
     untested = evidence(tests=both("ours", RULES[1], 0.026, math.nan))
-    assert opening(untested).paragraphs == apart  # a p that is not a number is no test
-    alone = opening(evidence(simple=())).paragraphs
+    assert conclusion(untested).paragraphs == apart  # a p that is not a number is no test
+    alone = conclusion(evidence(simple=())).paragraphs
     assert "simple rule" not in " ".join(alone)
 
 
 def test_by_place_is_said_where_it_differs():
     tests = [paired("ours", RULES[1], 0.026, 0.01), paired("ours", RULES[1], 0.01, 0.3, "ndcg@10")]
-    assert opening(evidence(tests=tests)).paragraphs[2] == (
+    assert conclusion(evidence(tests=tests)).paragraphs[2] == (
         "By ndcg@10, which looks at the place too, it is not distinguishable (0.159 against 0.133 of text neighbours + "
         "counts)."
     )
@@ -145,7 +145,7 @@ def test_rows_beside_it():
     rows = {**evidence().rows, "memory": values(0.15), "local": values(0.2), "broken": values(math.nan)}
     tests = [paired("ours", "memory", 0.009, 0.03), paired("local", "ours", 0.041, 0.2)]
     beside = {"memory": "the memory alone", "local": "training alone", "broken": "a broken one", "absent": "nobody"}
-    said = opening(evidence(rows=rows, tests=tests, beside=beside)).paragraphs[-1]
+    said = conclusion(evidence(rows=rows, tests=tests, beside=beside)).paragraphs[-1]
     assert said == (
         "Beside it: the memory alone, 15.0 (less, p = 0.03); training alone, 20.0 (not distinguishable, p = 0.2); a "
         "broken one, not a number."
@@ -169,7 +169,7 @@ def test_rows_beside_it():
     ],
 )
 def test_every_reservation_is_said_and_turns_yes_into_perhaps(changes, said):
-    found = opening(evidence(tests=TESTED, **changes))
+    found = conclusion(evidence(tests=TESTED, **changes))
     assert [line.startswith(said) for line in found.reservations] == [True]
     assert not found.answer.startswith("By these numbers")
 
@@ -192,31 +192,31 @@ def test_who_trained_alone_and_what_was_there_before_the_rounds_must_be_beaten(f
     for metric, found in (("hit@10", hit), ("ndcg@10", ndcg)):
         tests += [paired("ours", "it", *found, metric)] if found else []
     known = evidence(rows={**evidence().rows, "it": values(0.16)}, tests=tests, **{field: {"it": "the other"}})
-    said = opening(known)
+    said = conclusion(known)
     assert said.answer.startswith(answer)
     assert [line.startswith(held) for line in said.reservations] == ([True] if held else [])
     assert "Beside it: the other, 16.0 (" in said.paragraphs[-1]
     if answer.startswith("No"):
         harm = "the federation" if field == "without_exchange" else "the training"
         assert said.answer == f"No: the other (it) is better, so {harm} does harm."
-    planted = opening(known._replace(planted=True)).answer
+    planted = conclusion(known._replace(planted=True)).answer
     assert planted.startswith(
         f"Cannot be said: the data are planted. On them, {'no: the other' if 'No' in answer else 'it is'}"
     )
-    assert opening(known._replace(rows=evidence().rows)).reservations == [], "no such row, nothing to say"
+    assert conclusion(known._replace(rows=evidence().rows)).reservations == [], "no such row, nothing to say"
 
 
 def test_a_row_that_must_be_beaten_and_is_no_number_is_said():
     rows = {**evidence().rows, "it": values(math.nan)}
     tests = both("ours", RULES[1], 0.026, 0.01)
-    said = opening(evidence(rows=rows, tests=tests, without_exchange={"it": "the other"}))
+    said = conclusion(evidence(rows=rows, tests=tests, without_exchange={"it": "the other"}))
     assert said.reservations == [
         "The result of the other (it) is not a number: whether the exchange helps cannot be said."
     ]
     assert said.answer.startswith("Perhaps")
-    alone = opening(evidence(tests=tests, without_exchange={"ours": "itself"}))  # the row itself trained alone
+    alone = conclusion(evidence(tests=tests, without_exchange={"ours": "itself"}))  # the row itself trained alone
     assert (alone.answer[:7], alone.reservations) == ("By thes", [])
-    assert opening(evidence(rows=rows, simple=(), before_rounds={"ours": "itself"})).answer.startswith("Cannot")
+    assert conclusion(evidence(rows=rows, simple=(), before_rounds={"ours": "itself"})).answer.startswith("Cannot")
 
 
 def test_agreement_needs_no_reservation():
@@ -225,20 +225,20 @@ def test_agreement_needs_no_reservation():
         {"ours": 0.12},  # the rule was not ranked on validation items
         {"ours": 0.12, RULES[1]: math.nan},
     ):
-        assert opening(evidence(valid=valid, tests=TESTED)).reservations == []
+        assert conclusion(evidence(valid=valid, tests=TESTED)).reservations == []
 
 
 def test_intervals_without_a_paired_test_are_a_reservation():
     """Intervals say nothing about pairs of the same users, and nothing is corrected for several looks."""
-    assert opening(evidence()).reservations == [
+    assert conclusion(evidence()).reservations == [
         "Not tested: intervals that do not overlap are all there is for ours beside text neighbours + counts (hit@10 "
         "and ndcg@10). A paired test was not made."
     ]
-    assert "(ndcg@10). A paired" in opening(evidence(tests=TESTED[:1])).reservations[0]
-    assert "A paired test was not made." in opening(evidence(model=0.05)).reservations[0]
-    assert opening(evidence(model=0.135)).reservations == []  # intervals that overlap are no answer anyway
+    assert "(ndcg@10). A paired" in conclusion(evidence(tests=TESTED[:1])).reservations[0]
+    assert "A paired test was not made." in conclusion(evidence(model=0.05)).reservations[0]
+    assert conclusion(evidence(model=0.135)).reservations == []  # intervals that overlap are no answer anyway
     rows = {**evidence().rows, "it": values(0.05)}
-    beaten = opening(evidence(rows=rows, tests=TESTED, without_exchange={"it": "the other"}))
+    beaten = conclusion(evidence(rows=rows, tests=TESTED, without_exchange={"it": "the other"}))
     assert "for ours beside it (hit@10 and ndcg@10)." in beaten.reservations[0]
     assert beaten.answer.startswith("Perhaps")
 
@@ -246,17 +246,17 @@ def test_intervals_without_a_paired_test_are_a_reservation():
 def test_domains_that_go_the_other_way_are_named():
     crime = {"ours": values(0.2), "popularity": values(0.05), RULES[1]: values(0.1)}
     comics = {"ours": values(0.1), "popularity": values(0.15), RULES[1]: values(0.12)}
-    said = opening(evidence(domains={"crime": crime, "comics": comics}, tests=TESTED))
+    said = conclusion(evidence(domains={"crime": crime, "comics": comics}, tests=TESTED))
     assert "users, mean over domains; the best" in said.paragraphs[0]
     assert said.reservations == [
         "Not alike in all domains: a simple rule has the higher mean (not tested) in comics (10.0 against 15.0 of "
         "popularity)."
     ]
     worse = both("ours", RULES[1], -0.033, 0.01)
-    below = opening(evidence(model=0.1, tests=worse, domains={"crime": crime, "comics": comics})).reservations
+    below = conclusion(evidence(model=0.1, tests=worse, domains={"crime": crime, "comics": comics})).reservations
     assert below == [
         "Not alike in all domains: it has a higher mean than every simple rule (not tested) in crime (20.0 against "
         "10.0 of text neighbours + counts)."
     ]
     broken = {**comics, "ours": values(math.nan)}
-    assert opening(evidence(domains={"crime": crime, "comics": broken}, tests=TESTED)).reservations == []
+    assert conclusion(evidence(domains={"crime": crime, "comics": broken}, tests=TESTED)).reservations == []

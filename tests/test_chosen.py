@@ -40,7 +40,7 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
         0.9,
         3,
     )
-    assert found["alternatives"] == []
+    assert found["hyperparameter_candidates"] == []
     assert found["hybrid"] == {"kind": "mixture"}
     assert found["domains"] == "north,south,east"
     assert found["pretrain"]["backbone"]["kind"] == "decoder"
@@ -61,7 +61,7 @@ def test_a_client_alone_trains_alone():
 def test_many_events_a_user_let_layers_be_tried():
     for facts in (COMPANIES, DEPARTMENTS):
         choice = choose(facts._replace(events_per_user=100.0, num_events=450_000), CPU)
-        assert "attention" in choice.settings["alternatives"][0]["lora_targets"]
+        assert "attention" in choice.settings["hyperparameter_candidates"][0]["lora_targets"]
         assert "100 events a user" in reason(choice, "lora_targets")
     assert choose(COMPANIES._replace(events_per_user=100.0), CPU).settings["num_rounds"] == 20
 

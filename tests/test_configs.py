@@ -136,7 +136,11 @@ def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong, capsys):
         ),
         ("", ("--hybrid", "{knd: none}"), "got hybrid.knd in --hybrid, .*nearest is hybrid.kind"),
         ("", ("--hybrid", "{kind: none, kind: mixture}"), "got kind twice in the value of --hybrid"),
-        ("", ("--alternatives", "[{schedule: cosine, schedule: linear}]"), "got schedule twice in the value of --alt"),
+        (
+            "",
+            ("--hyperparameter_candidates", "[{schedule: cosine, schedule: linear}]"),
+            "got schedule twice in the value of --hyp",
+        ),
     ],
     ids=str,
 )
@@ -157,8 +161,8 @@ def test_the_nearest_name_is_told(text, words, told, tmp_path):
             "got pretrain.train.epochs twice in FILE, in lines 3 and 4",
         ),
         (
-            "alternatives:\n- {schedule: cosine}\n- {schedule: cosine, schedule: linear}",
-            "alternatives.schedule twice .*3 and 3",
+            "hyperparameter_candidates:\n- {schedule: cosine}\n- {schedule: cosine, schedule: linear}",
+            "hyperparameter_candidates.schedule twice .*3 and 3",
         ),
         ("? [a]\n: {b: 1, b: 2}", "got b twice"),
     ],

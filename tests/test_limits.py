@@ -11,8 +11,8 @@ import torch
 from embedding_fr import setup
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
-from fedecider.experiment.alternatives import check_limits
 from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.hyperparameter_selection import check_limits
 from fedecider.experiment.prepare import load_data, pretrain_stage
 from fedecider.running import machine as memory
 

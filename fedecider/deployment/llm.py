@@ -22,9 +22,9 @@ from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site, one_client
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.experiment.alternatives import check_sizes, check_uploads
 from fedecider.experiment.command_line import settings_from_plain
 from fedecider.experiment.federate import carries_update
+from fedecider.experiment.hyperparameter_selection import check_sizes, check_uploads
 from fedecider.experiment.prepare import (
     BaseArtifacts,
     Settings,
@@ -146,10 +146,11 @@ def check_deployable(settings: Settings) -> None:
             "none in a deployment: texts of client users are made in stage 1, which sites do not run",
         ),
         (
-            config.alternatives,
-            "alternatives",
-            "none in a deployment, whose adapters have one shape from the start: give --alternatives '[]' and, where "
-            "the data are dense, what one of them has (--lora_targets, --learning_rate)",
+            config.hyperparameter_candidates,
+            "hyperparameter_candidates",
+            "none in a deployment, whose adapters have one shape from the start: give "
+            "--hyperparameter_candidates '[]' and, where the data are dense, what one of them has "
+            "(--lora_targets, --learning_rate)",
         ),
         (in_the_sum, "privacy.noise_on sum", "upload in a deployment: its server sees every single upload"),
         (config.public_names, "public_domains", "none in a deployment: prepare public users of the own domains"),

@@ -262,10 +262,12 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
     if found["lora_targets"] != "table":
         targets = "what clients with different items can share (docs/backbones.md)"
     elif facts.is_dense:
-        targets = f"with {typical} layers may have to learn too, which validation items decide (alternatives; "
+        targets = (
+            f"with {typical} layers may have to learn too, which validation items decide (hyperparameter_candidates; "
+        )
         targets += "benchmarks/results/2026-11-24-dense-data.md)"
     else:
-        found["alternatives"] = []
+        found["hyperparameter_candidates"] = []
         targets = f"with {typical} adapters of the layers were never worth it "
         targets += "(benchmarks/results/2026-11-24-dense-data.md)"
     if facts.is_shared and not facts.is_dense:
@@ -378,7 +380,7 @@ def estimate(facts: DataFacts, settings: Mapping[str, Any], machine: Machine) ->
     shared = 3 * teacher * length * (steps * train["batch_size"] + settings["distill"]["epochs"] * samples)
     encoded = ENCODED * facts.num_all_items if machine.encoder == "minilm" else 0.0
     targets = max(facts.num_events - 3 * facts.num_users, facts.num_users)
-    blocks = len(settings.get("alternatives", ()))
+    blocks = len(settings.get("hyperparameter_candidates", ()))
     tried = 2 * (1 + blocks) if blocks else 0  # rounds of every client alone
     local = 3 * student * targets * epochs * (rounds + tried)
     in_round = min(facts.num_users, settings.get("num_eval_users", 0) * len(facts.names) or facts.num_users)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedecider.experiment.alternatives import as_taken, choices
+from fedecider.experiment.hyperparameter_selection import as_taken, choices
 from fedecider.experiment.prepare import Settings
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.registry import may_be_name
@@ -136,12 +136,12 @@ def _with_precision(settings: Settings) -> Settings:
     if "bf16" in asked and speedup < 1:
         _tell(f"warning: precision bf16 is {words} than fp32 on this machine; set it to fp32 or auto")
 
-    def settle(config: Any) -> Any:
+    def with_precision(config: Any) -> Any:
         return replace(config, precision=chosen) if config.precision == "auto" else config
 
-    pretrain = replace(run.pretrain, train=settle(run.pretrain.train))
-    run = replace(run, pretrain=pretrain, distill=settle(run.distill))
-    return settings._replace(training=settle(training), run=run)
+    pretrain = replace(run.pretrain, train=with_precision(run.pretrain.train))
+    run = replace(run, pretrain=pretrain, distill=with_precision(run.distill))
+    return settings._replace(training=with_precision(training), run=run)
 
 
 @functools.cache
@@ -180,7 +180,7 @@ def recorded_settings(run: Path, data: str = "") -> Settings:
     with damage_names(path):
         config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
         settings = settings_from_plain(config, str(path))
-    taken = RunFolder(run).alternatives
+    taken = RunFolder(run).selection
     with damage_names(taken):
         return as_taken(settings, RunFolder(run))
 

@@ -12,8 +12,8 @@ import torch
 
 from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.evaluation.metrics import metrics_per_client
-from fedecider.experiment.alternatives import check_limits, check_uploads, keep, settle
 from fedecider.experiment.engine import Experiment, Rounds
+from fedecider.experiment.hyperparameter_selection import check_limits, check_uploads, keep, select
 from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
 from fedecider.experiment.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
 from fedecider.experiment.settings import RunConfig
@@ -89,8 +89,8 @@ def _prepare(
     resumed: RunFolder | None,
 ) -> Rounds:
     artifacts = build(asked.run, launch)
-    settled = settle(asked, artifacts, launch, resumed)
-    settings = settled.settings
+    selected = select(asked, artifacts, launch, resumed)
+    settings = selected.settings
     launch = shared_out(settings, launch, artifacts.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
@@ -101,7 +101,7 @@ def _prepare(
 
     prepared = prepare_rounds(settings, artifacts, launch)
     rounds = rounds_of(settings, prepared, launch, faults)
-    return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, settled))
+    return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, selected))
 
 
 def rounds_of(settings: Settings, prepared: Prepared, launch: Launch, faults: Sequence[Fault]) -> Rounds:

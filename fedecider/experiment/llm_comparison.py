@@ -389,7 +389,7 @@ def _call(config: CompareConfig, stage: str, run: Run) -> str:
 
 
 def _precisions(settings: Settings) -> list[str]:
-    """As they were settled here: measured once more, beside other runs, ``auto`` could be another one."""
+    """As they were chosen here: measured once more, beside other runs, ``auto`` could be another one."""
     run = settings.run
     found = {
         "precision": settings.training.precision,

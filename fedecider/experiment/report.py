@@ -49,7 +49,7 @@ class RunFiles(NamedTuple):
     cards: dict[str, Any]
     examples: dict[str, Any]
     audit: dict[str, Any]
-    alternatives: dict[str, Any]
+    selection: dict[str, Any]
 
 
 class Parts(NamedTuple):
@@ -124,7 +124,7 @@ def read_files(folder: RunFolder) -> RunFiles:
         folder.root / CARDS_FILE,
         folder.root / EXAMPLES_FILE,
         folder.audit,
-        folder.alternatives,
+        folder.selection,
     )
     return RunFiles(record, metrics, rounds, *(read_object(path) if path.is_file() else {} for path in others))
 

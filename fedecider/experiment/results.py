@@ -16,7 +16,7 @@ from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
-from fedecider.experiment.alternatives import alternatives_notes
+from fedecider.experiment.hyperparameter_selection import selection_notes
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, load_reported
 from fedecider.experiment.rows import (
     COUNTS,
@@ -100,9 +100,10 @@ def check_privacy(settings: Settings) -> None:
             "none and mean: the shares of the noise add up in the plain sum over a whole cohort only"
         )
     if users.on:
-        if config.alternatives:
+        if config.hyperparameter_candidates:
             raise ValueError(
-                "got user_privacy with alternatives, expected none: which is taken would tell of users without noise"
+                "got user_privacy with hyperparameter_candidates, expected none: which is taken would tell of "
+                "users without noise"
             )
         if getattr(settings.method, "fits_peers", False):
             raise ValueError(
@@ -578,7 +579,7 @@ def _notes(run: Ended, models: Models) -> list[str]:
     return [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {run.method.views[0]}",
-        *alternatives_notes(run.folder),
+        *selection_notes(run.folder),
         "every item is scored, as its ID is one token"
         if models.num_beams is None
         else f"beam search with {models.num_beams} beams",

@@ -449,8 +449,8 @@ def _parties(domains: Sequence[str]) -> str:
     return f"each of {len(domains)} domains ({', '.join(domains)}), every one a client with data of its own,"
 
 
-def told_choice(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
-    """What `fedecider.experiment.alternatives` came to, in one sentence."""
+def selection_text(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+    """What `fedecider.experiment.hyperparameter_selection` came to, in one sentence."""
     words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
     scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
     return f"settings of local training, by validation ndcg@10 of two rounds alone ({scores}): {words}"

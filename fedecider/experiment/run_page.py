@@ -32,7 +32,7 @@ from fedecider.experiment.report import (
     read_files,
     write_run_page,
 )
-from fedecider.experiment.rows import STUDENT, run_conclusion, told_choice
+from fedecider.experiment.rows import STUDENT, run_conclusion, selection_text
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import plain, read_json, read_records, write_json
 from fedecider.federation.streams import stream
@@ -322,7 +322,7 @@ def conclusion_of(folder: RunFolder) -> Conclusion:
 
 
 def _run(files: RunFiles) -> list[Section]:
-    config, run, choice = files.record["config"], files.record["config"]["run"], files.alternatives
+    config, run, choice = files.record["config"], files.record["config"]["run"], files.selection
     taken = {**run, **config["training"], **choice.get("taken", {})}
     rows = [
         ("method", files.metrics["method"]),
@@ -332,7 +332,7 @@ def _run(files: RunFiles) -> list[Section]:
         ("local epochs", f"{taken['local_epochs']} in a round"),
         ("learning rate", f"{taken['learning_rate']:g}"),
         ("adapted layers", taken["lora_targets"]),
-        *([("tried before the rounds", told_choice(**choice))] if choice else []),
+        *([("tried before the rounds", selection_text(**choice))] if choice else []),
         ("LoRA rank", str(run["lora_rank"])),
         ("seed", str(run["seed"])),
         ("decoding", _decoding(files.metrics)),

@@ -140,10 +140,10 @@ class RunConfig:
         lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
             feed_forward, output (the table of the tokens as it is read at the end) and table (the same, and the
             embeddings that are tied to it), or the ends of layers' names.
-        alternatives: A list of blocks of other settings for local training, each with lora_targets or options such as
-            learning_rate. Before the first round every client trains alone for two rounds as given and with each block,
-            each judged by its better round; what ranks the clients' validation items clearly best is taken. If empty,
-            all is as given.
+        hyperparameter_candidates: A list of blocks of other settings for local training, each with lora_targets or
+            options such as learning_rate. Before the first round every client trains alone for two rounds as given and
+            with each block, each judged by its better round; what ranks the clients' validation items clearly best is
+            taken. If empty, all is as given.
         gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
             kept, in the rounds and in stage 1 (but for alternating phases): less memory, about a third more time.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
@@ -183,7 +183,7 @@ class RunConfig:
     participation: Participation = 1.0
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
-    alternatives: tuple[dict[str, Any], ...] = ()
+    hyperparameter_candidates: tuple[dict[str, Any], ...] = ()
     gradient_checkpointing: bool = False
     quantize: Quantize = "none"
     faults: str = ""
@@ -231,8 +231,8 @@ class RunConfig:
 
     @property
     def all_lora_settings(self) -> list[LoraSettings]:
-        """As given, and of each alternative."""
-        others = (str(one.get("lora_targets", self.lora_targets)) for one in self.alternatives)
+        """As given, and of each candidate."""
+        others = (str(one.get("lora_targets", self.lora_targets)) for one in self.hyperparameter_candidates)
         return [self.lora_settings, *map(self._with_targets, others)]
 
     def _with_targets(self, targets: str) -> LoraSettings:

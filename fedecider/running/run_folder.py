@@ -198,9 +198,9 @@ class RunFolder(NamedTuple):
         return self.root / "run.json"
 
     @property
-    def alternatives(self) -> Path:
+    def selection(self) -> Path:
         """Which of several settings the run took; only where it had the choice."""
-        return self.root / "alternatives.json"
+        return self.root / "hyperparameter_selection.json"
 
     @property
     def chosen(self) -> Path:

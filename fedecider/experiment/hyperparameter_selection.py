@@ -22,7 +22,7 @@ from fedecider.evaluation.metrics import CUTOFFS, user_metrics
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import clearly_best
 from fedecider.experiment.prepare import BaseArtifacts, Settings, calibration, load_student, make_recommender
-from fedecider.experiment.rows import told_choice
+from fedecider.experiment.rows import selection_text
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.parties import cohort_size
 from fedecider.federation.record import plain, read_json, write_json
@@ -45,11 +45,11 @@ TARGETS = "lora_targets"
 CHANGEABLE = (TARGETS, *(field.name for field in fields(LocalTraining) if field.name != "user_privacy"))
 
 
-class Settled(NamedTuple):
+class Selected(NamedTuple):
     """What was taken, and what decided it."""
 
     settings: Settings
-    """Without alternatives."""
+    """Without candidates."""
     taken: Mapping[str, Any]
     """What differs from the settings as given."""
     tried: Sequence[Mapping[str, Any]]
@@ -58,33 +58,39 @@ class Settled(NamedTuple):
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """``settings`` with these in place of its own, and without alternatives.
+    """``settings`` with these in place of its own, and without candidates.
 
     Raises:
         ValueError: a setting that is not one of `CHANGEABLE`, or a value that it cannot have.
     """
     unknown = sorted(set(changes) - set(CHANGEABLE))
     if unknown or not changes:
-        raise ValueError(f"got {unknown or 'nothing'} in alternatives, expected some of {', '.join(CHANGEABLE)}")
+        raise ValueError(
+            f"got {unknown or 'nothing'} in hyperparameter_candidates, expected some of {', '.join(CHANGEABLE)}"
+        )
     targets = changes.get(TARGETS, settings.run.lora_targets)
-    run = from_plain(RunConfig, {**as_plain(settings.run), TARGETS: targets, "alternatives": []}, "alternatives")
+    run = from_plain(
+        RunConfig,
+        {**as_plain(settings.run), TARGETS: targets, "hyperparameter_candidates": []},
+        "hyperparameter_candidates",
+    )
     own = {name: value for name, value in changes.items() if name != TARGETS}
-    training = from_plain(LocalTraining, {**as_plain(settings.training), **own}, "alternatives")
+    training = from_plain(LocalTraining, {**as_plain(settings.training), **own}, "hyperparameter_candidates")
     return settings._replace(run=run, training=training)
 
 
 def choices(settings: Settings) -> list[Settings]:
-    """The settings as given, then with each alternative; all without alternatives."""
-    as_given = settings._replace(run=replace(settings.run, alternatives=()))
-    return [as_given, *(changed(settings, one) for one in settings.run.alternatives)]
+    """The settings as given, then with each candidate; all without candidates."""
+    as_given = settings._replace(run=replace(settings.run, hyperparameter_candidates=()))
+    return [as_given, *(changed(settings, one) for one in settings.run.hyperparameter_candidates)]
 
 
-def settle(settings: Settings, artifacts: BaseArtifacts, launch: Launch, resumed: RunFolder | None = None) -> Settled:
-    """The alternative that ranks the clients' validation items best within `ROUNDS` rounds of local training alone,
+def select(settings: Settings, artifacts: BaseArtifacts, launch: Launch, resumed: RunFolder | None = None) -> Selected:
+    """The candidate that ranks the clients' validation items best within `ROUNDS` rounds of local training alone,
     where it is clearly better than the settings as given; tried once, kept beside the other stages and alike for all
     methods but those that pool.
 
-    An alternative is taken where its ndcg@10 is above that of the settings as given by more than one standard error;
+    A candidate is taken where its ndcg@10 is above that of the settings as given by more than one standard error;
     of several the best one. Each is judged by its own best round, the same one for all clients. The test items are not
     looked at, and the clients' models start anew in the first round. A run that goes on (``resumed``) keeps the choice
     that it has written down, wherever the cache is now.
@@ -94,45 +100,45 @@ def settle(settings: Settings, artifacts: BaseArtifacts, launch: Launch, resumed
     """
     offered = choices(settings)
     if len(offered) == 1:
-        return Settled(offered[0], {}, [])
-    changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.alternatives)]
-    if resumed is not None and resumed.alternatives.is_file():
-        kept = read_object(resumed.alternatives, {"taken": dict, "tried": list})
-        with damage_names(resumed.alternatives):
+        return Selected(offered[0], {}, [])
+    changes: list[dict[str, Any]] = [{}, *map(dict, settings.run.hyperparameter_candidates)]
+    if resumed is not None and resumed.selection.is_file():
+        kept = read_object(resumed.selection, {"taken": dict, "tried": list})
+        with damage_names(resumed.selection):
             number = [plain(one) for one in changes].index(kept["taken"])
-        return Settled(offered[number], changes[number], kept["tried"])
+        return Selected(offered[number], changes[number], kept["tried"])
     with launch.accelerator.main_process_first():
         stage = cached_stage(
             Path(settings.run.cache),
-            "alternatives",
+            "selection",
             _inputs(settings, offered, artifacts, launch),
             lambda folder: write_json(folder / "gains.json", [_gains(one, artifacts, launch) for one in offered]),
         )
     gains = read_json(stage.folder / "gains.json")
     taken = clearly_best([[np.array(gain_U) for gain_U in one.values()] for one in gains])
     tried = [{"changes": one, "valid": _macro(gain)} for one, gain in zip(changes, gains, strict=True)]
-    settled = Settled(offered[taken], changes[taken], tried)
+    selected = Selected(offered[taken], changes[taken], tried)
     if launch.is_main:
-        say(told_choice(settled.taken, tried))
-    return settled
+        say(selection_text(selected.taken, tried))
+    return selected
 
 
-def keep(settled: Settled, folder: RunFolder) -> None:
+def keep(selected: Selected, folder: RunFolder) -> None:
     """Write down what was taken, where there was a choice."""
-    if settled.tried:
-        write_json(folder.alternatives, {"taken": settled.taken, "tried": settled.tried})
+    if selected.tried:
+        write_json(folder.selection, {"taken": selected.taken, "tried": selected.tried})
 
 
-def alternatives_notes(folder: RunFolder) -> list[str]:
+def selection_notes(folder: RunFolder) -> list[str]:
     """What was taken, in a sentence; none where there was no choice."""
-    return [told_choice(**read_json(folder.alternatives))] if folder.alternatives.is_file() else []
+    return [selection_text(**read_json(folder.selection))] if folder.selection.is_file() else []
 
 
 def as_taken(settings: Settings, folder: RunFolder) -> Settings:
     """The settings of a finished run as they were in its rounds."""
-    if not settings.run.alternatives:
+    if not settings.run.hyperparameter_candidates:
         return settings
-    taken = read_object(folder.alternatives)["taken"]
+    taken = read_object(folder.selection)["taken"]
     return changed(settings, taken) if taken else choices(settings)[0]
 
 

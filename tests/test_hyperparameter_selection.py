@@ -14,7 +14,7 @@ from fedecider.cli.main import main
 from fedecider.cli.tune import main as tune
 from fedecider.deployment.llm import check_deployable
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.experiment import alternatives
+from fedecider.experiment import hyperparameter_selection
 from fedecider.experiment.command_line import parse_settings, recorded_settings
 from fedecider.experiment.results import check_privacy
 from fedecider.experiment.settings import RunConfig
@@ -30,7 +30,7 @@ WRECKS = {"lora_targets": "table", "learning_rate": 3.0}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Small settings that learn, and others that do not; stages are shared."""
-    folder = tmp_path_factory.mktemp("alternatives")
+    folder = tmp_path_factory.mktemp("selection")
     content = {**decoder_settings(), "domains": "crime,comics", "hybrid": {"kind": "none"}, "update_scales": "1"}
     content |= {"num_eval_users": 0, "teacher_row": False, "local_epochs": 2, **LAYERS}
     for name, settings in (("learns", content), ("wrecks", {**content, **WRECKS})):
@@ -43,7 +43,7 @@ def run(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
     def run(config: str, name: str, *words: str, others: list[dict] | None = None) -> Path:
-        words = (*words, *(() if others is None else ("--alternatives", json.dumps(others))))
+        words = (*words, *(() if others is None else ("--hyperparameter_candidates", json.dumps(others))))
         root = Path("runs") / name
         if not root.exists():
             assert main(["federate", "--config", f"{config}.yaml", "--output", str(root), *words]) == 0
@@ -60,7 +60,7 @@ def places(root: Path) -> list:
 
 def test_what_is_clearly_better_is_taken_and_nothing_else_changes(run):
     taken = run("wrecks", "taken", others=[LAYERS])
-    found = read_json(taken / "alternatives.json")
+    found = read_json(taken / "hyperparameter_selection.json")
     assert found["taken"] == LAYERS
     assert [one["changes"] for one in found["tried"]] == [{}, LAYERS]
     assert found["tried"][1]["valid"] > found["tried"][0]["valid"]
@@ -74,14 +74,14 @@ def test_what_is_clearly_better_is_taken_and_nothing_else_changes(run):
 
 def test_what_is_no_better_changes_nothing(run):
     kept = run("learns", "kept", others=[WRECKS])
-    assert read_json(kept / "alternatives.json")["taken"] == {}
+    assert read_json(kept / "hyperparameter_selection.json")["taken"] == {}
     assert places(kept) == places(run("learns", "plain"))
-    assert not (run("learns", "plain") / "alternatives.json").exists()
+    assert not (run("learns", "plain") / "hyperparameter_selection.json").exists()
     assert recorded_settings(kept).training.learning_rate == 1e-3
 
 
 def test_each_is_judged_by_its_better_round_alone(run):
-    tried = read_json(run("wrecks", "taken", others=[LAYERS]) / "alternatives.json")["tried"]
+    tried = read_json(run("wrecks", "taken", others=[LAYERS]) / "hyperparameter_selection.json")["tried"]
     best = []
     for one, config in zip(tried, ("wrecks", "learns"), strict=True):
         alone = run(config, f"{config}-alone", "--method", "local", "--num_rounds", "2")
@@ -93,26 +93,28 @@ def test_each_is_judged_by_its_better_round_alone(run):
 
 def test_the_help_says_how_many_rounds_judge():
     told = " ".join((RunConfig.__doc__ or "").split())
-    assert alternatives.ROUNDS == 2
+    assert hyperparameter_selection.ROUNDS == 2
     assert "trains alone for two rounds as given and with each block, each judged by its better round" in told
 
 
 def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, monkeypatch):
     run("wrecks", "taken", others=[LAYERS])
     trained: list[tuple[str, ...]] = []
-    train = alternatives.train_locally
+    train = hyperparameter_selection.train_locally
 
     def counted(recommender, client, round):
         trained.append(tuple(recommender.names))
         return train(recommender, client, round)
 
-    monkeypatch.setattr(alternatives, "train_locally", counted)
+    monkeypatch.setattr(hyperparameter_selection, "train_locally", counted)
     local = run("wrecks", "local", "--method", "local", others=[LAYERS])
     assert trained == []
     pooled = run("wrecks", "centralised", "--method", "centralised", others=[LAYERS])
-    assert trained == [("pooled",)] * 2 * alternatives.ROUNDS
-    assert read_json(local / "alternatives.json") == read_json(Path("runs/taken/alternatives.json"))
-    assert read_json(pooled / "alternatives.json")["taken"] == LAYERS
+    assert trained == [("pooled",)] * 2 * hyperparameter_selection.ROUNDS
+    assert read_json(local / "hyperparameter_selection.json") == read_json(
+        Path("runs/taken/hyperparameter_selection.json")
+    )
+    assert read_json(pooled / "hyperparameter_selection.json")["taken"] == LAYERS
 
 
 def test_a_run_stops_when_nothing_gets_better(run):
@@ -125,8 +127,8 @@ def test_a_run_stops_when_nothing_gets_better(run):
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ([{"lora_rank": 4}], "['lora_rank'] in alternatives"),
-        ([{}], "nothing in alternatives"),
+        ([{"lora_rank": 4}], "['lora_rank'] in hyperparameter_candidates"),
+        ([{}], "nothing in hyperparameter_candidates"),
         ([{"learning_rate": -1}], "learning_rate"),
         (
             [{"lora_targets": "attention", "output_lr_multiplier": 2}],
@@ -134,12 +136,20 @@ def test_a_run_stops_when_nothing_gets_better(run):
         ),
         ([{"lora_targets": ""}], "got no LoRA targets"),
         ([{"lora_targets": "query"}], "query"),
-        ("3", "alternatives"),
+        ("3", "hyperparameter_candidates"),
     ],
 )
-def test_bad_alternatives_are_told_before_any_work(others, words, folder, monkeypatch, capsys):
+def test_bad_candidates_are_told_before_any_work(others, words, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    asked = ["federate", "--config", "learns.yaml", "--output", "runs/bad", "--alternatives", json.dumps(others)]
+    asked = [
+        "federate",
+        "--config",
+        "learns.yaml",
+        "--output",
+        "runs/bad",
+        "--hyperparameter_candidates",
+        json.dumps(others),
+    ]
     assert main(asked) == 2
     assert words in capsys.readouterr().err
     assert not Path("runs/bad").exists()
@@ -148,10 +158,10 @@ def test_bad_alternatives_are_told_before_any_work(others, words, folder, monkey
 def test_what_may_not_choose(folder, monkeypatch):
     """Users who are hidden choose nothing, and a deployment has adapters of one shape from the start."""
     monkeypatch.chdir(folder)
-    words = ["--config", "learns.yaml", "--method", "fedavg", "--alternatives", json.dumps([WRECKS])]
-    with pytest.raises(ValueError, match="got alternatives, expected none in a deployment"):
+    words = ["--config", "learns.yaml", "--method", "fedavg", "--hyperparameter_candidates", json.dumps([WRECKS])]
+    with pytest.raises(ValueError, match="got hyperparameter_candidates, expected none in a deployment"):
         check_deployable(parse_settings("", words))
-    with pytest.raises(ValueError, match="got user_privacy with alternatives"):
+    with pytest.raises(ValueError, match="got user_privacy with hyperparameter_candidates"):
         check_privacy(parse_settings("", [*words, "--user_privacy.clip", "1"]))
     words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--initial_fusion", "sum,1"]
     with pytest.raises(ValueError, match="got user_privacy with several entries of initial_fusion"):
@@ -160,17 +170,17 @@ def test_what_may_not_choose(folder, monkeypatch):
 
 def test_a_run_that_goes_on_keeps_its_choice_though_the_cache_has_lost_it(run, tmp_path, monkeypatch, capsys):
     taken = run("wrecks", "taken", others=[LAYERS])
-    moved = shutil.copytree(".cache", tmp_path / "moved", ignore=shutil.ignore_patterns("alternatives-*"))
-    monkeypatch.setattr(alternatives, "train_locally", lambda *_: pytest.fail("tried again"))
-    before, root = (taken / "alternatives.json").read_bytes(), shutil.copytree(taken, tmp_path / "again")
+    moved = shutil.copytree(".cache", tmp_path / "moved", ignore=shutil.ignore_patterns("selection-*"))
+    monkeypatch.setattr(hyperparameter_selection, "train_locally", lambda *_: pytest.fail("tried again"))
+    before, root = (taken / "hyperparameter_selection.json").read_bytes(), shutil.copytree(taken, tmp_path / "again")
     words = ["--config", "wrecks.yaml", "--output", str(root), "--cache", str(moved), "--resume", "true"]
-    words += ["--alternatives", json.dumps([LAYERS])]
+    words += ["--hyperparameter_candidates", json.dumps([LAYERS])]
     assert main(["federate", *words]) == 0
-    assert (root / "alternatives.json").read_bytes() == before
+    assert (root / "hyperparameter_selection.json").read_bytes() == before
     assert places(root) == places(taken)
-    (root / "alternatives.json").write_text('{"taken": {"learning_rate": 9.0}, "tried": []}')
+    (root / "hyperparameter_selection.json").write_text('{"taken": {"learning_rate": 9.0}, "tried": []}')
     assert main(["federate", *words]) == 2
-    assert "alternatives.json" in capsys.readouterr().err
+    assert "hyperparameter_selection.json" in capsys.readouterr().err
 
 
 def test_pages_show_what_was_taken(run):
@@ -184,11 +194,11 @@ def test_a_run_without_its_choice_is_refused_in_one_sentence(run, tmp_path, caps
     folder = shutil.copytree(run("wrecks", "taken", others=[LAYERS]), tmp_path / "copy")
     for damage in ("{", None):
         if damage is None:
-            (folder / "alternatives.json").unlink()
+            (folder / "hyperparameter_selection.json").unlink()
         else:
-            (folder / "alternatives.json").write_text(damage)
+            (folder / "hyperparameter_selection.json").write_text(damage)
         assert main(["evaluate", "--run", str(folder)]) == 2
-        assert "alternatives.json" in capsys.readouterr().err
+        assert "hyperparameter_selection.json" in capsys.readouterr().err
 
 
 def test_a_search_tries_what_a_run_would_take(run):
@@ -200,7 +210,7 @@ def test_a_search_tries_what_a_run_would_take(run):
         "1",
         "--output",
         "runs/search",
-        "--alternatives",
+        "--hyperparameter_candidates",
         json.dumps([LAYERS]),
     ]
     assert tune(words) == 0
